@@ -145,6 +145,11 @@ class BatchPlanner:
         later."""
         self._fetcher.freeze()
 
+    @property
+    def stops_at_latest(self) -> bool:
+        """Return whether `stop_at_latest` was called: without a next batch the query ends."""
+        return self._fetcher.frozen
+
     def ranges(self, start: AnyOffset, end: AnyOffset) -> tuple[TaskRange, ...]:
         """Return the ranges of a batch's tasks. The offsets of this source suffice; for a batch
         that Spark's own source planned, the brokers are asked for the first offsets of new

@@ -1,8 +1,8 @@
 """Commits the positions of a query to a consumer group, for tools that show lag.
 
-The query never waits for it: a thread sends one request at a time, and only the newest positions. A
-failure is logged and never raised. Positions are committed again once a minute while triggers run,
-so that they do not expire and a deleted group appears again.
+A thread sends one request at a time, and only the newest positions: a query waits only at the end
+of `availableNow`. A failure is logged and never raised. Positions are committed again once a minute
+while triggers run, so that they do not expire and a deleted group appears again.
 """
 
 from __future__ import annotations
@@ -26,6 +26,10 @@ Positions = Mapping[SystemStreamPartition, int]
 
 class OffsetStore(Protocol):
     """The group. Used by one thread."""
+
+    def connect(self, timeout_s: float) -> None:
+        """Open the connection that `commit` uses. Raises nothing: `commit` reports failures."""
+        ...
 
     def commit(self, positions: Positions, timeout_s: float) -> None:
         """Commit the offset of the next record to read, by partition. Raises SspError."""
@@ -51,11 +55,11 @@ class CommitPace:
     timeout_s: float = 10.0
     """Of a request."""
     flush_s: float = 3.0
-    """The longest that a stopping query waits for its last commit."""
+    """The longest that the process waits for the last commit after SIGTERM."""
 
 
 class GroupCommitter:
-    """Commits the newest positions it was given. `submit` and `close` are called by one thread."""
+    """Commits the newest positions it was given. Its methods are called by one thread."""
 
     def __init__(
         self,
@@ -72,17 +76,30 @@ class GroupCommitter:
         self._changed = threading.Condition()
         self._pending: Positions | None = None
         self._newest: Positions | None = None
+        self._confirmed: Positions | None = None
+        """The positions that the group has."""
+        self._given_up: Positions | None = None
+        """The positions that `flush` has warned of."""
         self._repeat_at = 0.0
         self._due_at = 0.0
+        self._flush_by: float | None = None
+        """The deadline of `flush` while it waits for the newest positions."""
         self._closing = False
         self._thread: threading.Thread | None = None
         self._failures = 0
         """Since the last successful commit."""
+        self._failure = ""
+        """The reason of the last one."""
         self._warned: tuple[str, float] = ("", 0.0)
         """The last warning and its time."""
 
     def submit(self, positions: Positions) -> None:
-        """Commit these positions soon. Returns at once."""
+        """Commit these positions soon. Returns at once. The first call opens the connection, even
+        without positions: a query may end right after its first batch."""
+        if self._thread is None:
+            name = "kafka-group-committer"
+            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread.start()
         if not positions:
             return
         with self._changed:
@@ -92,37 +109,52 @@ class GroupCommitter:
                 return
             self._newest = self._pending = positions
             self._repeat_at = now + self._pace.repeat_s
-            self._changed.notify()
-        if self._thread is None:
-            name = "kafka-group-committer"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
+            self._changed.notify_all()
 
-    def close(self) -> None:
-        """Wait a limited time for the last commit."""
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until the newest positions are committed, an attempt has failed or the time has
+        passed, by default a request's timeout. Warn unless they are committed, once for the same
+        positions."""
         if self._thread is None:
             return
+        timeout_s = self._pace.timeout_s if timeout_s is None else timeout_s
+        with self._changed:
+            if self._newest is self._confirmed or self._newest is self._given_up:
+                return
+            self._flush_by = self._monotonic() + timeout_s
+            self._changed.notify_all()
+            is_attempted = self._changed.wait_for(lambda: self._flush_by is None, timeout_s)
+            self._flush_by = None
+            if self._newest is self._confirmed:
+                return
+            self._given_up = self._newest
+            reason = self._failure if is_attempted else f"no answer within {timeout_s:g} s"
+        _log.warning(
+            "the last offsets may be missing in consumer group %s: %s", self._group, reason
+        )
+
+    def close(self) -> None:
+        """Flush for a limited time, and end the thread."""
+        if self._thread is None:
+            return
+        end = self._monotonic() + self._pace.flush_s
+        self.flush(self._pace.flush_s)
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        self._thread.join(self._pace.flush_s)
-        if self._thread.is_alive():
-            _log.warning(
-                "the last offsets may be missing in consumer group %s: no answer within %g s",
-                self._group,
-                self._pace.flush_s,
-            )
+            self._changed.notify_all()
+        self._thread.join(max(0.0, end - self._monotonic()))
 
     def flush_on_termination(self) -> None:
-        """Close when this process gets SIGTERM, then end it. Spark ends the process of a stream
-        reader so, without calling `stop`. Without effect if SIGTERM is handled already."""
+        """Flush when this process gets SIGTERM, then end it. Spark ends the process of a stream
+        reader so, without calling `stop`, and closes its standard error first: warnings of this
+        flush are not shown. Without effect if SIGTERM is handled already."""
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
 
         def flush(number: int, _: object) -> None:
             signal.signal(number, signal.SIG_DFL)
-            self.close()
+            self.flush(self._pace.flush_s)
             os.kill(os.getpid(), number)
 
         signal.signal(signal.SIGTERM, flush)
@@ -130,6 +162,7 @@ class GroupCommitter:
     # --- In the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
+        self._store.connect(self._pace.timeout_s)
         while (positions := self._next()) is not None:
             self._commit(positions)
         self._store.close()
@@ -139,34 +172,50 @@ class GroupCommitter:
         with self._changed:
             while not self._closing:
                 wait_s = self._due_at - self._monotonic()
-                if self._pending is not None and wait_s <= 0:
+                if self._pending is not None and (wait_s <= 0 or self._flush_by is not None):
                     break
                 self._changed.wait(None if self._pending is None else wait_s)
+            else:
+                return None
             positions, self._pending = self._pending, None
             return positions
 
     def _commit(self, positions: Positions) -> None:
         failure = None
-        timeout_s = self._pace.flush_s if self._closing else self._pace.timeout_s
         try:
-            self._store.commit(positions, timeout_s)
+            self._store.commit(positions, self._timeout_s())
         except SspError as error:
             failure = str(error)
         except Exception as error:  # noqa: BLE001  (lag for tools must not end a query)
             failure = type(error).__name__
         now = self._monotonic()
         with self._changed:
+            is_newest = positions is self._newest
+            is_flushed = is_newest and self._flush_by is not None
             self._due_at = now + (self._pace.interval_s if failure is None else self._pace.pause_s)
-            if failure is not None and self._pending is None and not self._closing:
+            if failure is None:
+                self._confirmed = positions
+            elif self._pending is None:
                 self._pending = positions
+            self._failure = failure or ""
+            if is_newest:
+                self._flush_by = None
+                self._changed.notify_all()
         if failure is not None:
-            self._warn(failure, now)
+            self._failures += 1
+            if not is_flushed:  # else `flush` warns
+                self._warn(failure, now)
         elif self._failures:
             _log.info("offsets are committed to consumer group %s again", self._group)
             self._failures, self._warned = 0, ("", 0.0)
 
+    def _timeout_s(self) -> float:
+        with self._changed:
+            if self._flush_by is None:
+                return self._pace.timeout_s
+            return min(self._pace.timeout_s, max(0.1, self._flush_by - self._monotonic()))
+
     def _warn(self, failure: str, now: float) -> None:
-        self._failures += 1
         text, at = self._warned
         if failure == text and now - at < self._pace.warn_s:
             return

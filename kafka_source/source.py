@@ -108,6 +108,8 @@ class KafkaStreamReader(PlanningStreamReader):
         if self._committer is not None:
             self._committer.submit(begin.positions)
         end = planner.next_offset(begin, self._limits(limit))
+        if end is None and planner.stops_at_latest and self._committer is not None:
+            self._committer.flush()  # Spark ends this process now, without waiting for it
         return start if end is None else self._offsets.encode(end)
 
     def plan_end_of_all(self, start: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import wait
+from contextlib import suppress
 from typing import Final
 
 from confluent_kafka import (
@@ -29,7 +30,12 @@ from kafka_source.client.error_translation import (
     to_error,
 )
 from kafka_source.properties.translation import ClientProperties
-from ssp_common.errors import AccessError, InvalidRequestError, ServiceUnavailableError
+from ssp_common.errors import (
+    AccessError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    SspError,
+)
 from task_grouping.identifiers import SystemStreamPartition
 
 _GRACE_S: Final = 1.0
@@ -44,26 +50,38 @@ _HAS_MEMBERS: Final = frozenset(
 
 
 class GroupOffsets:
-    """Commits offsets to one group. Not thread-safe. Connects with the first commit."""
+    """Commits offsets to one group. Not thread-safe."""
 
     def __init__(self, properties: ClientProperties, group: str) -> None:
         self._properties = properties
         self._group = group
         self._connection: AdminConnection | None = None
 
+    def connect(self, timeout_s: float) -> None:
+        """Find the group's coordinator and connect to it, so that the next commit only sends.
+        Failures are left to the commit."""
+        with suppress(KafkaException, SspError):
+            (future,) = (
+                self._opened()
+                .admin.describe_consumer_groups([self._group], request_timeout=timeout_s)
+                .values()
+            )
+            if wait([future], timeout=timeout_s + _GRACE_S).not_done or future.exception():
+                self.close()
+
     def commit(self, positions: Mapping[SystemStreamPartition, int], timeout_s: float) -> None:
         """Commit the offset of the next record to read, by partition. Deleted topics and partitions
         are left out. Raises a subclass of SspError, for a single partition too; the others may have
         been committed."""
-        if self._connection is None:
-            self._connection = AdminConnection(self._properties)
         request = ConsumerGroupTopicPartitions(
             self._group,
             [TopicPartition(ssp.stream, ssp.partition, at) for ssp, at in positions.items()],
         )
-        (future,) = self._connection.admin.alter_consumer_group_offsets(
-            [request], request_timeout=timeout_s
-        ).values()
+        (future,) = (
+            self._opened()
+            .admin.alter_consumer_group_offsets([request], request_timeout=timeout_s)
+            .values()
+        )
         if wait([future], timeout=timeout_s + _GRACE_S).not_done:
             self._fail(KafkaError(KafkaError._TIMED_OUT))
         try:
@@ -83,6 +101,11 @@ class GroupOffsets:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def _opened(self) -> AdminConnection:
+        if self._connection is None:
+            self._connection = AdminConnection(self._properties)
+        return self._connection
 
     def _fail(self, error: KafkaError) -> None:
         secrets = secrets_of(self._properties)

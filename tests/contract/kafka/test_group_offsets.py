@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import pytest
 from confluent_kafka import Consumer
@@ -12,10 +12,11 @@ from kafka_source.client.group_offsets import GroupOffsets
 from kafka_source.group_committer import CommitPace, GroupCommitter
 from kafka_source.model.topic import partition_of
 from kafka_source.options.parse import parse_options
+from kafka_source.source import KafkaStreamReader
 from ssp_common.errors import InvalidRequestError, ServiceUnavailableError, SspError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka.group_tool import committed_offsets
-from tests.support.kafka.topics import KafkaTopics
+from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.servers.kafka_clusters import until
 
@@ -54,6 +55,26 @@ def commit_patiently(offsets: GroupOffsets, where: dict[SystemStreamPartition, i
     until(is_committed, "a commit")
 
 
+@contextmanager
+def member_of(
+    broker: KafkaBroker, group: str, topic: str, protocol: str = "classic"
+) -> Iterator[None]:
+    member = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": group,
+            "group.protocol": protocol,
+            "enable.auto.commit": False,
+        }
+    )
+    member.subscribe([topic])
+    try:
+        until(lambda: bool(member.poll(0.1) or member.assignment()), "an assignment")
+        yield
+    finally:
+        member.close()
+
+
 def test_deleted_topics_and_partitions_are_left_out(
     kafka_broker: KafkaBroker, topics: KafkaTopics
 ) -> None:
@@ -71,28 +92,54 @@ def test_a_group_with_members_refuses_and_is_tried_again(
 ) -> None:
     topic = topics.create(1)
     group = f"used-{topic}"
-    member = Consumer(
-        {
-            "bootstrap.servers": kafka_broker.bootstrap_servers,
-            "group.id": group,
-            "group.protocol": protocol,
-            "enable.auto.commit": False,
-        }
-    )
-    with group_offsets(kafka_broker, group) as offsets:
+    with group_offsets(kafka_broker, group) as offsets, ExitStack() as membership:
         commit_patiently(offsets, positions(topic, 0))
-        member.subscribe([topic])
-        until(lambda: bool(member.poll(0.1) or member.assignment()), "an assignment")
+        membership.enter_context(member_of(kafka_broker, group, topic, protocol))
         with pytest.raises(InvalidRequestError, match="the group has active members"):
             offsets.commit(positions(topic, 5), _TIMEOUT_S)
         committer = GroupCommitter(group, offsets, pace=CommitPace(pause_s=0.2, flush_s=30))
         committer.submit(positions(topic, 6))
         until(lambda: "UNKNOWN_MEMBER_ID" in caplog.text, "a warning")
         assert "give commitOffsetsToGroup a group that no consumer uses" in caplog.text
-        member.close()
+        membership.close()
         until(lambda: committed(kafka_broker, group, topic, 1) == [6], "a commit")
         committer.close()
     assert len([one for one in caplog.records if "not committed" in one.message]) == 1
+
+
+@pytest.mark.parametrize("connected", [False, True])
+def test_the_last_batch_of_available_now_is_committed_or_a_warning(
+    kafka_broker: KafkaBroker,
+    topics: KafkaTopics,
+    connected: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Spark ends the process right after the plan that finds no next batch."""
+    monkeypatch.setattr(GroupCommitter, "flush_on_termination", lambda _: None)
+    topic = topics.create(1)
+    topics.put(topic, [Record(value=b"v")] * 3)
+    group = f"now-{topic}"
+    options = {
+        **kafka_broker.options,
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+        "commitOffsetsToGroup": group,
+    }
+    reader = KafkaStreamReader(options)
+    try:
+        with member_of(kafka_broker, group, topic) if connected else nullcontext():
+            reader.prepareForTriggerAvailableNow()
+            end = reader.plan_end_of_all(reader.initialOffset())
+            assert reader.plan_end_of_all(end) == end
+        warnings = [one.getMessage() for one in caplog.records if "last offsets" in one.message]
+        if connected:
+            assert "the group has active members" in "".join(warnings)
+        else:
+            assert committed(kafka_broker, group, topic, 1) == [3]
+            assert not warnings
+    finally:
+        reader.stop()
 
 
 def test_a_restarted_broker_gets_the_next_commits() -> None:

@@ -38,11 +38,12 @@ def test_kafka_consumer_groups_shows_the_lag_through_an_expansion(
         records = [Record(value=b"v", partition=n) for n in range(partitions) for _ in range(each)]
         topics.put(topic, records)
 
-    def await_offsets(*offsets: int) -> None:
+    def has_committed(*offsets: int) -> bool:
         wanted = {(topic, n): at for n, at in enumerate(offsets)} | {(idle, 0): 0}
-        wait_until(
-            lambda: committed_offsets(servers, group, wanted) == wanted, f"the offsets {offsets}"
-        )
+        return committed_offsets(servers, group, wanted) == wanted
+
+    def await_offsets(*offsets: int) -> None:
+        wait_until(lambda: has_committed(*offsets), f"the offsets {offsets}")
 
     sink = KafkaSink()
     put(10, 2)
@@ -61,4 +62,4 @@ def test_kafka_consumer_groups_shows_the_lag_through_an_expansion(
     assert lines.pop((idle, 0)).lag == 0
     assert [lines[topic, n] for n in range(4)] == [(15, 17, 2)] * 2 + [(5, 7, 2)] * 2
     run_to_end(frame, sink, tmp_path)
-    await_offsets(17, 17, 7, 7)  # its last batch, too
+    assert has_committed(17, 17, 7, 7)  # its last batch, too

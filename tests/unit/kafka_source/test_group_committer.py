@@ -29,7 +29,11 @@ class Group:
         self.asked = threading.Semaphore(0)
         self.answers = threading.Semaphore(0)
         self.broken = False
+        self.connected = threading.Event()
         self.closed = threading.Event()
+
+    def connect(self, timeout_s: float) -> None:
+        self.connected.set()
 
     def commit(self, positions: Positions, timeout_s: float) -> None:
         self.asked.release()
@@ -89,10 +93,11 @@ def test_same_positions_are_committed_again_after_a_while() -> None:
     assert 1 <= len(group.commits) <= 3
 
 
-def test_a_query_without_positions_commits_nothing() -> None:
+def test_a_query_without_positions_connects_and_commits_nothing() -> None:
     group = Group()
     committing = committer(group)
     committing.submit({})
+    assert group.connected.wait(WAIT_S)
     committing.close()
     assert not group.asked.acquire(blocking=False)
 
@@ -118,6 +123,38 @@ def test_a_failure_is_one_warning_until_commits_succeed(caplog: pytest.LogCaptur
     assert again == "offsets are committed to consumer group lag again"
 
 
+def test_flushing_waits_for_the_newest_positions(caplog: pytest.LogCaptureFixture) -> None:
+    group = Group()
+    group.answers.release(2)
+    committing = GroupCommitter("lag", group, pace=CommitPace(interval_s=3600))
+    committing.submit(at(1))
+    committing.flush(WAIT_S)
+    committing.submit(at(2))
+    committing.flush(WAIT_S)
+    assert group.commits == [at(1), at(2)]
+    committing.flush(WAIT_S)
+    assert len(group.commits) == 2
+    assert not caplog.records
+
+
+def test_a_failed_flush_is_one_warning_with_its_reason(caplog: pytest.LogCaptureFixture) -> None:
+    group = Group()
+    group.broken = True
+    group.answers.release(10)
+    committing = GroupCommitter("lag", group, pace=CommitPace(pause_s=3600))
+    for offset in (1, 2):
+        committing.submit(at(offset))
+        for _ in range(3):
+            committing.flush(WAIT_S)
+    texts = [one.getMessage() for one in caplog.records if "last offsets" in one.getMessage()]
+    assert len(texts) == 2
+    assert "may be missing in consumer group lag: [access] group: found no" in texts[0]
+    group.broken = False
+    committing.submit(at(3))
+    committing.flush(WAIT_S)
+    assert group.commits == [at(3)]
+
+
 def test_closing_waits_a_limited_time(caplog: pytest.LogCaptureFixture) -> None:
     group = Group()
     committing = GroupCommitter("lag", group, pace=CommitPace(flush_s=0.01))
@@ -125,5 +162,5 @@ def test_closing_waits_a_limited_time(caplog: pytest.LogCaptureFixture) -> None:
     assert group.asked.acquire(timeout=WAIT_S)
     committing.close()
     group.answers.release()
-    assert "may be missing in consumer group lag" in caplog.text
+    assert "may be missing in consumer group lag: no answer within 0.01 s" in caplog.text
     assert group.closed.wait(WAIT_S)
