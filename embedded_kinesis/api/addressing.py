@@ -1,4 +1,4 @@
-"""Resolves the stream of a request."""
+"""Resolves the stream or the consumer of a request."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ import re
 
 from embedded_kinesis.core.errors import invalid_argument, not_found
 from embedded_kinesis.core.request import Request, invalid_value
+from embedded_kinesis.state.consumers import Consumer
 from embedded_kinesis.state.service_state import ServiceState
 from embedded_kinesis.state.stream import Stream
 
 _ARN = re.compile(r"arn:aws[^:]*:kinesis:[^:]*:\d{12}:stream/(\S+)")
+_CONSUMER_ARN = re.compile(
+    r"(arn:aws[^:]*:kinesis:[^:]*:\d{12}:stream/([a-zA-Z0-9_.-]+))/consumer/([a-zA-Z0-9_.-]+):\d+"
+)
 
 
 def stream_of(state: ServiceState, request: Request) -> Stream:
@@ -28,3 +32,33 @@ def stream_of(state: ServiceState, request: Request) -> Stream:
     if name is None:
         raise invalid_argument("Either StreamName or StreamARN must be given.")
     return state.stream(name)
+
+
+def consumer_of(state: ServiceState, request: Request) -> tuple[Stream, Consumer]:
+    """Return the consumer that a request names by ConsumerARN, by StreamARN and ConsumerName, or by
+    all three, and its stream."""
+    arn, stream_arn = request.text("ConsumerARN"), request.text("StreamARN")
+    name = request.name("ConsumerName")
+    if arn is None:
+        if stream_arn is None or name is None:
+            raise invalid_argument(
+                "Either ConsumerARN, or StreamARN and ConsumerName must be given."
+            )
+        stream = stream_of(state, request)
+        return stream, state.consumers(stream.name).get(name, request.now_ms)
+    match = _CONSUMER_ARN.fullmatch(arn)
+    if match is None:
+        raise invalid_value("ConsumerARN", "must be the ARN of a consumer")
+    if stream_arn not in (None, match[1]) or name not in (None, match[3]):
+        raise invalid_argument(f"ConsumerARN {arn}, StreamARN and ConsumerName differ.")
+    stream = state.stream(match[2])
+    consumer = state.consumers(stream.name).get(match[3], request.now_ms)
+    if consumer.arn != arn:
+        raise not_found(f"Consumer {arn} not found.")
+    return stream, consumer
+
+
+def stream_in_consumer_arn(arn: str) -> str | None:
+    """Return the name of the stream in the ARN of a consumer, or None for any other text."""
+    match = _CONSUMER_ARN.fullmatch(arn)
+    return None if match is None else match[2]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from embedded_kinesis.api import records, shards, streams
+from embedded_kinesis.api import consumers, records, shards, streams, subscriptions
+from embedded_kinesis.api.addressing import stream_in_consumer_arn
 from embedded_kinesis.core import tokens
 from embedded_kinesis.core.calls import Call
 from embedded_kinesis.core.errors import (
@@ -42,28 +43,35 @@ from embedded_kinesis.core.faults import (
 from embedded_kinesis.core.request import Effect, Json, Request
 from embedded_kinesis.state.page_reads import RecordsPage, parse_cursor
 from embedded_kinesis.state.service_state import ServiceState
+from embedded_kinesis.state.subscription import Step, Subscription
 
-Operation = Callable[[ServiceState, Request], Json | RecordsPage]
+Answer = Json | RecordsPage | Subscription
+Operation = Callable[[ServiceState, Request], Answer]
 
 OPERATIONS: Final[dict[str, Operation]] = {
     "AddTagsToStream": streams.add_tags,
     "CreateStream": streams.create_stream,
     "DecreaseStreamRetentionPeriod": streams.decrease_retention,
     "DeleteStream": streams.delete_stream,
+    "DeregisterStreamConsumer": consumers.deregister,
     "DescribeLimits": streams.describe_limits,
     "DescribeStream": streams.describe_stream,
+    "DescribeStreamConsumer": consumers.describe,
     "DescribeStreamSummary": streams.describe_stream_summary,
     "GetRecords": records.get_records,
     "GetShardIterator": records.get_shard_iterator,
     "IncreaseStreamRetentionPeriod": streams.increase_retention,
     "ListShards": shards.list_shards,
+    "ListStreamConsumers": consumers.list_consumers,
     "ListStreams": streams.list_streams,
     "ListTagsForStream": streams.list_tags,
     "MergeShards": shards.merge_shards,
     "PutRecord": records.put_record,
     "PutRecords": records.put_records,
+    "RegisterStreamConsumer": consumers.register,
     "RemoveTagsFromStream": streams.remove_tags,
     "SplitShard": shards.split_shard,
+    "SubscribeToShard": subscriptions.subscribe_to_shard,
     "UpdateMaxRecordSize": streams.update_max_record_size,
     "UpdateShardCount": shards.update_shard_count,
     "UpdateStreamMode": streams.update_mode,
@@ -76,11 +84,12 @@ _LIMITED_BY_SHARD = frozenset({"GetRecords", "GetShardIterator", "PutRecord", "P
 class KinesisState(ServiceState):
     """The state of the embedded service, with the operations of its API."""
 
-    def call(self, operation: str, body: Mapping[str, Any]) -> Json | RecordsPage:
+    def call(self, operation: str, body: Mapping[str, Any]) -> Answer:
         """Carry out one request of the Kinesis API; `body` by the API's field names.
 
         Raises `KinesisError` for an error answer and `NoAnswer` where a fault drops the
-        connection. The answer of GetRecords is a `RecordsPage`, any other the answer's JSON.
+        connection. The answer of GetRecords is a `RecordsPage`, that of SubscribeToShard a
+        `Subscription` for `next_step`, any other the answer's JSON.
         """
         handler = OPERATIONS.get(operation)
         with self.lock:
@@ -105,6 +114,17 @@ class KinesisState(ServiceState):
             if lost is not None:
                 raise NoAnswer(delay_ms=lost.delay_ms, applied=True)
             return answer
+
+    def next_step(self, subscription: Subscription) -> Step:
+        """Return the next step of a subscription that has not ended: its next event, if one is due
+        now. Pass the step's subscription to the next call."""
+        with self.lock:
+            return subscriptions.next_step(self, subscription, self.clock.now_ms())
+
+    def close_subscription(self, subscription: Subscription) -> None:
+        """End a subscription whose client has closed the connection."""
+        with self.lock:
+            subscriptions.close(self, subscription, self.clock.now_ms())
 
     def _apply_faults(
         self, faults: list[Fault], call: Call
@@ -182,6 +202,9 @@ def _log_entry(operation: str, body: Mapping[str, Any], now_ms: int) -> Call:
             stream, shard = cursor.stream, cursor.shard
     if stream is None and isinstance(arn, str):
         stream = arn.rpartition("/")[2]
+    consumer = body.get("ConsumerARN")
+    if stream is None and isinstance(consumer, str):
+        stream = stream_in_consumer_arn(consumer)
     if stream is None and isinstance(token, str):
         fields = tokens.unseal("ListShards", token)
         stream = fields[0] if fields else None
@@ -190,4 +213,5 @@ def _log_entry(operation: str, body: Mapping[str, Any], now_ms: int) -> Call:
         stream=stream if isinstance(stream, str) else None,
         shard=shard if isinstance(shard, str) else None,
         at_ms=now_ms,
+        consumer=consumer if isinstance(consumer, str) else None,
     )

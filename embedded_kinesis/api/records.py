@@ -34,7 +34,7 @@ _MAX_BATCH_RECORDS = 500
 _MAX_BATCH_BYTES = 10 * 1024 * 1024
 _MAX_DATA_BYTES = 10 * 1024 * 1024
 _MAX_KEY_CHARACTERS = 256
-_ITERATOR_TYPES = (
+ITERATOR_TYPES = (
     "AT_SEQUENCE_NUMBER",
     "AFTER_SEQUENCE_NUMBER",
     "TRIM_HORIZON",
@@ -175,8 +175,8 @@ def get_shard_iterator(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     shard_id = request.required_name("ShardId")
     kind = request.required_text("ShardIteratorType")
-    if kind not in _ITERATOR_TYPES:
-        raise invalid_value("shardIteratorType", f"must be one of {', '.join(_ITERATOR_TYPES)}")
+    if kind not in ITERATOR_TYPES:
+        raise invalid_value("shardIteratorType", f"must be one of {', '.join(ITERATOR_TYPES)}")
     number = request.decimal("StartingSequenceNumber", 129)
     at_ms = request.time_ms("Timestamp")
     if number is not None and "SEQUENCE" not in kind:

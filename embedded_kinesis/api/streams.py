@@ -5,7 +5,7 @@ from __future__ import annotations
 from embedded_kinesis.api.addressing import stream_of
 from embedded_kinesis.api.shards import shard_json
 from embedded_kinesis.core import tokens
-from embedded_kinesis.core.errors import expired_next_token, invalid_argument
+from embedded_kinesis.core.errors import expired_next_token, in_use, invalid_argument
 from embedded_kinesis.core.request import Json, Request, invalid_value, missing
 from embedded_kinesis.state.service_state import ServiceState
 from embedded_kinesis.state.stream import (
@@ -50,6 +50,10 @@ def delete_stream(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     if stream.status is StreamStatus.CREATING:
         stream.require_active()
+    if not request.flag("EnforceConsumerDeletion") and state.consumers(stream.name).all(
+        request.now_ms
+    ):
+        raise in_use(f"Stream {stream.name} has consumers, and EnforceConsumerDeletion is not set.")
     state.delete_stream(stream.name, delay_ms=state.delays.delete_ms)
     return {}
 
@@ -75,7 +79,7 @@ def describe_stream_summary(state: ServiceState, request: Request) -> Json:
     creating = stream.status is StreamStatus.CREATING
     summary = _common(stream) | {
         "OpenShardCount": 0 if creating else len(stream.open_shards()),
-        "ConsumerCount": 0,
+        "ConsumerCount": len(state.consumers(stream.name).all(request.now_ms)),
         "MaxRecordSizeInKiB": stream.max_record_bytes // _KIB,
     }
     if stream.mode is StreamMode.ON_DEMAND:

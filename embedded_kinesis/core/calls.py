@@ -11,12 +11,14 @@ _KEPT = 200_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request. `stream` and `shard` are None if the request does not name them."""
+    """One request. `stream`, `shard` and `consumer` (an ARN) are None if the request does not name
+    them."""
 
     operation: str
     stream: str | None
     shard: str | None
     at_ms: int
+    consumer: str | None = None
 
 
 class CallLog:

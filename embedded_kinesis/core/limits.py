@@ -33,6 +33,17 @@ class Limits:
     """SplitShard and MergeShards, each separately."""
     scaling_factor: int | None = None
     """UpdateShardCount may at most multiply or divide the number of shards by this."""
+    register_consumer_per_account: int | None = None
+    deregister_consumer_per_stream: int | None = None
+    describe_consumer_per_stream: int | None = None
+    list_consumers_per_stream: int | None = None
+    consumers_per_stream: int | None = None
+    """The number of consumers that a stream may have, those CREATING and DELETING included."""
+    creating_consumers_per_stream: int | None = None
+    """The number of consumers that may be CREATING at the same time."""
+    subscribe_per_consumer_and_shard: int | None = None
+    pushed_bytes_per_consumer_and_shard: int | None = None
+    """Beyond it the events of a subscription wait. GetRecords does not count."""
 
     @classmethod
     def strict(cls) -> Limits:
@@ -48,6 +59,14 @@ class Limits:
             write_bytes_per_shard=1024 * 1024,
             reshards_per_account=5,
             scaling_factor=2,
+            register_consumer_per_account=5,
+            deregister_consumer_per_stream=5,
+            describe_consumer_per_stream=20,
+            list_consumers_per_stream=5,
+            consumers_per_stream=20,
+            creating_consumers_per_stream=5,
+            subscribe_per_consumer_and_shard=1,
+            pushed_bytes_per_consumer_and_shard=2 * 1024 * 1024,
         )
 
 
@@ -109,14 +128,37 @@ class RateLimiter:
 
     def account_call(self, operation: str, now_ms: int) -> None:
         """Count a call that is limited by account: DescribeStream, DescribeStreamSummary,
-        SplitShard or MergeShards."""
+        SplitShard, MergeShards or RegisterStreamConsumer."""
         caps = {
             "DescribeStream": self.limits.describe_stream_per_account,
             "DescribeStreamSummary": self.limits.describe_stream_summary_per_account,
             "SplitShard": self.limits.reshards_per_account,
             "MergeShards": self.limits.reshards_per_account,
+            "RegisterStreamConsumer": self.limits.register_consumer_per_account,
         }
         self._count(operation, "", "", caps[operation], now_ms, per_shard=False)
+
+    def consumer_call(self, operation: str, stream: str, now_ms: int) -> None:
+        """Count a call on consumers that is limited by stream: DescribeStreamConsumer,
+        ListStreamConsumers or DeregisterStreamConsumer."""
+        caps = {
+            "DescribeStreamConsumer": self.limits.describe_consumer_per_stream,
+            "ListStreamConsumers": self.limits.list_consumers_per_stream,
+            "DeregisterStreamConsumer": self.limits.deregister_consumer_per_stream,
+        }
+        self._count(operation, stream, "", caps[operation], now_ms, per_shard=False)
+
+    def subscribe(self, consumer_arn: str, shard: str, now_ms: int) -> None:
+        """Count a call of SubscribeToShard, or raise LimitExceeded."""
+        cap = self.limits.subscribe_per_consumer_and_shard
+        if cap is None:
+            return
+        window = self._window("SubscribeToShard", consumer_arn, shard)
+        if window.drain(now_ms) >= cap:
+            raise limit_exceeded(
+                f"Rate exceeded for SubscribeToShard of consumer {consumer_arn} to shard {shard}."
+            )
+        window.add(now_ms, 1)
 
     def write(self, stream: str, shard: str, size: int, now_ms: int) -> None:
         """Count one record put, or raise the error of the service."""

@@ -12,15 +12,19 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.core.errors import NoAnswer
+from embedded_kinesis.http.event_stream import CONTENT_TYPE, encode_event, initial_response
 from embedded_kinesis.http.guard import MAX_BODY_BYTES, refusal
 from embedded_kinesis.http.listening import listen
-from embedded_kinesis.http.wire import Reply, respond
+from embedded_kinesis.http.wire import Reply, common_headers, respond
+from embedded_kinesis.state.subscription import Subscription
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, Scope
+    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 _STOP_TIMEOUT_S = 30
+_POLL_S = 0.02
+"""The time between two looks for the next event of an idle subscription."""
 _TRANSPORT = "embedded_kinesis.transport"
 
 
@@ -39,6 +43,7 @@ class _Application:
         self._state = state
         self._address = address
         self._stopping: asyncio.Event | None = None
+        self._pushing: set[asyncio.Transport] = set()
 
     async def __call__(
         self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
@@ -68,14 +73,41 @@ class _Application:
             reply = respond(self._state, headers, body)
         except NoAnswer as lost:
             await self._pause(lost.delay_ms)
-            extensions = scope["extensions"] or {}
-            transport = extensions[_TRANSPORT]["transport"]
-            assert isinstance(transport, asyncio.Transport)
-            transport.close()
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            _transport(scope).close()
+            await _disconnected(receive)
         else:
-            await _send(send, reply)
+            if isinstance(reply, Subscription):
+                await self._push(reply, scope, receive, send)
+            else:
+                await _send(send, reply)
+
+    async def _push(
+        self,
+        subscription: Subscription,
+        scope: HTTPScope,
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+    ) -> None:
+        """Send a subscription's events until it ends, the client disconnects or the server is
+        stopped."""
+        transport = _transport(scope)
+        self._pushing.add(transport)
+        disconnected = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await _begin(send, common_headers(self._state, CONTENT_TYPE))
+            await _send_part(send, initial_response())
+            while not (subscription.ended or disconnected.done()):
+                step = self._state.next_step(subscription)
+                subscription = step.subscription
+                if step.event is not None:
+                    await _send_part(send, encode_event(step.event))
+                elif not subscription.ended:
+                    await asyncio.wait((disconnected,), timeout=_POLL_S)
+            await _send_part(send, b"", more=False)
+        finally:
+            disconnected.cancel()
+            self._pushing.discard(transport)
+            self._state.close_subscription(subscription)
 
     async def _pause(self, delay_ms: int) -> None:
         """Wait for `delay_ms`, or until the server is stopped."""
@@ -90,12 +122,27 @@ class _Application:
         return self._stopping
 
     def wake_all(self) -> None:
-        """End all pauses. Called in the event loop."""
+        """End all pauses, and the connections of all subscriptions. Called in the event loop."""
         self._stop_event().set()
+        for transport in self._pushing:
+            transport.abort()
 
 
 class _TooLargeError(Exception):
     """The body of a request exceeds the limit."""
+
+
+def _transport(scope: HTTPScope) -> asyncio.Transport:
+    """Return the connection of a request, from `_Protocol`."""
+    transport = (scope["extensions"] or {})[_TRANSPORT]["transport"]
+    assert isinstance(transport, asyncio.Transport)
+    return transport
+
+
+async def _disconnected(receive: ASGIReceiveCallable) -> None:
+    """Return once the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _text(header: bytes | None) -> str | None:
@@ -134,15 +181,25 @@ async def _body(receive: ASGIReceiveCallable) -> bytes | None:
 
 
 async def _send(send: ASGISendCallable, reply: Reply) -> None:
+    await _begin(send, reply.headers, reply.status)
+    await _send_part(send, reply.body, more=False)
+
+
+async def _begin(
+    send: ASGISendCallable, headers: list[tuple[bytes, bytes]], status: int = 200
+) -> None:
     await send(
         {
             "type": "http.response.start",
-            "status": reply.status,
-            "headers": reply.headers,
+            "status": status,
+            "headers": headers,
             "trailers": False,
         }
     )
-    await send({"type": "http.response.body", "body": reply.body, "more_body": False})
+
+
+async def _send_part(send: ASGISendCallable, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
 class HttpServer:

@@ -7,7 +7,7 @@ message that names the setting.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
 from typing import Any
@@ -16,11 +16,13 @@ import orjson
 
 from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.core.errors import KinesisError, serialization, unknown_operation
+from embedded_kinesis.core.request import Json
 from embedded_kinesis.state.page_reads import RecordsPage
 from embedded_kinesis.state.records import Record
+from embedded_kinesis.state.subscription import Subscription
 
 _TARGET_PREFIX = "Kinesis_20131202."
-_JSON = b"application/x-amz-json-1.1"
+JSON = b"application/x-amz-json-1.1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,29 +34,37 @@ class Reply:
     body: bytes
 
 
-def respond(state: KinesisState, headers: Mapping[bytes, bytes], body: bytes) -> Reply:
-    """Answer one POST. Raises `NoAnswer` if a fault drops the connection."""
+def respond(
+    state: KinesisState, headers: Mapping[bytes, bytes], body: bytes
+) -> Reply | Subscription:
+    """Answer one POST; a `Subscription` if its events are to be sent. Raises `NoAnswer` if a fault
+    drops the connection."""
     extra: list[tuple[bytes, bytes]] = []
     status = 200
     try:
         operation, request = _parse(headers, body)
-        content = encode(state.call(operation, request))
+        answer = state.call(operation, request)
+        if isinstance(answer, Subscription):
+            return answer
+        content = encode(answer)
     except KinesisError as error:
         status = error.status
         extra = [(b"x-amzn-errortype", error.code.encode())]
         content = orjson.dumps({"__type": error.code, "message": error.message})
-    number = state.next_serial()
+    length = (b"content-length", str(len(content)).encode())
     return Reply(
-        status=status,
-        headers=[
-            (b"content-type", _JSON),
-            (b"content-length", str(len(content)).encode()),
-            (b"date", date_header(state)),
-            (b"x-amzn-requestid", f"00000000-0000-0000-0000-{number:012d}".encode()),
-            *extra,
-        ],
-        body=content,
+        status=status, headers=[*common_headers(state, JSON), length, *extra], body=content
     )
+
+
+def common_headers(state: KinesisState, content_type: bytes) -> list[tuple[bytes, bytes]]:
+    """Return the headers of every answer of an operation."""
+    number = state.next_serial()
+    return [
+        (b"content-type", content_type),
+        (b"date", date_header(state)),
+        (b"x-amzn-requestid", f"00000000-0000-0000-0000-{number:012d}".encode()),
+    ]
 
 
 def date_header(state: KinesisState) -> bytes:
@@ -83,7 +93,7 @@ def _parse(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, dict[str, 
     return target[len(_TARGET_PREFIX) :], request
 
 
-def encode(answer: Mapping[str, Any] | RecordsPage) -> bytes:
+def encode(answer: Json | RecordsPage) -> bytes:
     """Encode an answer of `KinesisState.call` as JSON."""
     if not isinstance(answer, RecordsPage):
         return orjson.dumps(answer)
@@ -93,8 +103,13 @@ def encode(answer: Mapping[str, Any] | RecordsPage) -> bytes:
     }
     if answer.child_shards is not None:
         rest["ChildShards"] = answer.child_shards
-    records = b",".join([record.fragment or _fragment(record) for record in answer.records])
-    return b'{"Records":[' + records + b"]," + orjson.dumps(rest)[1:]
+    return records_json(answer.records, rest)
+
+
+def records_json(records: Sequence[Record], rest: Mapping[str, Any]) -> bytes:
+    """Encode records and other fields (at least one) as a JSON object."""
+    encoded = b",".join([record.fragment or _fragment(record) for record in records])
+    return b'{"Records":[' + encoded + b"]," + orjson.dumps(rest)[1:]
 
 
 def _fragment(record: Record) -> bytes:

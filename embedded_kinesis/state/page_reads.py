@@ -186,7 +186,7 @@ def read_page(
         size=found.size,
         next_iterator=next_iterator,
         millis_behind_latest=behind,
-        child_shards=_children(stream, shard, now_ms) if next_iterator is None else None,
+        child_shards=child_shards(stream, shard, now_ms) if next_iterator is None else None,
     )
 
 
@@ -205,7 +205,8 @@ def empty_page(
     )
 
 
-def _children(stream: Stream, shard: Shard, now_ms: int) -> list[dict[str, Any]]:
+def child_shards(stream: Stream, shard: Shard, now_ms: int) -> list[dict[str, Any]]:
+    """Return a closed shard's ChildShards in the form of the API."""
     living = {s.shard_id: s for s in stream.shards(now_ms)}
     return [
         {

@@ -18,6 +18,7 @@ _VERSION = 2
 _ERA_BITS = 36
 _SECOND_BITS = 36
 _MAX_SHARD = (1 << 32) - 1
+MAX_SECOND = (1 << _SECOND_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +43,7 @@ def base(era: int, shard_index: int) -> int:
 
 def compose(shard_base: int, index: int, second: int) -> int:
     """Return the number of a shard's record `index` (0: the shard's StartingSequenceNumber)."""
-    return shard_base | (index << 80) | ((second & ((1 << _SECOND_BITS) - 1)) << 36)
+    return shard_base | (index << 80) | ((second & MAX_SECOND) << 36)
 
 
 def decode(number: int) -> Decoded | None:

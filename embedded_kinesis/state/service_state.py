@@ -16,10 +16,12 @@ from embedded_kinesis.core.clock import Clock, as_clock
 from embedded_kinesis.core.errors import in_use, invalid_argument, not_found
 from embedded_kinesis.core.faults import Faults
 from embedded_kinesis.core.limits import Limits, RateLimiter
+from embedded_kinesis.state.consumers import Consumer, Consumers
 from embedded_kinesis.state.page_reads import UnusualAnswers
 from embedded_kinesis.state.records import Record
 from embedded_kinesis.state.shard import Shard
 from embedded_kinesis.state.stream import Change, Distribution, Stream, StreamMode, StreamStatus
+from embedded_kinesis.state.subscription import Subscription
 
 ACCOUNT = "000000000000"
 
@@ -27,11 +29,15 @@ ACCOUNT = "000000000000"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delays:
     """The durations of changes of a stream, in milliseconds, with the status CREATING, UPDATING or
-    DELETING. A split or merge takes effect at the end."""
+    DELETING. A split or merge takes effect at the end.
+
+    `register_ms` and `deregister_ms`: those of consumers, CREATING and DELETING."""
 
     create_ms: int = 0
     delete_ms: int = 0
     reshard_ms: int = 0
+    register_ms: int = 0
+    deregister_ms: int = 0
 
 
 class ServiceState:
@@ -56,6 +62,7 @@ class ServiceState:
         self.rate_limiter = RateLimiter(limits or Limits())
         self.lock = threading.RLock()
         self._streams: dict[str, Stream] = {}
+        self._consumers: dict[str, Consumers] = {}  # by stream name
         self._last_era = 0
         self._created_ms: dict[str, int] = {}  # of each name's latest stream
         self._serial = 0
@@ -99,6 +106,7 @@ class ServiceState:
                 max_record_bytes=max_record_bytes,
             )
             self._streams[name] = stream
+            self._consumers[name] = Consumers(stream.arn)
             if delay_ms:
                 stream.schedule(
                     Change(
@@ -110,11 +118,11 @@ class ServiceState:
             return stream
 
     def delete_stream(self, name: str, *, delay_ms: int = 0) -> None:
-        """Delete a stream and all its records."""
+        """Delete a stream with all its records and consumers."""
         with self.lock:
             stream = self.stream(name)
             if not delay_ms:
-                del self._streams[name]
+                self._forget(name)
                 return
             stream.schedule(
                 Change(
@@ -199,6 +207,16 @@ class ServiceState:
         with self.lock:
             self.stream(stream).set_distribution(distribution)
 
+    def register_consumer(self, stream: str, name: str) -> Consumer:
+        """Register a consumer of enhanced fan-out, ACTIVE at once; ResourceInUse if it exists."""
+        with self.lock:
+            return self.consumers(stream).register(name, self.clock.now_ms(), delay_ms=0)
+
+    def deregister_consumer(self, stream: str, name: str) -> None:
+        """Deregister a consumer; its subscriptions end."""
+        with self.lock:
+            self.consumers(stream).deregister(name, self.clock.now_ms(), delay_ms=0)
+
     def set_limits(self, limits: Limits) -> None:
         """Replace the limits and reset their use."""
         with self.lock:
@@ -244,6 +262,22 @@ class ServiceState:
                 found.extend(everything.records)
             return found
 
+    def consumers(self, stream: str) -> Consumers:
+        """Return the registered consumers of a stream; raise ResourceNotFound if it does not
+        exist."""
+        with self.lock:
+            return self._consumers[self.stream(stream).name]
+
+    def subscriptions(self, stream: str) -> list[Subscription]:
+        """Return the subscriptions to shards of a stream that have not ended."""
+        with self.lock:
+            return [
+                subscription
+                for consumer in self.consumers(stream).all(self.clock.now_ms())
+                for subscription in consumer.newest.values()
+                if not subscription.ended
+            ]
+
     def next_serial(self) -> int:
         """Return a new number, which makes tokens differ."""
         self._serial += 1
@@ -253,6 +287,7 @@ class ServiceState:
 
     def _forget(self, name: str) -> None:
         del self._streams[name]
+        del self._consumers[name]
 
     def _next_era(self) -> int:
         self._last_era = max(self.clock.now_ms() // 1000, self._last_era + 1)

@@ -69,7 +69,14 @@ class Shard:
 
     def last_possible_number(self) -> int:
         """Return the largest number that a position in this shard can have."""
-        return self.last_number if self.ending_number is None else self.ending_number
+        if self.ending_number is not None:
+            return self.ending_number
+        return sequence.compose(self._base, self._next_index - 1, sequence.MAX_SECOND)
+
+    def position_number(self, ordinal: int, now_ms: int) -> int:
+        """Return the number of the position before the record at `ordinal`: above that of the
+        record before it, and larger the later the time."""
+        return sequence.compose(self._base, ordinal, now_ms // 1000)
 
     def _number(self, now_ms: int) -> int:
         number = sequence.compose(self._base, self._next_index, now_ms // 1000)

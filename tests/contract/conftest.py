@@ -62,6 +62,14 @@ def service(request: pytest.FixtureRequest) -> Service:
     return found
 
 
+@pytest.fixture(params=["embedded"])
+def fan_out_service(request: pytest.FixtureRequest) -> Service:
+    """Every service that has SubscribeToShard in turn; kinesis-mock has not."""
+    found = request.getfixturevalue(request.param)
+    assert isinstance(found, Service)
+    return found
+
+
 # --- Implementations of KinesisService -----------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from embedded_kinesis.api.dispatch import KinesisState
+from embedded_kinesis.api.dispatch import Answer, KinesisState
 from embedded_kinesis.core.errors import KinesisError, NoAnswer
 from embedded_kinesis.core.request import Json
 from embedded_kinesis.state.page_reads import RecordsPage
@@ -163,7 +163,7 @@ class InProcessKinesis:
         *,
         shard: ShardId | None,
         retry: bool,
-    ) -> Json | RecordsPage:
+    ) -> Answer:
         subject = stream.name if shard is None else f"{stream.name}/{shard}"
         found = ""
         failed = tries = 0

@@ -242,7 +242,7 @@ def test_calls_are_counted(clock: ManualClock) -> None:
             ORDERS | {"TargetShardCount": 2, "ScalingType": "X"},
             "ValidationException",
         ),
-        ("SubscribeToShard", {}, "UnknownOperationException"),
+        ("EnableEnhancedMonitoring", {}, "UnknownOperationException"),
     ],
 )
 def test_what_cannot_be_is_refused(
