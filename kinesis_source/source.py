@@ -17,6 +17,8 @@ from pyspark.sql.types import StructType
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.batch_read.read_plan import plan_read
 from kinesis_source.client.boto3_client import connect
+from kinesis_source.client.subscriptions import open_subscriber
+from kinesis_source.fan_out.fan_out import FanOut, open_fan_out
 from kinesis_source.leases.drain_command import DRAIN_TOKEN
 from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
@@ -68,6 +70,7 @@ class KinesisStreamReader(PlanningStreamReader):
         self._planner: BatchPlanner | None = None
         self._activity: ReaderActivity | None = None
         self._worker: LeaseWorker | None = None
+        self._fan_out: FanOut | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -78,6 +81,7 @@ class KinesisStreamReader(PlanningStreamReader):
             "_planner": None,
             "_activity": None,
             "_worker": None,
+            "_fan_out": None,
         }
 
     # --- Called on the driver --------------------------------------------------------------------
@@ -126,6 +130,7 @@ class KinesisStreamReader(PlanningStreamReader):
                 **progress_entry(shards),
                 **self._activity.entry(StreamName(stream), shards.keys()),
                 **self._worker_entry(),
+                **({} if self._fan_out is None else self._fan_out.entry(StreamName(stream))),
             }
             for stream, shards in self._planner.lag().items()
         }
@@ -142,10 +147,12 @@ class KinesisStreamReader(PlanningStreamReader):
         # Unknown in a replay, which precedes all planning.
         hash_ranges = self._planner.hash_ranges(until) if self._planner else {}
         expected = self._planner.expected_sizes(until) if self._planner else {}
-        return [
-            SlotPartition(slot_range)
-            for slot_range in plan_ranges(begin, until, streams, hash_ranges, expected)
-        ]
+        ranges = plan_ranges(begin, until, streams, hash_ranges, expected)
+        if self._options.fan_out is not None:
+            self._plan()
+        if self._fan_out is not None:
+            ranges = self._fan_out.assign(ranges)
+        return [SlotPartition(slot_range) for slot_range in ranges]
 
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark's own log is the source of truth."""
@@ -157,6 +164,8 @@ class KinesisStreamReader(PlanningStreamReader):
             self._planner.close()
         if self._worker is not None:
             self._worker.close()
+        if self._fan_out is not None:
+            self._fan_out.close()
 
     def _planned(self, start: dict[str, Any], begin: Offset, end: Offset | None) -> dict[str, Any]:
         if end is None:
@@ -195,6 +204,8 @@ class KinesisStreamReader(PlanningStreamReader):
             self._activity = ReaderActivity(
                 self._planner, service, self._worker, monotonic=time.monotonic
             )
+            worker_id = None if self._worker is None else self._worker.id
+            self._fan_out = open_fan_out(self._options, service, worker_id)
         return self._planner
 
     # --- Run on executors ------------------------------------------------------------------------
@@ -223,6 +234,9 @@ class KinesisBatchReader(DataSourceReader):
         show_logs()
         service = connect(self._options.connection)
         ranges = plan_read(self._options, service, monotonic=time.monotonic, sleep=time.sleep)
+        fan_out = open_fan_out(self._options, service)
+        if fan_out is not None:
+            ranges = fan_out.assign(ranges)
         return [SlotPartition(slot_range) for slot_range in ranges]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -238,5 +252,11 @@ def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.Rec
         raise TypeError(f"a SlotPartition is expected, not a {type(partition).__name__}")
     show_logs()
     service = connect(options.connection)
-    rows = read_slot(partition.value, options, service, rates=PROCESS_WIDE_RATES)
+    rows = read_slot(
+        partition.value,
+        options,
+        service,
+        rates=PROCESS_WIDE_RATES,
+        open_subscriber=lambda window: open_subscriber(options.connection, window=window),
+    )
     return freeze_after_task(rows)

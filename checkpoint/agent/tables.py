@@ -11,6 +11,7 @@ from checkpoint.agent.settings import AgentSettings, with_short_timeouts
 from checkpoint.dynamodb_calls import DynamoDbCalls
 from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from checkpoint.leases.kcl_tables import DynamoDbKclTables
+from checkpoint.leases.table_schema import TableSettings
 from ssp_common.aws.clients import create_client
 from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
 from ssp_common.options.endpoints import ConnectionOptions
@@ -32,6 +33,18 @@ def open_tables(settings: AgentSettings) -> TableOpened:
     hurried, retry = with_short_timeouts(connection, settings.coordination.failover_ms)
     store, kcl = _connect(settings, hurried, retry)
     return TableOpened(store=store, kcl=kcl, rows=rows, kcl_rows=kcl_rows)
+
+
+def open_lease_table(name: str, connection: ConnectionOptions) -> DynamoDbLeaseStore:
+    """Return the store of a lease table, to scan it. `connection` is that of DynamoDB."""
+    client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
+    retry = RetrySettings(
+        max_attempts=connection.retry_max_attempts,
+        max_backoff=connection.retry_max_backoff_ms / 1000,
+    )
+    retrier = Retrier(retry, log=RetryLog(time.monotonic), sleep=time.sleep, random=random.random)
+    calls = DynamoDbCalls(client, name, retrier, role_arn=connection.role_arn)
+    return DynamoDbLeaseStore(calls, TableSettings(name=name))
 
 
 def _connect(

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from kinesis_source.model.shard import (
+    ConsumerArn,
     Entry,
     EpochMillis,
     Position,
@@ -31,7 +32,7 @@ from kinesis_source.model.shard import (
     StreamRef,
 )
 from ssp_common.errors import SspError
-from task_grouping.identifiers import ShardId
+from task_grouping.identifiers import ShardId, ShardKey
 
 MAX_PAGE_BYTES: Final = 10 << 20
 """The most bytes of keys and data in one answer of GetRecords (Kinesis API reference)."""
@@ -78,6 +79,15 @@ class StreamInUseError(SspError):
     kind = "stream-in-use"
 
 
+class SubscriptionError(SspError):
+    """A subscription was refused, broke off or fell silent: continue with GetRecords, which returns
+    the same records."""
+
+    kind = "subscription"
+    code: str = ""
+    """The service's code of the fault, or the name of the SDK's error. Lost by pickling."""
+
+
 class KinesisService(Protocol):
     """Reads one account's streams in one region."""
 
@@ -121,6 +131,48 @@ class KinesisService(Protocol):
 
     def service_time(self) -> EpochMillis:
         """Return the service's current time, estimated from its answers and never ahead of it."""
+        ...
+
+
+class Subscription(Protocol):
+    """A subscription to a shard, used by one thread: sizes and events in turns.
+
+    Its methods raise SubscriptionError for any fault, and for an event that does not begin or
+    continue within the time limit of the connection. It ends after five minutes, or with the shard
+    (API reference, SubscribeToShard).
+    """
+
+    def next_size(self) -> int | None:
+        """Wait for the next event; return the size of its message in bytes. None: the subscription
+        has ended."""
+        ...
+
+    def next_page(self) -> RecordPage:
+        """Return the event of which `next_size` returned the size."""
+        ...
+
+    def close(self) -> None:
+        """End the subscription. Idempotent."""
+        ...
+
+
+class Subscriber(Protocol):
+    """Subscribes to shards of one account and region. Thread-safe."""
+
+    def subscribe(
+        self,
+        consumer: ConsumerArn,
+        shard: ShardKey,
+        position: Position,
+        *,
+        inclusive: bool = False,
+    ) -> Subscription:
+        """Call SubscribeToShard once, at `position` as for `open_iterator`. Raises
+        SubscriptionError, whatever the reason."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections, and with them all subscriptions."""
         ...
 
 

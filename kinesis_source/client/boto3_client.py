@@ -117,6 +117,11 @@ class Boto3Kinesis:
         raise TypeError("a connection stays in its process: call connect() where it is needed")
 
     @property
+    def client(self) -> BaseClient:
+        """The client, for calls that are not in this class."""
+        return self._client
+
+    @property
     def endpoint(self) -> str:
         """The URL of the service."""
         return self._client.meta.endpoint_url
@@ -185,7 +190,7 @@ class Boto3Kinesis:
             request = (
                 _stream_parameters(stream)
                 | {"ShardId": shard}
-                | _position_parameters(place, inclusive=inclusive)
+                | position_parameters(place, inclusive=inclusive)
             )
             with self._resolving_not_found(call, stream, retry=retry):
                 return self._call(call, request, _iterator, retry=retry)
@@ -242,9 +247,8 @@ class Boto3Kinesis:
         Raises StreamInUseError if a stream of that name exists, in any state; if an answer was
         lost, it may be the one that this call created.
         """
-        call = self._api_call("CreateStream", stream)
         request: Request = {"StreamName": stream.name, "ShardCount": shards}
-        self._call(call, request, lambda _, __: None, retry=True)
+        self.call("CreateStream", stream, request, lambda _, __: None)
 
     # --- Writing ---------------------------------------------------------------------------------
 
@@ -258,6 +262,20 @@ class Boto3Kinesis:
             lambda answer, _: responses.parse_outcome(answer, len(entries)),
             retry=False,
         )
+
+    # --- Other operations ------------------------------------------------------------------------
+
+    def call(
+        self,
+        operation: str,
+        stream: StreamRef,
+        request: Request,
+        convert: Convert[T],
+        *,
+        retry: bool = True,
+    ) -> T:
+        """Call any operation about a stream; return its converted answer."""
+        return self._call(self._api_call(operation, stream), request, convert, retry=retry)
 
     # --- One call --------------------------------------------------------------------------------
 
@@ -345,7 +363,8 @@ def _stream_parameters(stream: StreamRef) -> Request:
     return {"StreamName": stream.name} if stream.arn is None else {"StreamARN": stream.arn}
 
 
-def _position_parameters(position: Position, *, inclusive: bool) -> Request:
+def position_parameters(position: Position, *, inclusive: bool) -> Request:
+    """Return the parameters of GetShardIterator for a position."""
     match position:
         case TrimHorizon():
             return {"ShardIteratorType": "TRIM_HORIZON"}

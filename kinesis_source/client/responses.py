@@ -51,7 +51,8 @@ class Events(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColumns:
-    """One answer of GetRecords by column, before its time is known. `behind` may be missing."""
+    """An answer of GetRecords or an event, by column, before its time is known. `behind` may be
+    missing."""
 
     sequence_numbers: Sequence[SequenceNumber]
     partition_keys: Sequence[str | None]
@@ -83,7 +84,14 @@ class _Answer(msgspec.Struct, rename="pascal"):
     millis_behind_latest: int | None = None
 
 
+class _Event(msgspec.Struct, rename="pascal"):
+    records: list[_Record]
+    continuation_sequence_number: str | None = None
+    millis_behind_latest: int | None = None
+
+
 _DECODER: Final = msgspec.json.Decoder(_Answer)
+_EVENT_DECODER: Final = msgspec.json.Decoder(_Event)
 
 
 def register_parser(events: Events) -> None:
@@ -204,7 +212,24 @@ def parse_columns(body: bytes) -> RecordColumns | None:
         answer = _DECODER.decode(body)
     except ValueError:  # base class of msgspec's errors
         return None
-    records = answer.records
+    return _columns(answer.records, answer.next_shard_iterator, answer.millis_behind_latest)
+
+
+def parse_event(body: bytes, service_time: EpochMillis) -> RecordPage:
+    """Parse the JSON body of a SubscribeToShardEvent. Raises ValueError if it deviates from the API
+    reference."""
+    event = _EVENT_DECODER.decode(body)
+    columns = _columns(
+        event.records, event.continuation_sequence_number, event.millis_behind_latest
+    )
+    if columns is None:
+        raise ValueError("an arrival time out of range")
+    return _page_of(columns, service_time)
+
+
+def _columns(
+    records: Sequence[_Record], following: str | None, behind: int | None
+) -> RecordColumns | None:
     arrivals = [record.approximate_arrival_timestamp for record in records]
     earliest, latest = min(arrivals, default=0.0), max(arrivals, default=0.0)
     if earliest < -_FARTHEST_SECONDS or latest > _FARTHEST_SECONDS:
@@ -218,10 +243,8 @@ def parse_columns(body: bytes) -> RecordColumns | None:
         # Seconds with a fraction, as binary floating point: cutting would lose a millisecond.
         arrival_ms=cast("list[EpochMillis]", [round(s * 1000) for s in arrivals]),
         data=[record.data for record in records],
-        next_iterator=ShardIterator(answer.next_shard_iterator)
-        if answer.next_shard_iterator
-        else None,
-        behind=answer.millis_behind_latest,
+        next_iterator=ShardIterator(following) if following else None,
+        behind=behind,
     )
 
 
@@ -239,6 +262,10 @@ def parse_page(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPa
     columns = answer.get(_COLUMNS)
     if not isinstance(columns, RecordColumns):
         columns = _convert_parsed(answer, service_time)
+    return _page_of(columns, service_time)
+
+
+def _page_of(columns: RecordColumns, service_time: EpochMillis) -> RecordPage:
     behind = columns.behind
     if behind is None:
         behind = 1 if columns.sequence_numbers else 0

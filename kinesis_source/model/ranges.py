@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
+    ConsumerArn,
     EpochMillis,
     SequenceNumber,
     ShardEnd,
@@ -66,7 +67,9 @@ class ShardRange:
     size of each request and never which records are returned. `stragglers` comes from the end
     offset, so that a replay gives the same rows. Without it nothing proves that an aggregate is in
     the shard of its keys, and every user record is delivered. `after` are shards of the same task
-    that are read before this one: its ancestors, in a batch read.
+    that are read before this one: its ancestors, in a batch read. `consumer` is the registered
+    consumer by which the range is pushed; None: it is polled, by GetRecords. It changes nothing in
+    the records.
     """
 
     stream: StreamRef
@@ -80,6 +83,7 @@ class ShardRange:
     expected: ExpectedSize | None = None
     stragglers: Stragglers | None = None
     after: tuple[ShardId, ...] = ()
+    consumer: ConsumerArn | None = None
 
     @property
     def start_state(self) -> ShardState:

@@ -19,6 +19,8 @@ from task_grouping.identifiers import SequenceNumber as SequenceNumber
 ShardIterator = NewType("ShardIterator", str)
 """An opaque cursor of the service; lives five minutes (Kinesis API reference, GetShardIterator)."""
 
+ConsumerArn = NewType("ConsumerArn", str)
+"""The ARN of a registered consumer of a stream. It ends with the time of its registration."""
 
 CLOCK_UNCERTAINTY_MS = 2000
 """The service reports its time with a resolution of a second (the header Date), and late."""
@@ -141,7 +143,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPage:
-    """One answer of GetRecords, by column; all columns have the same length, in shard order."""
+    """An answer of GetRecords or an event of SubscribeToShard, by column; all columns have the same
+    length, in shard order."""
 
     sequence_numbers: Sequence[SequenceNumber] = ()
     partition_keys: Sequence[str | None] = ()
@@ -149,7 +152,8 @@ class RecordPage:
     arrival_ms: Sequence[EpochMillis] = ()
     data: Sequence[bytes] = ()
     next_iterator: ShardIterator | None
-    """None: the shard is closed and this page was its last."""
+    """None: the shard is closed and this page was its last. A page that was pushed has its
+    ContinuationSequenceNumber here."""
     millis_behind_latest: int
     """0 means the latest record. On an empty page with another value, follow `next_iterator`."""
     service_time: EpochMillis

@@ -11,7 +11,7 @@ from typing import Final
 
 from ssp_common.options.spec import ForeignOption
 
-_EFO: Final = "enhanced fan-out is not supported yet; shards are read with GetRecords"
+_SUBSCRIPTIONS: Final = "a subscription that fails is replaced by GetRecords at once"
 _PLANNED: Final = (
     "a batch's end is fixed before it is read: maxRecordsPerTrigger and maxBytesPerTrigger limit it"
 )
@@ -41,11 +41,15 @@ def _refused(origin: str, advice: str, *names: str) -> tuple[ForeignOption, ...]
 
 
 _DATABRICKS: Final = (
-    *_refused("Databricks", _EFO, "consumerName", "registeredConsumerId"),
-    *_refused("Databricks", _EFO, "registeredConsumerIdType"),
     *_refused("Databricks", _SERVICE_CREDENTIAL, "serviceCredential"),
-    *_tuning("Databricks", _EFO, "consumerNamePrefix", "consumerRefreshInterval"),
-    *_tuning("Databricks", _EFO, "requireConsumerDeregistration"),
+    *_tuning("Databricks", "consumerName sets the whole name", "consumerNamePrefix"),
+    *_tuning("Databricks", "consumers are looked up each minute", "consumerRefreshInterval"),
+    *_tuning("Databricks", "consumerLifecycle decides", "requireConsumerDeregistration"),
+    *_tuning(
+        "Databricks",
+        "consumerArn takes ARNs, and consumerName takes names",
+        "registeredConsumerIdType",
+    ),
     *_tuning("Databricks", _PLANNED, "maxFetchDuration"),
     *_tuning(
         "Databricks",
@@ -78,7 +82,6 @@ _PROXIES: Final = _refused(
 )
 
 _AWSLABS: Final = (
-    *_refused("awslabs", _EFO, "kinesis.consumerName"),
     *_refused(
         "awslabs",
         _CREDENTIALS,
@@ -88,7 +91,7 @@ _AWSLABS: Final = (
     *_PROXIES,
     *_tuning(
         "awslabs",
-        _EFO,
+        _SUBSCRIPTIONS,
         "kinesis.subscribeToShard.timeoutSec",
         "kinesis.subscribeToShard.maxRetries",
     ),

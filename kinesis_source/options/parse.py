@@ -27,6 +27,7 @@ from kinesis_source.options.connection_parsing import (
     warn,
     warn_in_batch_read,
 )
+from kinesis_source.options.fan_out import fan_out_options, fan_out_problems
 from kinesis_source.options.leases import (
     APPLICATION_NAME,
     LEASE_TABLE,
@@ -107,6 +108,7 @@ def parse_options(
         *region_problems(reading),
         *credential_problems(reading),
         *lease_problems(reading),
+        *fan_out_problems(reading, streams),
         *trigger_problems(reading, () if batch else _BOUNDING, pyspark_without_limits),
     )
     if problems:
@@ -133,6 +135,7 @@ def parse_options(
         include_repeat_keys=reading.value(table.INCLUDE_REPEAT_KEYS),
         max_bytes_in_flight=reading.value(table.MAX_BYTES_IN_FLIGHT),
         leases=lease_options(reading),
+        fan_out=fan_out_options(reading),
         connection=connection_of(reading),
     )
 

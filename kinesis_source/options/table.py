@@ -11,17 +11,15 @@ from typing import Any, Final
 from kinesis_source.model.shard import Latest
 from kinesis_source.options.compatibility import OTHER_CONNECTORS_OPTIONS
 from kinesis_source.options.connection import CONNECTION_OPTIONS
+from kinesis_source.options.fan_out import FAN_OUT_OPTIONS
 from kinesis_source.options.leases import LEASE_OPTIONS
 from kinesis_source.options.starting_position import ParsedStart, parse_end, parse_start
 from kinesis_source.options.values import SlotAssignment
 from ssp_common.options.sibling_format import KINESIS, options_of_sister
 from ssp_common.options.spec import (
     Alias,
-    BadValueError,
-    Fault,
     OptionSpec,
     OptionTable,
-    shown,
 )
 from ssp_common.options.trigger import TRIGGER
 from ssp_common.options.values import (
@@ -75,32 +73,6 @@ _region: Final = matching(
     "a region's code such as eu-west-1",
     "write the code, without the letter of an availability zone",
 )
-
-
-def _consumer_mode(text: str) -> str:
-    if text.lower() == "efo":
-        raise BadValueError(
-            Fault(
-                found="'efo' (enhanced fan-out), which is not supported yet",
-                expected="polling",
-                next_step="use polling, with fewer other readers on the stream if its "
-                "2 MB/s per shard are too little",
-            )
-        )
-    return choice("polling")(text)
-
-
-def _consumer_type(text: str) -> str:
-    match text.lower():
-        case "getrecords":
-            return "polling"
-        case "subscribetoshard":
-            return _consumer_mode("efo")
-    raise BadValueError(
-        Fault(
-            found=shown(text), expected="GetRecords", next_step="write consumerMode=polling instead"
-        )
-    )
 
 
 def _assignment(text: str) -> SlotAssignment:
@@ -180,15 +152,6 @@ MAX_RECORDS: Final[OptionSpec[int | None]] = OptionSpec(
     default_text="no limit",
     doc="Only in a batch read: the approximate maximum of Kinesis records (before they are split), "
     "the oldest of each shard after the start: 1 or more.",
-)
-
-CONSUMER_MODE: Final[OptionSpec[str]] = OptionSpec(
-    name="consumerMode",
-    convert=_consumer_mode,
-    default="polling",
-    default_text="`polling`",
-    doc="The only mode: GetRecords. `efo` (enhanced fan-out) is refused.",
-    aliases=(Alias(name="kinesis.consumerType", origin=_AWSLABS, convert=_consumer_type),),
 )
 
 FAIL_ON_DATA_LOSS: Final[OptionSpec[bool]] = OptionSpec(
@@ -315,7 +278,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     STARTING_POSITION,
     ENDING_POSITION,
     MAX_RECORDS,
-    CONSUMER_MODE,
+    *FAN_OUT_OPTIONS,
     FAIL_ON_DATA_LOSS,
     DEAGGREGATE,
     INCLUDE_REPEAT_KEYS,

@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kinesis_source.model.shard import StartingPosition, StreamRef
+from kinesis_source.model.shard import ConsumerArn, StartingPosition, StreamRef
 from ssp_common.errors import InvalidOptionsError
 from ssp_common.options.endpoints import ConnectionOptions
+from task_grouping.identifiers import StreamName
 
 __all__ = [
     "ConnectionOptions",
+    "ConsumerLifecycle",
+    "FanOutOptions",
     "InvalidOptionsError",
     "KinesisOptions",
     "LeaseOptions",
@@ -34,6 +37,23 @@ class SlotAssignment(StrEnum):
 
     FREE = "free"
     HASH_RANGE = "hash-range"
+
+
+class ConsumerLifecycle(StrEnum):
+    """The party that registers and deregisters a consumer: `JOB`, the query; `SELF`, the user."""
+
+    JOB = "job"
+    SELF = "self"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FanOutOptions:
+    """The options of enhanced fan-out: the consumer's name in every stream, or the ARN of a
+    registered consumer for each stream."""
+
+    consumer_name: str | None = None
+    consumer_arns: tuple[tuple[StreamName, ConsumerArn], ...] = ()
+    lifecycle: ConsumerLifecycle = ConsumerLifecycle.JOB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,4 +106,5 @@ class KinesisOptions:
     include_repeat_keys: bool = False
     max_bytes_in_flight: int = 64 * 1024 * 1024
     leases: LeaseOptions | None = None
+    fan_out: FanOutOptions | None = None
     connection: ConnectionOptions

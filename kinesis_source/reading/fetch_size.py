@@ -32,7 +32,8 @@ class FetchSizer:
 
     most: int
     expected: ExpectedSize | None
-    _fetched: int = 0
+    fetched: int = 0
+    """The number of records of the range so far."""
     _largest: int = 0
     _overruns: int = 0
     """Answers after the expected number of records."""
@@ -44,8 +45,8 @@ class FetchSizer:
         if self.expected is None:
             wanted = self.most
         else:
-            left = self.expected.records - self._fetched
-            wanted = left if left > 0 else max(_FEW, self._share_of(self._fetched))
+            left = self.expected.records - self.fetched
+            wanted = left if left > 0 else max(_FEW, self._share_of(self.fetched))
         if self._in_gap:
             wanted = min(wanted, _FEW)
         return min(self.most, wanted + repeated)
@@ -72,7 +73,7 @@ class FetchSizer:
         self._in_gap = records == 0
         if self._in_gap:
             return
-        if self.expected is not None and self._fetched >= self.expected.records:
+        if self.expected is not None and self.fetched >= self.expected.records:
             self._overruns += 1
-        self._fetched += records
+        self.fetched += records
         self._largest = max(self._largest, memory_bytes)

@@ -30,16 +30,21 @@ from kinesis_source.client.api import (
     InvalidPositionError,
     KinesisService,
     ShardNotFoundError,
+    Subscriber,
+    Subscription,
 )
 from kinesis_source.client.hash_range_cache import HashRangeCache
+from kinesis_source.fan_out.pushed_pages import PROCESS_WIDE_FAULTS, FaultLog, PushedPages
 from kinesis_source.model.ranges import ShardRange
 from kinesis_source.model.shard import (
     AfterRecord,
+    Position,
     RecordPage,
     SequenceNumber,
     ShardEnd,
     ShardIterator,
     ShardState,
+    sequence_order,
 )
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.reading.arrow_batches import memory_bytes
@@ -73,7 +78,8 @@ class _Cursor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadContext:
-    """The objects that all shard readers of a task share."""
+    """The objects that all shard readers of a task share. Without `subscriber` nothing is
+    pushed."""
 
     options: KinesisOptions
     service: KinesisService
@@ -81,6 +87,8 @@ class ReadContext:
     clock: Clock
     hash_ranges: HashRangeCache
     rates: ReadRates
+    subscriber: Subscriber | None = None
+    faults: FaultLog = PROCESS_WIDE_FAULTS
 
 
 class ShardReader:
@@ -105,6 +113,12 @@ class ShardReader:
         self._doubtful_end: tuple[SequenceNumber | None] | None = None
         self._sizer = FetchSizer(options.max_records_per_fetch, range_.expected)
         self._end_wait = EndWait()
+        self._pushed = PushedPages(
+            range_,
+            context.subscriber,
+            monotonic=context.clock.monotonic,
+            faults=context.faults,
+        )
         now = context.clock.monotonic()
         self._not_before = rates.next_call(range_, options.connection, now)
         self._retry = ShardRetry(
@@ -126,10 +140,50 @@ class ShardReader:
             self._read()
         except (ShardNotFoundError, StreamNotFoundError, InvalidPositionError) as gone:
             self._loss_checks.report_missing_shard(gone)
+        finally:
+            self._pushed.close()
 
     def _read(self) -> None:
-        while not self._retry.run(self._step):
+        while not (self._push_step() or self._retry.run(self._step)):
             pass
+
+    # --- Events that are pushed -------------------------------------------------------------------
+
+    def _push_step(self) -> bool:
+        """Process events until the range is finished, or has to be polled for some time; return
+        whether it is finished."""
+        while self._pushed.subscribe(self._subscribe, self._sizer.fetched):
+            self._pause(0)
+            size = self._pushed.next_size()
+            if size is None:
+                continue
+            with self._buffer.reservation(size) as reservation:
+                page = self._pushed.next_page()
+                if page is not None and self._process(page, reservation):
+                    return True
+            if page is not None:
+                self._cursor = None
+                if self._is_passed(page):
+                    self._pushed.give_up()
+        return False
+
+    def _subscribe(self, subscriber: Subscriber) -> Subscription:
+        position, inclusive = self._next_position()
+        if self._range.consumer is None:
+            raise AssertionError("a range that is polled")
+        return subscriber.subscribe(
+            self._range.consumer, self._range.key, position, inclusive=inclusive
+        )
+
+    def _is_passed(self, page: RecordPage) -> bool:
+        """Return whether the subscription has passed the end of the range without its last record,
+        or the end of the shard: GetRecords then shows whether the records are gone."""
+        end, continuation = self._range.end, page.next_iterator
+        if continuation is None:
+            return True
+        return isinstance(end, AfterRecord) and sequence_order(
+            SequenceNumber(continuation)
+        ) > sequence_order(end.sequence_number)
 
     # --- One reservation --------------------------------------------------------------------------
 
@@ -194,8 +248,9 @@ class ShardReader:
         age = self._clock.monotonic() - self._cursor.made
         return self._cursor if age < ITERATOR_LIFETIME_S else None
 
-    def _open(self) -> _Cursor:
-        """Open an iterator at the expected record: after the first page, the last one fetched."""
+    def _next_position(self) -> tuple[Position, bool]:
+        """Return the position to read from, and whether a record at it is included: the expected
+        record, which after the first page is the last one fetched."""
         if self._last is not None:
             self._expected = ExpectedRecord(sequence_number=self._last, after_sub=WHOLE_RECORD)
             self._start = ShardState(position=AfterRecord(sequence_number=self._last))
@@ -205,12 +260,16 @@ class ShardReader:
             if expected is None
             else AfterRecord(sequence_number=expected.sequence_number)
         )
+        return position, expected is not None
+
+    def _open(self) -> _Cursor:
+        position, inclusive = self._next_position()
         requested_at = self._clock.monotonic()
         iterator = self._service.open_iterator(
             self._range.stream,
             self._range.shard,
             position,
-            inclusive=expected is not None,
+            inclusive=inclusive,
             retry=False,
         )
         self._cursor = _Cursor(iterator=iterator, made=requested_at)

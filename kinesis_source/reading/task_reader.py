@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import pyarrow as pa
 
-from kinesis_source.client.api import KinesisService
+from kinesis_source.client.api import KinesisService, Subscriber
 from kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRangeCache
 from kinesis_source.model.ranges import ShardRange, SlotRange
 from kinesis_source.options.values import KinesisOptions
@@ -24,6 +24,14 @@ MAX_THREADS: Final = 16
 """The most shards of one task that are read at the same time. A task may have thousands: each
 thread reads one after the other. Waiting for the service dominates, so more threads than cores are
 worthwhile."""
+MAX_SUBSCRIPTIONS: Final = 64
+"""The same for a task with shards that are pushed, each at 2 MiB per second (API reference,
+SubscribeToShard): their threads do little but wait."""
+_MIN_WINDOW: Final = 64 << 10
+_MAX_WINDOW: Final = 1 << 20
+
+OpenSubscriber = Callable[[int], Subscriber]
+"""Returns a subscriber with this window, in bytes, for each subscription."""
 
 
 class ReadOrder:
@@ -68,6 +76,7 @@ def read_slot(
     service: KinesisService,
     *,
     rates: ReadRates,
+    open_subscriber: OpenSubscriber | None = None,
     clock: Clock = SYSTEM_CLOCK,
     hash_ranges: HashRangeCache = PROCESS_WIDE,
 ) -> Iterator[pa.RecordBatch]:
@@ -82,8 +91,15 @@ def read_slot(
     ended; that may take as long as the calls they are in, at most the read timeout.
     """
     order = ReadOrder(range_.shards)
-    count = min(len(range_.shards), MAX_THREADS)
-    buffer = FetchBuffer(limit=options.max_bytes_in_flight, producers=count)
+    is_pushed = open_subscriber is not None and any(each.consumer for each in range_.shards)
+    limit = options.max_bytes_in_flight
+    count = min(len(range_.shards), MAX_SUBSCRIPTIONS if is_pushed else MAX_THREADS)
+    subscriber: Subscriber | None = None
+    if open_subscriber is not None and is_pushed:
+        count, window = _windows(count, limit)
+        limit -= count * window
+        subscriber = open_subscriber(window)
+    buffer = FetchBuffer(limit=limit, producers=count)
     context = ReadContext(
         options=options,
         service=service,
@@ -91,6 +107,7 @@ def read_slot(
         clock=clock,
         hash_ranges=hash_ranges,
         rates=rates,
+        subscriber=subscriber,
     )
 
     def work() -> None:
@@ -121,3 +138,12 @@ def read_slot(
         order.stop()
         for thread in threads:
             thread.join()
+        if subscriber is not None:
+            subscriber.close()
+
+
+def _windows(shards: int, limit: int) -> tuple[int, int]:
+    """Return the number of threads for this many shards, and the window of each one's subscription:
+    together about a quarter of the memory, at most a half."""
+    threads = max(1, min(shards, limit // 2 // _MIN_WINDOW))
+    return threads, max(_MIN_WINDOW, min(_MAX_WINDOW, limit // 4 // threads))

@@ -22,6 +22,7 @@ from botocore.credentials import (
     DeferredRefreshableCredentials,
 )
 from botocore.exceptions import BotoCoreError
+from botocore.httpsession import get_cert_path
 
 from ssp_common.aws.error_translation import no_credentials, safe_text
 from ssp_common.aws.provided_credentials import provided_credentials
@@ -97,6 +98,16 @@ def signer(options: ConnectionOptions) -> Signer:
     if credentials is None:
         raise no_credentials("no credentials")
     return Signer(credentials=credentials, region=core.get_config_variable("region"))
+
+
+def trusted_certificates(options: ConnectionOptions) -> str:
+    """Return the path of the certificates that clients trust: those of AWS's configuration
+    (`ca_bundle`, AWS_CA_BUNDLE), else those of the SDK."""
+    core = botocore.session.get_session()
+    if options.aws_profile is not None:
+        core.set_config_variable("profile", options.aws_profile)
+    configured = core.get_config_variable("ca_bundle") or os.environ.get("REQUESTS_CA_BUNDLE")
+    return str(configured or get_cert_path(True))
 
 
 def _core_session(options: ConnectionOptions) -> botocore.session.Session:

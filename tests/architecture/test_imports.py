@@ -141,13 +141,14 @@ def _distributions(requirements: list[str]) -> set[str]:
 
 def test_what_is_imported_is_what_is_required() -> None:
     """Packages need exactly the dependencies and the extra `pyspark`. The embedded service may use
-    the extra `local` too, functions of pandas frames the extra `pipelines`, and tools for
-    operation their own extras."""
+    the extra `local` too, functions of pandas frames the extra `pipelines`, HTTP/2 the extra
+    `efo`, and tools for operation their own extras."""
     providers = importlib.metadata.packages_distributions()
     own = {*layers.LAYERS, *sys.stdlib_module_names}
     core: set[str] = set()
     embedded: set[str] = set()
     frames: set[str] = set()
+    fan_out: set[str] = set()
     tools: set[str] = set()
     for module in MODULES:
         names = module.imported_packages() - own
@@ -155,11 +156,15 @@ def test_what_is_imported_is_what_is_required() -> None:
         if module.name == "ssp_common.spark.rows_in_pandas":
             frames = wanted & {"pandas"}
             wanted -= frames
+        if module.name == "kinesis_source.client.http2_transport":
+            fan_out = wanted & {"awscrt"}
+            wanted -= fan_out
         if module.package == "operations":
             tools |= wanted
         else:
             (embedded if module.package == "embedded_kinesis" else core).update(wanted)
     project = _pyproject()["project"]
+    assert fan_out == _distributions(project["optional-dependencies"]["efo"])
     required = _distributions(project["dependencies"])
     required |= _distributions(project["optional-dependencies"]["pyspark"])
     local = _distributions(project["optional-dependencies"]["local"])

@@ -26,7 +26,7 @@ from tests.support.spark.queries import Sink, failure_of, load, run_to_end, star
         ({"startingPosition": "yesterday"}, "startingPosition"),
         ({"slots": "0"}, "slots"),
         ({"maxRecordsPerTriger": "10"}, "maxRecordsPerTrigger"),
-        ({"consumerMode": "efo"}, "consumerMode"),
+        ({"consumerMode": "efo"}, "consumerName"),
         ({"kinesis.streamName": "orders"}, "kinesis.streamName"),
         ({"awsAccessKeyId": ""}, "awsAccessKeyId"),
     ],

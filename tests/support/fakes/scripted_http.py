@@ -21,6 +21,7 @@ from typing import Any, Self
 from urllib.parse import parse_qs
 
 import orjson
+from botocore.awsrequest import HeadersDict
 
 JSON = "application/x-amz-json-1.1"
 
@@ -71,7 +72,7 @@ _BETWEEN_PACKETS_S = 0.01
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request: the API's operation (or the form's `Action`), headers and body."""
+    """A request: the API's operation (or the form's `Action`), headers in any case, and body."""
 
     operation: str
     headers: Mapping[str, str]
@@ -205,7 +206,9 @@ class _Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
         target = self.headers.get("X-Amz-Target", "").rpartition(".")[2]
         action = parse_qs(body.decode("utf-8")).get("Action", [""])[0]
-        return Request(operation=target or action, headers=dict(self.headers.items()), body=body)
+        return Request(
+            operation=target or action, headers=HeadersDict(self.headers.items()), body=body
+        )
 
     def say(self, step: Reply, *, announced: int | None = None) -> None:
         self.send_response_only(step.status)

@@ -82,7 +82,23 @@ CASES: list[tuple[Options, str, Options]] = [
         "remove it where AWS's own endpoint is meant",
         {},
     ),
-    ({"consumerMode": "efo"}, "use polling", {"consumerMode": "polling"}),
+    ({"consumerMode": "efo"}, "set consumerName", {"consumerMode": "efo", "consumerName": "etl"}),
+    ({"consumerName": "etl"}, "set consumerMode=efo too", {}),
+    (
+        {"consumerMode": "efo", "consumerArn": f"{ARN}/consumer/etl:1", "consumerLifecycle": "job"},
+        "remove it, or give consumerName in place of the ARN",
+        {"consumerMode": "efo", "consumerArn": f"{ARN}/consumer/etl:1"},
+    ),
+    (
+        {"consumerMode": "efo", "consumerArn": f"{ARN}/consumer/etl:1", "consumerName": "etl"},
+        "remove one of the two",
+        {"consumerMode": "efo", "consumerArn": f"{ARN}/consumer/etl:1"},
+    ),
+    (
+        {"consumerMode": "efo", "consumerArn": f"{OTHER_ARN}/consumer/etl:1"},
+        "give the ARN of one consumer for each stream",
+        {"consumerMode": "efo", "consumerArn": f"{ARN}/consumer/etl:1"},
+    ),
     # As whom.
     ({"awsAccessKeyId": "test"}, "give awsSecretAccessKey too", KEYS),
     (

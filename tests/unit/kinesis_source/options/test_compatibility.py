@@ -97,7 +97,7 @@ def test_a_query_of_awslabs_connector_keeps_its_options() -> None:
 @pytest.mark.parametrize(
     ("raw", "option"),
     [
-        ({"kinesis.consumerType": "SubscribeToShard"}, "kinesis.consumerType"),
+        ({"source.reader.type": "push"}, "source.reader.type"),
         ({"kinesis.consumerType": "push"}, "kinesis.consumerType"),
         ({"kinesis.getRecords.fetchIntervalMs": "100"}, "kinesis.getRecords.fetchIntervalMs"),
         ({"kinesis.getRecords.fetchIntervalMs": "1s"}, "kinesis.getRecords.fetchIntervalMs"),

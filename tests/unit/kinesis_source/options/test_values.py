@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kinesis_source.model.shard import (
+    ConsumerArn,
     Latest,
     StartingPosition,
     StreamRef,
@@ -23,6 +24,8 @@ from kinesis_source.options.parse import parse_at_load, parse_options
 from kinesis_source.options.table import KINESIS_OPTIONS
 from kinesis_source.options.values import (
     ConnectionOptions,
+    ConsumerLifecycle,
+    FanOutOptions,
     InvalidOptionsError,
     KinesisOptions,
     LeaseOptions,
@@ -60,7 +63,7 @@ def test_a_stream_alone_is_enough() -> None:
 
 
 def test_every_option_reaches_its_place() -> None:
-    left_out = {"streamName", "awsProfile", *PROVIDER, *ONLY_BATCH}
+    left_out = {"streamName", "awsProfile", "consumerArn", *PROVIDER, *ONLY_BATCH}
     raw = {name: value for name, value in GOOD.items() if name not in left_out}
     assert parse_options(raw) == KinesisOptions(
         streams=(StreamRef(name=StreamName("orders"), arn=ARN),),
@@ -90,6 +93,7 @@ def test_every_option_reaches_its_place() -> None:
             table_capacity=(10, 5),
             max_outage_ms=60_000,
         ),
+        fan_out=FanOutOptions(consumer_name="orders-query", lifecycle=ConsumerLifecycle.SELF),
         connection=ConnectionOptions(
             region="eu-west-1",
             endpoint_url="http://localhost:4567",
@@ -109,6 +113,11 @@ def test_every_option_reaches_its_place() -> None:
     assert (
         parse_options({"streamName": "orders", "awsProfile": "reader"}).connection.aws_profile
         == "reader"
+    )
+    by_arn = {name: GOOD[name] for name in ("streamARN", "consumerMode", "consumerArn")}
+    assert parse_options(by_arn).fan_out == FanOutOptions(
+        consumer_arns=((StreamName("orders"), ConsumerArn(GOOD["consumerArn"])),),
+        lifecycle=ConsumerLifecycle.SELF,
     )
     assert parse_options({"streamName": "orders", "includeRepeatKeys": "true"}).include_repeat_keys
     provided = parse_options({"streamName": "orders", **{name: GOOD[name] for name in PROVIDER}})
@@ -254,9 +263,12 @@ def test_nothing_but_invalid_options_is_raised(raw: dict[str, str]) -> None:
         assert parse_options(raw).streams
 
 
+ALONE = {"streamARN", "awsProfile", "consumerArn"}
+
+
 @given(
     st.lists(
-        st.sampled_from(sorted(set(SPECS) - {"streamARN", "awsProfile"} - PROVIDER - ONLY_BATCH)),
+        st.sampled_from(sorted(set(SPECS) - ALONE - PROVIDER - ONLY_BATCH)),
         unique=True,
     )
 )

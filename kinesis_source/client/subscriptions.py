@@ -1,0 +1,218 @@
+"""Subscribes to shards with SubscribeToShard, on HTTP/2 by awscrt or on HTTP/1.1 by botocore.
+
+botocore writes, signs and resolves every request, and raises the errors of its answers. awscrt
+sends them if the service has TLS, no proxy is configured and awscrt is installed: the API reference
+demands HTTP/2, on which many subscriptions share one connection, and whose flow control bounds the
+memory of each. The handlers use botocore's events `before-send`, whose handlers may return a
+response, and `before-parse`, whose handlers may replace its body.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.utils import get_environ_proxies
+from urllib3.exceptions import HTTPError
+
+from kinesis_source.client.api import SubscriptionError
+from kinesis_source.client.boto3_client import connect, position_parameters
+from kinesis_source.client.event_stream import BrokenStreamError, Message, MessageStream
+from kinesis_source.client.responses import parse_date, parse_event
+from kinesis_source.model.shard import ConsumerArn, EpochMillis, Position, RecordPage
+from kinesis_source.options.values import ConnectionOptions
+from ssp_common.aws.clients import trusted_certificates
+from ssp_common.aws.error_translation import code_of, quoted
+from task_grouping.identifiers import ShardKey
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+
+_log = logging.getLogger(f"spark_ssp.{__name__}")
+
+SILENCE_MS: Final = 5_000
+"""The longest time without an event. The service sends one at least every few seconds, also if
+there are no records."""
+
+_POSITION_NAMES: Final = {
+    "ShardIteratorType": "Type",
+    "StartingSequenceNumber": "SequenceNumber",
+    "Timestamp": "Timestamp",
+}
+_MESSAGES: Final = "SparkSspMessages"
+_OPERATION: Final = "SubscribeToShard"
+_thread = threading.local()
+_FAULTS: Final = (BotoCoreError, ClientError, HTTPError, OSError, BrokenStreamError, ValueError)
+
+
+class Transport(Protocol):
+    """Sends requests by other means than botocore's."""
+
+    def send(self, request: Any) -> Any:
+        """Send a prepared request of botocore; return its response (`AWSResponse`)."""
+        ...
+
+    def close(self) -> None:
+        """Close the connections."""
+        ...
+
+
+class Boto3Subscriber:
+    """`Subscriber` on a boto3 client, whose read timeout is the longest silence of a subscription.
+
+    The client must have botocore's retries off. It sends the requests if there is no `transport`.
+    """
+
+    def __init__(self, client: BaseClient, transport: Transport | None = None) -> None:
+        self._client = client
+        self._transport = transport
+        events = client.meta.events
+        for event, handler in (("before-send", _send), ("before-parse", _keep_messages)):
+            events.register(
+                f"{event}.kinesis.{_OPERATION}", handler, unique_id=f"spark-ssp-{event}"
+            )
+
+    def subscribe(
+        self,
+        consumer: ConsumerArn,
+        shard: ShardKey,
+        position: Position,
+        *,
+        inclusive: bool = False,
+    ) -> PushedPages:
+        """Call SubscribeToShard once."""
+        _thread.transport = self._transport
+        try:
+            answer = self._client.subscribe_to_shard(  # type: ignore[attr-defined]
+                ConsumerARN=consumer,
+                ShardId=shard.shard,
+                StartingPosition=_starting_position(position, inclusive=inclusive),
+            )
+            return PushedPages(shard, answer[_MESSAGES], parse_date(answer))
+        except (*_FAULTS, LookupError) as error:
+            raise _fault(shard, error) from None
+        finally:
+            _thread.transport = None
+
+    def close(self) -> None:
+        """Close the connections of the transport."""
+        if self._transport is not None:
+            self._transport.close()
+
+
+def open_subscriber(options: ConnectionOptions, *, window: int) -> Boto3Subscriber:
+    """Return a subscriber. `window`: the bytes that the service may send of each subscription
+    before they are read, if there is flow control.
+
+    Raises AccessError when there are no credentials, InvalidOptionsError without a region; calls
+    nothing.
+    """
+    silence_ms = min(options.read_timeout_ms, SILENCE_MS)
+    client = connect(replace(options, read_timeout_ms=silence_ms)).client
+    return Boto3Subscriber(client, _http2_transport(client.meta.endpoint_url, options, window))
+
+
+def _http2_transport(endpoint: str, options: ConnectionOptions, window: int) -> Transport | None:
+    if not endpoint.startswith("https:") or get_environ_proxies(endpoint):
+        return None
+    try:
+        from kinesis_source.client.http2_transport import Http2Transport
+    except ImportError:
+        _log.info(
+            "subscriptions use HTTP/1.1, with a connection for each: install spark-ssp[efo] for "
+            "HTTP/2"
+        )
+        return None
+    return Http2Transport(
+        window=window,
+        certificates=trusted_certificates(options),
+        connect_timeout=options.connect_timeout_ms / 1000,
+        silence=min(options.read_timeout_ms, SILENCE_MS) / 1000,
+    )
+
+
+def _send(request: Any, **_: object) -> Any:
+    """Called by botocore: send the request by the thread's transport, if it has one."""
+    transport: Transport | None = getattr(_thread, "transport", None)
+    return None if transport is None else transport.send(request)
+
+
+def _starting_position(position: Position, *, inclusive: bool) -> dict[str, Any]:
+    """Return the parameters of GetShardIterator under the names that SubscribeToShard has."""
+    parameters = position_parameters(position, inclusive=inclusive)
+    return {_POSITION_NAMES[name]: value for name, value in parameters.items()}
+
+
+class PushedPages:
+    """`Subscription` on the messages of a response."""
+
+    def __init__(self, shard: ShardKey, messages: MessageStream, date: EpochMillis | None) -> None:
+        self._shard = shard
+        self._messages = messages
+        self._date = date or EpochMillis(0)
+        self._size = 0
+
+    def next_size(self) -> int | None:
+        """Wait for the next event; return the size of its message."""
+        try:
+            size = self._messages.next_size()
+        except _FAULTS as error:
+            raise _fault(self._shard, error) from None
+        self._size = size or 0
+        return size
+
+    def next_page(self) -> RecordPage:
+        """Return the event of which `next_size` returned the size."""
+        try:
+            return self._page(self._messages.next_message(self._size))
+        except _FAULTS as error:
+            raise _fault(self._shard, error) from None
+
+    def close(self) -> None:
+        """End the subscription."""
+        self._messages.close()
+
+    def _page(self, message: Message) -> RecordPage:
+        headers = message.headers
+        kind = headers.get(":message-type")
+        if kind != "event":
+            code = headers.get(":exception-type") or headers.get(":error-code") or str(kind)
+            raise _error(self._shard, code, f"{code} in a subscription")
+        if headers.get(":event-type") != "SubscribeToShardEvent":
+            raise _error(self._shard, "UnknownEvent", "an event of another type")
+        return parse_event(message.payload, self._date)
+
+
+def _keep_messages(
+    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
+) -> None:
+    """Called by botocore: put the messages of a subscription into the answer."""
+    if response_dict["status_code"] == 200:
+        messages = MessageStream(response_dict["body"])
+        response_dict["body"] = messages
+        customized_response_dict[_MESSAGES] = messages
+
+
+def _fault(shard: ShardKey, error: Exception) -> SubscriptionError:
+    if isinstance(error, SubscriptionError):
+        return error
+    if isinstance(error, ClientError | BotoCoreError):
+        return _error(shard, code_of(error), f"{quoted(error)} on {_OPERATION}")
+    name = type(error).__name__
+    # Only the text of this module's own error cannot contain data.
+    text = f"{error}" if isinstance(error, BrokenStreamError) else name
+    return _error(shard, name, f"{text} in a subscription")
+
+
+def _error(shard: ShardKey, code: str, found: str) -> SubscriptionError:
+    error = SubscriptionError(
+        f"shard {shard}",
+        found=found,
+        expected="a subscription of the consumer",
+        next_step="none: the records are read by GetRecords",
+    )
+    error.code = code
+    return error

@@ -1,0 +1,232 @@
+"""Registered consumers of streams: the calls, and the consumers of one query.
+
+The driver finds or registers a consumer in each stream and waits until it is active. Later it looks
+each of them up every minute: a consumer may be deregistered by hand, and disappears with its
+stream. Until it is active again, the stream is polled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from kinesis_source.client.api import ThrottledError
+from kinesis_source.client.boto3_client import Boto3Kinesis
+from kinesis_source.model.shard import ConsumerArn, StreamRef
+from kinesis_source.options.values import ConsumerLifecycle, FanOutOptions
+from ssp_common.errors import SspError, StreamNotFoundError
+from task_grouping.identifiers import StreamName
+
+_log = logging.getLogger(f"spark_ssp.{__name__}")
+
+ACTIVE: Final = "ACTIVE"
+WAIT_S: Final = 60.0
+"""The longest time that a batch waits for a consumer to become active."""
+LOOKUP_PERIOD_S: Final = 60.0
+_POLL_S: Final = 1.0
+_EXISTS: Final = "ResourceInUseException"
+
+
+class ConsumerError(SspError):
+    """A stream has no consumer that the query can use: register one, or change the options."""
+
+    kind = "consumer"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A registered consumer. `status` is CREATING, DELETING or ACTIVE."""
+
+    name: str
+    arn: ConsumerArn
+    status: str
+
+
+class ConsumerService(Protocol):
+    """The calls for consumers. Their errors are those of `KinesisService`."""
+
+    def find(self, stream: StreamRef, name: str) -> Consumer | None:
+        """Call DescribeStreamConsumer by name. The stream must have an ARN."""
+        ...
+
+    def find_by_arn(self, stream: StreamRef, arn: ConsumerArn) -> Consumer | None:
+        """Call DescribeStreamConsumer by the consumer's ARN."""
+        ...
+
+    def register(self, stream: StreamRef, name: str) -> None:
+        """Call RegisterStreamConsumer once, as a call without retries. A consumer of that name is
+        no error."""
+        ...
+
+    def deregister(self, stream: StreamRef, arn: ConsumerArn) -> None:
+        """Call DeregisterStreamConsumer. A consumer that is gone is no error."""
+        ...
+
+
+class Boto3Consumers:
+    """`ConsumerService` on a connection."""
+
+    def __init__(self, kinesis: Boto3Kinesis) -> None:
+        self._kinesis = kinesis
+
+    def find(self, stream: StreamRef, name: str) -> Consumer | None:
+        """Call DescribeStreamConsumer by name."""
+        return self._describe(stream, {"StreamARN": stream.arn, "ConsumerName": name})
+
+    def find_by_arn(self, stream: StreamRef, arn: ConsumerArn) -> Consumer | None:
+        """Call DescribeStreamConsumer by ARN."""
+        return self._describe(stream, {"ConsumerARN": arn})
+
+    def register(self, stream: StreamRef, name: str) -> None:
+        """Call RegisterStreamConsumer once."""
+        request = {"StreamARN": stream.arn, "ConsumerName": name}
+        try:
+            self._kinesis.call("RegisterStreamConsumer", stream, request, _nothing, retry=False)
+        except ThrottledError as error:
+            if error.code != _EXISTS:
+                raise
+
+    def deregister(self, stream: StreamRef, arn: ConsumerArn) -> None:
+        """Call DeregisterStreamConsumer."""
+        request = {"ConsumerARN": arn}
+        try:
+            self._kinesis.call("DeregisterStreamConsumer", stream, request, _nothing)
+        except StreamNotFoundError:
+            return
+
+    def _describe(self, stream: StreamRef, request: dict[str, Any]) -> Consumer | None:
+        try:
+            return self._kinesis.call("DescribeStreamConsumer", stream, request, _consumer)
+        except StreamNotFoundError:  # of the consumer: the stream has been described before
+            return None
+
+
+def _nothing(_: Mapping[str, Any], __: object) -> None:
+    return None
+
+
+def _consumer(answer: Mapping[str, Any], _: object) -> Consumer:
+    found = answer["ConsumerDescription"]
+    return Consumer(
+        name=found["ConsumerName"],
+        arn=ConsumerArn(found["ConsumerARN"]),
+        status=found["ConsumerStatus"],
+    )
+
+
+class QueryConsumers:
+    """The consumers of one query. Used by one thread. `monotonic` is in seconds, and `sleep` waits
+    that many."""
+
+    def __init__(
+        self,
+        options: FanOutOptions,
+        service: ConsumerService,
+        *,
+        describe_arn: Callable[[StreamRef], str],
+        monotonic: Callable[[], float],
+        sleep: Callable[[float], None],
+    ) -> None:
+        """`describe_arn` returns the ARN of a stream."""
+        self._options = options
+        self._service = service
+        self._describe_arn = describe_arn
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._known: dict[StreamName, ConsumerArn | None] = {}
+        self._next_lookup = 0.0
+
+    def active(self, streams: tuple[StreamRef, ...]) -> dict[StreamName, ConsumerArn]:
+        """Return the active consumer of each stream that has one.
+
+        The first call finds or registers all of them, and waits for them; it raises ConsumerError
+        if that is impossible, and the errors of the service. Later calls log them.
+        """
+        now = self._monotonic()
+        if now >= self._next_lookup:
+            for stream in streams:
+                self._known[stream.name] = self._look_up(stream)
+            self._next_lookup = self._monotonic() + LOOKUP_PERIOD_S
+        return {name: arn for name, arn in self._known.items() if arn is not None}
+
+    def _look_up(self, stream: StreamRef) -> ConsumerArn | None:
+        if stream.name not in self._known:
+            return self._wait_for(stream)
+        try:
+            found = self._find_or_register(stream)
+        except SspError as error:
+            _log.warning("stream %s is polled: its consumer cannot be used: %s", stream.name, error)
+            return None
+        if found is None or found.status != ACTIVE:
+            _log.warning("stream %s is polled until its consumer is active", stream.name)
+            return None
+        return found.arn
+
+    def _wait_for(self, stream: StreamRef) -> ConsumerArn | None:
+        deadline = self._monotonic() + WAIT_S
+        is_logged = False
+        while True:
+            found = self._find_or_register(stream)
+            if found is not None and found.status == ACTIVE:
+                _log.info("stream %s is read by consumer %s", stream.name, found.arn)
+                return found.arn
+            status = "just registered" if found is None else found.status
+            if self._monotonic() >= deadline:
+                _log.warning(
+                    "the consumer of stream %s was still %s after %.0f s: the stream is polled "
+                    "until it is active",
+                    *(stream.name, status, WAIT_S),
+                )
+                return None
+            if not is_logged:
+                is_logged = True
+                _log.info(
+                    "the consumer of stream %s is %s: waiting until it is active, at most %.0f s",
+                    *(stream.name, status, WAIT_S),
+                )
+            self._sleep(_POLL_S)
+
+    def _find_or_register(self, stream: StreamRef) -> Consumer | None:
+        """Return the consumer; None if it has just been registered."""
+        arns = dict(self._options.consumer_arns)
+        if arns:
+            found = self._service.find_by_arn(stream, arns[stream.name])
+            return self._required(stream, found, arns[stream.name])
+        name = self._options.consumer_name or ""
+        # By its ARN, for which the calls for consumers have no other form.
+        stream = StreamRef(name=stream.name, arn=stream.arn or self._describe_arn(stream))
+        found = self._service.find(stream, name)
+        if found is None and self._options.lifecycle is ConsumerLifecycle.JOB:
+            self._register(stream, name)
+            return None
+        return self._required(stream, found, name)
+
+    def _register(self, stream: StreamRef, name: str) -> None:
+        try:
+            self._service.register(stream, name)
+        except ThrottledError as error:
+            if error.code != "LimitExceededException":
+                _log.info("stream %s: %s; trying again", stream.name, error.found)
+                return
+            raise ConsumerError(
+                f"consumer {name} of stream {stream.name}",
+                found=error.found,
+                expected="a stream with fewer consumers than its limit, and at most 5 "
+                "registrations at a time",
+                next_step="deregister consumers that nobody uses (`spark-ssp shards` lists them), "
+                "or read by consumerMode=polling",
+            ) from None
+        _log.info("registered consumer %s of stream %s", name, stream.name)
+
+    def _required(self, stream: StreamRef, found: Consumer | None, name: str) -> Consumer:
+        if found is not None:
+            return found
+        raise ConsumerError(
+            f"consumer {name} of stream {stream.name}",
+            found="no consumer of that name",
+            expected="a registered consumer, as consumerLifecycle=self demands",
+            next_step="register it (aws kinesis register-stream-consumer), or set consumerName "
+            "with consumerLifecycle=job",
+        )

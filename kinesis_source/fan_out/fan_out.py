@@ -1,0 +1,110 @@
+"""The driver's side of enhanced fan-out: the consumers of a query, and the ranges that are pushed
+to them."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from kinesis_source.client.boto3_client import Boto3Kinesis
+from kinesis_source.fan_out.consumer_guard import GuardSettings, start_guard
+from kinesis_source.fan_out.consumers import Boto3Consumers, QueryConsumers
+from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, choose_pushed, pushed_shards
+from kinesis_source.model.ranges import SlotRange
+from kinesis_source.model.shard import ConsumerArn
+from kinesis_source.options.values import ConsumerLifecycle, KinesisOptions
+from task_grouping.identifiers import ShardKey, StreamName
+
+
+class ActiveConsumers(Protocol):
+    """The consumers of a query."""
+
+    def active(self, streams: Any) -> dict[StreamName, ConsumerArn]:
+        """As `QueryConsumers.active`."""
+        ...
+
+
+class FanOut:
+    """Chooses the pushed ranges of each batch of one query. Used by one thread. `monotonic` is in
+    seconds."""
+
+    def __init__(
+        self,
+        options: KinesisOptions,
+        consumers: ActiveConsumers,
+        *,
+        monotonic: Callable[[], float],
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        """`close` is called at the end of the query."""
+        self._close = close
+        self._streams = options.streams
+        self._consumers = consumers
+        self._monotonic = monotonic
+        self._pushed_at: dict[ShardKey, float] = {}
+        self._counts: dict[StreamName, Counter[str]] = {}
+
+    def assign(self, ranges: Sequence[SlotRange]) -> tuple[SlotRange, ...]:
+        """Return the ranges of a batch with the consumer of each one that is pushed.
+
+        The first call finds or registers the consumers; see `QueryConsumers.active` for errors.
+        """
+        consumers = self._consumers.active(self._streams)
+        now = self._monotonic()
+        chosen = choose_pushed(ranges, consumers, self._pushed_at, now)
+        self._pushed_at = {
+            key: since
+            for key, since in self._pushed_at.items()
+            if now - since < RESUBSCRIBE_AFTER_S
+        }
+        self._pushed_at |= dict.fromkeys(pushed_shards(chosen), now)
+        self._counts = {}
+        for each in (each for slot in chosen for each in slot.shards):
+            counts = self._counts.setdefault(each.stream.name, Counter())
+            counts["polled" if each.consumer is None else "pushed"] += 1
+        return chosen
+
+    def close(self) -> None:
+        """End the use of the consumers."""
+        if self._close is not None:
+            self._close()
+
+    def entry(self, stream: StreamName) -> dict[str, Any]:
+        """Return the number of shards of the last batch that were pushed and polled, for the
+        query's progress."""
+        counts = self._counts.get(stream, Counter())
+        return {"fanOut": {"pushed": counts["pushed"], "polled": counts["polled"]}}
+
+
+def open_fan_out(
+    options: KinesisOptions, kinesis: Boto3Kinesis, worker: str | None = None
+) -> FanOut | None:
+    """Return the fan-out of a query; None with polling. Starts the process that deregisters the
+    consumers at the end of the query, if it is to do so: the end of a batch read is that of Spark's
+    application. `worker` is the query's worker, if it has leases."""
+    fan_out = options.fan_out
+    if fan_out is None:
+        return None
+    close: Callable[[], None] | None = None
+    if fan_out.lifecycle is ConsumerLifecycle.JOB:
+        close = start_guard(
+            GuardSettings(
+                streams=options.streams,
+                consumer_name=fan_out.consumer_name or "",
+                connection=options.connection,
+                leases=options.leases,
+                worker=worker,
+                watched=None if options.ending_position is None else os.getppid(),
+            )
+        )
+    consumers = QueryConsumers(
+        fan_out,
+        Boto3Consumers(kinesis),
+        describe_arn=lambda stream: kinesis.describe(stream).arn,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    return FanOut(options, consumers, monotonic=time.monotonic, close=close)

@@ -1,0 +1,139 @@
+"""Decides when one shard's range is read by a subscription, and when by GetRecords.
+
+Exactly-once does not depend on subscriptions. Whatever goes wrong with one, `ShardReader` continues
+the range by GetRecords after the last record that it has, and tries to subscribe again later, if
+enough is left to read. After `MAX_FAULTS` faults it reads the rest by GetRecords.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from kinesis_source.client.api import Subscriber, Subscription, SubscriptionError
+from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, is_worth_pushing
+from kinesis_source.model.ranges import ShardRange
+from kinesis_source.model.shard import RecordPage
+
+_log = logging.getLogger(f"spark_ssp.{__name__}")
+
+MAX_FAULTS: Final = 3
+"""The number of failed subscriptions after which a range is polled to its end."""
+
+
+@dataclass(slots=True, eq=False)
+class FaultLog:
+    """Counts the faults of subscriptions in one process, and logs each cause once. Thread-safe."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _counts: Counter[str] = field(default_factory=Counter)
+
+    def record(self, error: SubscriptionError) -> None:
+        """Count a fault. Log the first of its cause, and each one that doubles the number."""
+        with self._lock:
+            self._counts[error.code] += 1
+            count = self._counts[error.code]
+        if count & (count - 1) == 0:
+            _log.info(
+                "%s: %s (%d times in this process); its records are read by GetRecords",
+                *(error.subject, error.found, count),
+            )
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of faults by cause."""
+        with self._lock:
+            return dict(self._counts)
+
+
+PROCESS_WIDE_FAULTS: Final = FaultLog()
+"""Executors keep their worker process, and this with it, from task to task."""
+
+
+class PushedPages:
+    """The subscriptions to one range, one at a time. Used by one thread. Times are monotonic
+    seconds."""
+
+    def __init__(
+        self,
+        range_: ShardRange,
+        subscriber: Subscriber | None,
+        *,
+        monotonic: Callable[[], float],
+        faults: FaultLog,
+    ) -> None:
+        """Without `subscriber` the range is polled."""
+        self._range = range_
+        self._subscriber = subscriber
+        self._monotonic = monotonic
+        self._faults = faults
+        self._subscription: Subscription | None = None
+        self._not_before = 0.0
+        self._failed = 0
+
+    def subscribe(self, open_at: Callable[[Subscriber], Subscription], fetched: int) -> bool:
+        """Return whether there is a subscription. Make one by `open_at` if it is due, after
+        `fetched` records of the range."""
+        if self._subscription is not None:
+            return True
+        subscriber, now = self._subscriber, self._monotonic()
+        if (
+            subscriber is None
+            or self._range.consumer is None
+            or self._failed >= MAX_FAULTS
+            or now < self._not_before
+            or not is_worth_pushing(self._range.expected, fetched)
+        ):
+            return False
+        self._not_before = now + RESUBSCRIBE_AFTER_S
+        try:
+            self._subscription = open_at(subscriber)
+        except SubscriptionError as error:
+            self._fail(error)
+            return False
+        return True
+
+    def next_size(self) -> int | None:
+        """Wait for the next event and return its size in bytes. None: poll instead."""
+        subscription = self._subscription
+        if subscription is None:
+            return None
+        try:
+            size = subscription.next_size()
+        except SubscriptionError as error:
+            self._fail(error)
+            return None
+        if size is None:
+            self.close()
+        return size
+
+    def next_page(self) -> RecordPage | None:
+        """Return the event of which `next_size` returned the size. None: poll instead."""
+        subscription = self._subscription
+        if subscription is None:
+            return None
+        try:
+            return subscription.next_page()
+        except SubscriptionError as error:
+            self._fail(error)
+            return None
+
+    def close(self) -> None:
+        """End the subscription, if there is one."""
+        if self._subscription is not None:
+            self._subscription.close()
+            self._subscription = None
+
+    def give_up(self) -> None:
+        """Poll the rest of the range."""
+        self._failed = MAX_FAULTS
+        self.close()
+
+    def _fail(self, error: SubscriptionError) -> None:
+        self._failed += 1
+        self._not_before = self._monotonic() + RESUBSCRIBE_AFTER_S
+        self._faults.record(error)
+        self.close()
