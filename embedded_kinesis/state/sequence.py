@@ -46,6 +46,11 @@ def compose(shard_base: int, index: int, second: int) -> int:
     return shard_base | (index << 80) | ((second & MAX_SECOND) << 36)
 
 
+def at_latest_second(number: int) -> int:
+    """Return the largest number of the same record, whose time is unknown."""
+    return number | (MAX_SECOND << 36)
+
+
 def decode(number: int) -> Decoded | None:
     """Return the parts of a number of this layout, or None for any other number."""
     if number >> 184 != _VERSION or number & 0xF != _VERSION or (number >> 72) & 0xFF:

@@ -71,7 +71,7 @@ class Shard:
         """Return the largest number that a position in this shard can have."""
         if self.ending_number is not None:
             return self.ending_number
-        return sequence.compose(self._base, self._next_index - 1, sequence.MAX_SECOND)
+        return sequence.at_latest_second(self.last_number)
 
     def position_number(self, ordinal: int, now_ms: int) -> int:
         """Return the number of the position before the record at `ordinal`: above that of the
