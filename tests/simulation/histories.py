@@ -94,6 +94,7 @@ class Histories(RuleBasedStateMachine):
         super().__init__()
         self.world = World()
         self.judge = Judge(self.world, page=self.page)
+        self.world.pushes = True
         self.query = SimulatedQuery(world=self.world, witness=self.judge)
         self.streams: tuple[str, ...] = ()
         self.options: dict[str, str] = {}

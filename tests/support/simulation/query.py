@@ -40,6 +40,7 @@ from ssp_common.errors import ServiceUnavailableError, SspError
 from ssp_common.spark.pyspark_api import ReadAllAvailable
 from tests.support.fakes.scripted import FakeTime
 from tests.support.simulation.clock import ReadingTime
+from tests.support.simulation.pushing import SimulatedSubscriber, push_some
 from tests.support.simulation.world import LONGEST_HIDDEN_MS, PAYLOAD, World
 
 
@@ -161,12 +162,13 @@ class SimulatedReader(KinesisStreamReader):
 
     def _read(self, partition: SlotPartition, clock: Clock) -> Generator[pa.RecordBatch]:
         rows = read_slot(
-            partition.value,
+            push_some(partition.value) if self.world.pushes else partition.value,
             self._options,
             self.world.service,
             clock=clock,
             hash_ranges=self.hash_ranges,
             rates=ReadRates(),
+            open_subscriber=lambda _: SimulatedSubscriber(self.world.service),
         )
         yield from rows
 

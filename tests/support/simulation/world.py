@@ -72,6 +72,8 @@ class World:
         """The shard of each user record, and its place in the list of entries."""
         self.happened: Counter[str] = Counter()
         self.faults_on = True
+        self.pushes = False
+        """True if tasks read half of their ranges by subscriptions, many of which fail."""
         self._next_id = 0
         self._auto_since: dict[str, int] = {}
         self._lock = threading.Lock()
