@@ -56,12 +56,24 @@ class GuardSettings:
     watched: int | None = None
 
 
-def start_guard(settings: GuardSettings) -> Callable[[], None]:
-    """Start the process, and return once it holds its locks: before consumers are looked up.
+class ConsumerGuard:
+    """The process, which this one has started."""
 
-    The result ends the query for the guard; so does the end of this process, or that the result is
-    dropped.
-    """
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+
+    def close(self) -> None:
+        """End the query. So does the end of this process, or that this object is dropped."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the end of the process. Raises subprocess.TimeoutExpired."""
+        self._process.wait(seconds)
+
+
+def start_guard(settings: GuardSettings) -> ConsumerGuard:
+    """Start the process, and return once it holds its locks: before consumers are looked up."""
     # -P: nothing is imported from the working directory before `sys.path` is received.
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", _PROGRAM],
@@ -81,7 +93,8 @@ def start_guard(settings: GuardSettings) -> Callable[[], None]:
             "that has failed, see above",
             settings.consumer_name,
         )
-    return process.stdin.close
+    process.stdout.close()
+    return ConsumerGuard(process)
 
 
 def main() -> None:

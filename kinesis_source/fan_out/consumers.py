@@ -25,6 +25,8 @@ ACTIVE: Final = "ACTIVE"
 WAIT_S: Final = 60.0
 """The longest time that a batch waits for a consumer to become active."""
 LOOKUP_PERIOD_S: Final = 60.0
+MISSING_LOOKUP_PERIOD_S: Final = 5.0
+"""The period of looking up all consumers while one of them is not active."""
 _POLL_S: Final = 1.0
 _EXISTS: Final = "ResourceInUseException"
 
@@ -148,7 +150,9 @@ class QueryConsumers:
         if now >= self._next_lookup:
             for stream in streams:
                 self._known[stream.name] = self._look_up(stream)
-            self._next_lookup = self._monotonic() + LOOKUP_PERIOD_S
+            is_complete = None not in self._known.values()
+            period = LOOKUP_PERIOD_S if is_complete else MISSING_LOOKUP_PERIOD_S
+            self._next_lookup = self._monotonic() + period
         return {name: arn for name, arn in self._known.items() if arn is not None}
 
     def _look_up(self, stream: StreamRef) -> ConsumerArn | None:
@@ -172,7 +176,7 @@ class QueryConsumers:
             if found is not None and found.status == ACTIVE:
                 _log.info("stream %s is read by consumer %s", stream.name, found.arn)
                 return found.arn
-            status = "just registered" if found is None else found.status
+            status = "CREATING" if found is None else found.status
             if self._monotonic() >= deadline:
                 _log.warning(
                     "the consumer of stream %s was still %s after %.0f s: the stream is polled "

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.fan_out.consumer_guard import GuardSettings, start_guard
+from kinesis_source.fan_out.consumer_guard import ConsumerGuard, GuardSettings, start_guard
 from kinesis_source.fan_out.consumers import Boto3Consumers, QueryConsumers
 from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, choose_pushed, pushed_shards
 from kinesis_source.model.ranges import SlotRange
@@ -37,10 +37,10 @@ class FanOut:
         consumers: ActiveConsumers,
         *,
         monotonic: Callable[[], float],
-        close: Callable[[], None] | None = None,
+        guard: ConsumerGuard | None = None,
     ) -> None:
-        """`close` is called at the end of the query."""
-        self._close = close
+        """`guard` deregisters the consumers at the end of the query."""
+        self._guard = guard
         self._streams = options.streams
         self._consumers = consumers
         self._monotonic = monotonic
@@ -69,8 +69,8 @@ class FanOut:
 
     def close(self) -> None:
         """End the use of the consumers."""
-        if self._close is not None:
-            self._close()
+        if self._guard is not None:
+            self._guard.close()
 
     def entry(self, stream: StreamName) -> dict[str, Any]:
         """Return the number of shards of the last batch that were pushed and polled, for the
@@ -88,9 +88,9 @@ def open_fan_out(
     fan_out = options.fan_out
     if fan_out is None:
         return None
-    close: Callable[[], None] | None = None
+    guard: ConsumerGuard | None = None
     if fan_out.lifecycle is ConsumerLifecycle.JOB:
-        close = start_guard(
+        guard = start_guard(
             GuardSettings(
                 streams=options.streams,
                 consumer_name=fan_out.consumer_name or "",
@@ -107,4 +107,4 @@ def open_fan_out(
         monotonic=time.monotonic,
         sleep=time.sleep,
     )
-    return FanOut(options, consumers, monotonic=time.monotonic, close=close)
+    return FanOut(options, consumers, monotonic=time.monotonic, guard=guard)

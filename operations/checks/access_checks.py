@@ -13,10 +13,11 @@ from kafka_source.options.values import KafkaOptions
 from kafka_source.planning.metadata_checks import not_found_error
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.model.shard import StreamRef, TrimHorizon
-from kinesis_source.options.values import KinesisOptions
+from kinesis_source.options.values import ConsumerLifecycle, FanOutOptions, KinesisOptions
 from operations.checks.findings import Finding, Level, findings_of
 from operations.checks.identity import caller_identity
 from operations.inspection.lease_table import LeaseTable
+from operations.inspection.streams import read_stream
 from ssp_common.errors import SspError
 from ssp_common.options.endpoints import ConnectionOptions, is_loopback
 
@@ -30,6 +31,8 @@ def check_kinesis(options: KinesisOptions, now_ms: Callable[[], int]) -> Iterato
     yield from _identity(connection)
     for stream in options.streams:
         yield from _reads(stream, connection)
+        if options.fan_out is not None:
+            yield from _consumers(stream, options.fan_out, connection)
     yield from _clock(connection, now_ms)
     if options.leases is not None:
         leases = options.leases
@@ -92,6 +95,43 @@ def _reads(stream: StreamRef, connection: ConnectionOptions) -> Iterator[Finding
         yield from findings
         if any(finding.level is Level.PROBLEM for finding in findings):
             return
+
+
+def _consumers(
+    stream: StreamRef, fan_out: FanOutOptions, connection: ConnectionOptions
+) -> Iterator[Finding]:
+    """List the consumers of a stream: those that ended queries have left are billed."""
+    check = "kinesis:ListStreamConsumers"
+    try:
+        found = read_stream(stream, connection).consumers
+    except SspError as error:
+        yield from findings_of(check, error)
+        return
+    if found is None:
+        yield Finding(check=check, level=Level.NOTE, found="not permitted; a query does without it")
+        return
+    listed = ", ".join(f"{each.name} ({each.status})" for each in found) or "none"
+    yield Finding(
+        check=check,
+        level=Level.OK,
+        found=f"consumers of stream {stream.name}: {listed}",
+        remedy="deregister those that nobody uses: each is billed by shard and hour"
+        if found
+        else None,
+    )
+    name = fan_out.consumer_name
+    if name is None or name in {each.name for each in found}:
+        return
+    is_registered = fan_out.lifecycle is ConsumerLifecycle.JOB
+    yield Finding(
+        check="consumer",
+        level=Level.NOTE if is_registered else Level.PROBLEM,
+        found=f"no consumer {name} of stream {stream.name}"
+        + (": the query registers it" if is_registered else ""),
+        remedy="allow kinesis:RegisterStreamConsumer and kinesis:DeregisterStreamConsumer"
+        if is_registered
+        else "register it, or set consumerLifecycle=job",
+    )
 
 
 def _clock(connection: ConnectionOptions, now_ms: Callable[[], int]) -> Iterator[Finding]:

@@ -96,6 +96,22 @@ def test_leases(orders: Cloud) -> None:
     assert _levels(orders.run("doctor", *options, "--json"))["dynamodb:Scan"] == "ok"
 
 
+def test_consumers(orders: Cloud) -> None:
+    orders.kinesis.state.register_consumer("orders", "left-over")
+    efo = ("--option=streamName=orders", "--option=consumerMode=efo", "--option=consumerName=etl")
+    found = orders.run("doctor", *efo, "--json", dynamodb=False)
+    assert _levels(found)["consumer"] == "note"
+    (listed,) = [one for one in found.document() if one["check"] == "kinesis:ListStreamConsumers"]
+    assert "left-over (ACTIVE)" in listed["found"]
+    own = orders.run("doctor", *efo, "--option=consumerLifecycle=self", "--json", dynamodb=False)
+    assert (own.code, _levels(own)["consumer"]) == (1, "problem")
+    orders.kinesis.state.register_consumer("orders", "etl")
+    own = orders.run("doctor", *efo, "--option=consumerLifecycle=self", "--json", dynamodb=False)
+    assert (own.code, "consumer" in _levels(own)) == (0, False)
+    for name in ("etl", "left-over"):
+        orders.kinesis.state.deregister_consumer("orders", name)
+
+
 def test_the_identity_by_sts(orders: Cloud, moto: str) -> None:
     role = "arn:aws:iam::123456789012:role/r"
     options = (f"--option=stsEndpointUrl={moto}", f"--option=roleArn={role}")

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support.kinesis.feeds import Record
+from tests.support.kinesis.feeds import FAN_OUT_EVERYWHERE, Record
 
 _ROOT = Path(__file__).resolve().parents[3]
 _PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
@@ -38,6 +38,11 @@ ENVIRONMENT: Final = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    **(
+        {"PYTHONPATH": str(_ROOT / "tests" / "support" / "fan_out_everywhere")}
+        if FAN_OUT_EVERYWHERE
+        else {}
+    ),
 }
 
 

@@ -1,0 +1,103 @@
+"""The process that deregisters a query's consumers at its end, beside real queries' processes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from embedded_kinesis import EmbeddedKinesis
+from kinesis_source.fan_out.consumer_guard import GuardSettings, start_guard
+from kinesis_source.model.shard import StreamRef
+from kinesis_source.options.values import ConnectionOptions
+from task_grouping.identifiers import StreamName
+
+_DEADLINE_S = 60
+
+
+@pytest.fixture
+def kinesis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedKinesis]:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with EmbeddedKinesis() as service:
+        service.state.create_stream("orders")
+        service.state.register_consumer("orders", "etl")
+        service.state.register_consumer("orders", "another")
+        yield service
+
+
+def settings(kinesis: EmbeddedKinesis, **changes: object) -> GuardSettings:
+    values = {
+        "streams": (StreamRef(name=StreamName("orders")),),
+        "consumer_name": "etl",
+        "connection": ConnectionOptions(
+            region="us-east-1",
+            endpoint_url=kinesis.endpoint_url,
+            aws_access_key_id="local",
+            aws_secret_access_key="local",
+        ),
+    }
+    return GuardSettings(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def names(kinesis: EmbeddedKinesis) -> list[str]:
+    state = kinesis.state
+    return [each.name for each in state.consumers("orders").all(state.clock.now_ms())]
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + _DEADLINE_S
+    while not reached():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_the_last_query_of_a_machine_deregisters(kinesis: EmbeddedKinesis) -> None:
+    first, second = start_guard(settings(kinesis)), start_guard(settings(kinesis))
+    first.close()
+    first.wait(_DEADLINE_S)
+    assert sorted(names(kinesis)) == ["another", "etl"]
+    second.close()
+    second.wait(_DEADLINE_S)
+    assert names(kinesis) == ["another"]
+    assert not list(Path(os.environ["TMPDIR"]).glob("*/*.consumer"))
+
+
+def test_a_batch_read_ends_with_the_process_of_its_application(kinesis: EmbeddedKinesis) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as application:
+        guard = start_guard(settings(kinesis, watched=application.pid))
+        guard.close()
+        # One that was started later has ended: this one ignores the end of its pipe.
+        later = start_guard(settings(kinesis, consumer_name="another"))
+        later.close()
+        later.wait(_DEADLINE_S)
+        assert names(kinesis) == ["etl"]
+        application.communicate(b"\n")
+    guard.wait(_DEADLINE_S)
+    assert names(kinesis) == []
+
+
+def test_a_query_that_was_killed_is_at_its_end(kinesis: EmbeddedKinesis) -> None:
+    program = (
+        "import pickle, sys; "
+        "from kinesis_source.fan_out.consumer_guard import start_guard; "
+        "guard = start_guard(pickle.load(sys.stdin.buffer)); print('ready', flush=True); "
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as query:
+        assert query.stdin is not None
+        assert query.stdout is not None
+        query.stdin.write(pickle.dumps(settings(kinesis)))
+        query.stdin.flush()
+        assert query.stdout.readline() == b"ready\n"
+        assert "etl" in names(kinesis)
+        query.send_signal(signal.SIGKILL)
+    wait_until(lambda: names(kinesis) == ["another"])

@@ -1,0 +1,62 @@
+"""Queries that are pushed to: the same batches as by polling, and consumers that come and go."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from embedded_kinesis import EmbeddedKinesis
+from tests.support.kinesis.feeds import Feed
+from tests.support.spark.queries import DEADLINE_S, wait_for_rows
+from tests.support.spark.trials import Trial
+
+EFO = {"consumerMode": "efo", "consumerName": "etl"}
+RECORDS = 3_000
+"""More than 1 MiB for each of two shards: smaller ranges are polled."""
+
+
+@pytest.fixture
+def pushed(trial: Trial) -> Trial:
+    trial.options |= EFO
+    return trial
+
+
+def put(feed: Feed, count: int) -> None:
+    first = len(feed.records)
+    for number in range(first, first + count):
+        feed.put_data("orders", f"key-{number % 17}", b"%01000d" % number)
+
+
+def consumers(kinesis: EmbeddedKinesis) -> list[str]:
+    state = kinesis.state
+    return [each.name for each in state.consumers("orders").all(state.clock.now_ms())]
+
+
+def subscriptions(kinesis: EmbeddedKinesis) -> int:
+    return kinesis.state.calls.count("SubscribeToShard")
+
+
+@pytest.mark.core("enhanced fan-out")
+def test_large_ranges_are_pushed_through_reshards_and_restarts(
+    kinesis: EmbeddedKinesis, feed: Feed, pushed: Trial
+) -> None:
+    pushed.create(0, shards=2)
+    put(feed, RECORDS)
+    with pushed.running() as query:
+        wait_for_rows(query, pushed.sink, RECORDS)
+        first = subscriptions(kinesis)
+        assert first == 2
+        assert consumers(kinesis) == ["etl"]
+        feed.split_first("orders")
+        put(feed, RECORDS)
+        wait_for_rows(query, pushed.sink, 2 * RECORDS)
+    deadline = time.monotonic() + DEADLINE_S
+    while consumers(kinesis):
+        assert time.monotonic() < deadline, "the consumer was not deregistered"
+        time.sleep(0.05)
+    feed.merge_first("orders")
+    put(feed, RECORDS)
+    pushed.run_to_end()
+    assert subscriptions(kinesis) > first
+    pushed.check()
