@@ -80,6 +80,7 @@ SCENARIOS: Final = (
     "killed driver",
     "leases between two queries",
     "Kinesis batch read",
+    "enhanced fan-out",
     "Kafka expansion",
     "Kinesis sink",
     "Kafka sink",
