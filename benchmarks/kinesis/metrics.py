@@ -1,11 +1,12 @@
-"""The cost of `publish_metrics` for each trigger of a busy Kinesis query.
+"""The cost of `publish_metrics` and `serve_live_page` for each trigger of a busy Kinesis query.
 
     python -m benchmarks.kinesis.metrics [--shards 16 128 1000] [--slots 4] [--seconds 30]
 
 The query is the busy one of `kinesis.triggers`: 1,000 records/s of 200 B over all shards. Metrics
-are published for Prometheus, scraped once a second, and as lines for CloudWatch in a file.
-`listener` is the time from Spark's call in Python to its return, on the wall: PySpark's conversion
-of the report, by calls of the JVM, and `publishing`. `CPU` is the thread's processor time. No query
+are published for Prometheus, scraped once a second, and as lines for CloudWatch in a file; the live
+page is served, and not open.
+`listener` is the time from Spark's call in Python to its return, on the wall: the reading of the
+report from the JVM, and `publishing`. `CPU` is the thread's processor time. No query
 waits for it. `share` is the part of the median trigger that the processor time of either takes.
 `counts` is the size of the part of the report that exists only for metrics.
 """
@@ -25,14 +26,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import JStreamingQueryListener
 
 from benchmarks.kinesis.service import kinesis_service
 from benchmarks.kinesis.triggers import BUSY_TRIGGER, RATE, WARM_UP, wait_for_batches
 from benchmarks.support.report import Report, quantile
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from operations.metrics.listener import MetricsListener
-from spark_ssp import publish_metrics
+from operations.progress.jvm_reports import JsonReports
+from operations.progress.listener import ProgressListener
+from spark_ssp import publish_metrics, serve_live_page
 
 _COUNTS: Final = ("shards", "closedShards", "parents", "counters", "leases")
 
@@ -51,28 +52,28 @@ class Times:
 @contextmanager
 def _timed(times: Times) -> Iterator[None]:
     """Time the calls of Python listeners by the JVM."""
-    original = JStreamingQueryListener.onQueryProgress
+    original = JsonReports.onQueryProgress
 
-    def timed(self: JStreamingQueryListener, event: Any) -> None:
+    def timed(self: JsonReports, event: Any) -> None:
         began, used = time.perf_counter(), time.thread_time()
         original(self, event)
         times.processor.append(1000 * (time.thread_time() - used))
         times.wall.append(1000 * (time.perf_counter() - began))
 
-    publish = MetricsListener.publish
+    publish = ProgressListener.publish
 
-    def timed_publish(self: MetricsListener, progress: Any) -> None:
+    def timed_publish(self: ProgressListener, progress: Any) -> None:
         used = time.thread_time()
         publish(self, progress)
         times.publishing.append(1000 * (time.thread_time() - used))
 
-    JStreamingQueryListener.onQueryProgress = timed  # type: ignore[method-assign,assignment]
-    MetricsListener.publish = timed_publish  # type: ignore[method-assign]
+    JsonReports.onQueryProgress = timed  # type: ignore[method-assign,assignment]
+    ProgressListener.publish = timed_publish  # type: ignore[method-assign]
     try:
         yield
     finally:
-        JStreamingQueryListener.onQueryProgress = original  # type: ignore[method-assign]
-        MetricsListener.publish = publish  # type: ignore[method-assign]
+        JsonReports.onQueryProgress = original  # type: ignore[method-assign]
+        ProgressListener.publish = publish  # type: ignore[method-assign]
 
 
 @contextmanager
@@ -104,6 +105,7 @@ def measure(
     published = publish_metrics(
         spark, prometheus=0, cloudwatch=folder / f"{shards}.log", series=100
     )
+    page = serve_live_page(spark)
     assert published.url is not None
     try:
         with kinesis_service(shards) as service:
@@ -128,6 +130,7 @@ def measure(
             finally:
                 query.stop()
     finally:
+        page.stop()
         published.stop()
     return times, progress
 
@@ -191,7 +194,7 @@ def run(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="The cost of publish_metrics for a trigger.")
+    parser = argparse.ArgumentParser(description="The cost of metrics and page for a trigger.")
     parser.add_argument("--shards", type=int, nargs="+", default=[16, 128, 1000])
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)

@@ -32,6 +32,7 @@ from operations.inspection.lease_rows import (
 from operations.inspection.lease_table import LeaseTable, TableRows
 from operations.inspection.shard_lags import lags_of
 from operations.inspection.streams import ListedStream, list_streams
+from operations.model.text import duration_text
 from operations.terminal.connection import (
     Given,
     aws_options,
@@ -40,7 +41,7 @@ from operations.terminal.connection import (
     options_file,
 )
 from operations.terminal.environment import Environment
-from operations.terminal.output import Screen, duration_text, shard_number, time_text, write_json
+from operations.terminal.output import Screen, shard_number, time_text, write_json
 from operations.terminal.values import to_millis
 from ssp_common.options.endpoints import ConnectionOptions
 from task_grouping.identifiers import ShardKey, StreamName
@@ -238,7 +239,7 @@ def _show(screen: Screen, reading: _Reading) -> None:
                 _owner(row),
                 row.state,
                 _progress(screen, row.progress),
-                duration_text(row.lag_ms),
+                None if row.lag_ms is None else duration_text(row.lag_ms),
                 _age(row.age),
                 ", ".join(shard_number(parent) for parent in row.parents),
             )

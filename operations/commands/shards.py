@@ -11,6 +11,7 @@ from kinesis_source.model.shard import TrimHorizon
 from operations.inspection.shard_lags import lags_of
 from operations.inspection.shard_tree import TreeRow, percent_of_keys, tree_rows
 from operations.inspection.streams import StreamDetails, read_stream
+from operations.model.text import duration_text
 from operations.terminal.connection import (
     Given,
     aws_options,
@@ -18,7 +19,7 @@ from operations.terminal.connection import (
     options_file,
     stream_ref,
 )
-from operations.terminal.output import Screen, duration_text, shard_number, time_text, write_json
+from operations.terminal.output import Screen, shard_number, time_text, write_json
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 
@@ -76,7 +77,7 @@ def _show(screen: Screen, found: StreamDetails, ages: dict[ShardId, int | None])
                 f"{row.branch}{row.shard.shard_id}",
                 "closed" if row.shard.closed else "open",
                 _keys(row),
-                duration_text(ages.get(row.shard.shard_id)),
+                _age(ages.get(row.shard.shard_id)),
                 ", ".join(map(shard_number, row.other_parents)),
             )
             for row in tree_rows(found.shards)
@@ -95,6 +96,10 @@ def _consumers(found: StreamDetails) -> str:
 def _keys(row: TreeRow) -> str:
     first, last = percent_of_keys(row.shard)
     return f"{first:.2f} - {last:.2f} %"
+
+
+def _age(millis: int | None) -> str | None:
+    return None if millis is None else duration_text(millis)
 
 
 def _document(found: StreamDetails, ages: dict[ShardId, int | None]) -> dict[str, Any]:

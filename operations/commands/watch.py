@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -12,6 +12,7 @@ import click
 from operations.inspection.errors import CheckpointFolderError
 from operations.inspection.folders import open_folder
 from operations.inspection.lease_table import LeaseTable
+from operations.live_page.checkpoint_lags import measure_status
 from operations.live_page.checkpoint_snapshots import CheckpointReader, with_owners
 from operations.live_page.page import page
 from operations.live_page.server import start_server
@@ -21,12 +22,14 @@ from operations.model.snapshot import QuerySnapshot
 from operations.terminal.connection import (
     Given,
     aws_options,
+    connection,
     dynamodb_connection,
+    kafka_options,
     options_file,
     s3_connection,
 )
 from operations.terminal.environment import Environment
-from operations.terminal.output import note, write_json
+from operations.terminal.output import note, to_document, write_json
 from operations.terminal.values import to_millis
 
 
@@ -37,6 +40,12 @@ from operations.terminal.values import to_millis
     help="The applicationName of the query: shows the owners of leases, from its lease table.",
 )
 @click.option("--table", help="The lease table; default: the application's name.")
+@click.option(
+    "--lag",
+    is_flag=True,
+    help="Measure the lag after the newest batch, which reads each shard, or asks the brokers for "
+    "the ends of partitions.",
+)
 @click.option(
     "--once",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -51,12 +60,14 @@ from operations.terminal.values import to_millis
 )
 @options_file
 @aws_options
+@kafka_options
 @click.pass_context
 def watch_command(
     context: click.Context,
     path: str,
     application: str | None,
     table: str | None,
+    lag: bool,
     once: Path | None,
     as_json: bool,
     host: str,
@@ -64,37 +75,44 @@ def watch_command(
     token: str | None,
     interval: int,
     aws: Given,
+    kafka: Given,
 ) -> None:
     """Serve a page of the query whose checkpoint is at PATH, until Ctrl-C.
 
-    It shows the shards or partitions of each task over the batches of the checkpoint. Lag, rows and
-    durations are not in a checkpoint: serve_live_page in the query's own program shows them.
+    It shows the shards or partitions of each task over the batches of the checkpoint, with --lag
+    also how far the newest batch is behind the stream or topic. Rows and durations are not in a
+    checkpoint: serve_live_page in the query's own program shows them.
     """
     environment: Environment = context.obj
     folder = open_folder(path, s3_connection(aws))
     leases = None
     if application is not None:
         leases = LeaseTable(application, table or application, dynamodb_connection(aws))
+    measure = None
+    if lag:
+        kinesis = connection(aws)
+        measure = partial(measure_status, kinesis=kinesis, kafka=kafka.options)
     timelines = Timelines()
+    server = None
     try:
-        update = _updates(CheckpointReader(folder, path), leases, timelines)
+        update = _updates(CheckpointReader(folder, path, measure), leases, timelines)
         found = update()
         if not found:
             raise _no_batches(path)
         if as_json:
-            write_json(asdict(found[-1]))
+            write_json(to_document(found[-1]))
             return
         if once is not None:
             once.write_text(page(timelines.render()), encoding="utf-8")
             return
         server = start_server(timelines, host=host, port=port, token=token)
-        timelines.stop_server = server.stop
         note(f"serving {server.url} until Ctrl-C")
         for _ in itertools.count():
             environment.sleep(interval / 1000)
             update()
     finally:
-        timelines.close()
+        if server is not None:
+            server.stop()
         if leases is not None:
             leases.close()
         folder.close()
@@ -108,7 +126,7 @@ def _updates(
         rows = leases.read().rows.leases if leases is not None and snapshots else ()
         owned = [with_owners(snapshot, rows) for snapshot in snapshots]
         for snapshot in owned:
-            timelines.publish(snapshot, {})
+            timelines.publish(snapshot)
         return owned
 
     return update

@@ -56,6 +56,16 @@ def count_partitions(
     return {name: topic.partition_count for name, topic in found.items()}
 
 
+def latest_offsets(
+    partitions: Iterable[SystemStreamPartition], options: Mapping[str, str]
+) -> dict[SystemStreamPartition, int]:
+    """Return the offset after the newest record of each partition that has a leader."""
+    wanted = sorted(partitions)
+    parsed = topic_options(sorted({ssp.stream for ssp in wanted}), options)
+    found = connect(parsed).list_offsets(wanted, LogicalOffset.LATEST)
+    return {ssp: offset for ssp, offset in found.items() if offset is not None}
+
+
 def read_topics(names: Iterable[str], options: Mapping[str, str]) -> Topics:
     """Read topics. StreamNotFoundError if one does not exist. Needs Describe on the topics."""
     parsed = topic_options(names, options)

@@ -1,13 +1,14 @@
 """The batches of a checkpoint as snapshots of its query, for the live page.
 
 A checkpoint has the shards and tasks of each batch and the time of its planning. It has no rows, no
-duration and no lag.
+duration and no lag; the lag after the newest batch can be measured.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.lease import Lease
@@ -26,45 +27,59 @@ from operations.model.snapshot import (
     ShardSnapshot,
     StreamSnapshot,
 )
+from ssp_common.spark.progress_offsets import Status
 
 _MOST_OWNERS = 20
 
+Measure = Callable[[Any], Status | None]
+"""Returns the status of a source after a batch, from its end offset, a document."""
+
 
 class CheckpointReader:
-    """Reads the batches of a checkpoint, each once, while its query runs."""
+    """Reads the batches of a checkpoint while its query runs: each once, the newest again each time
+    if its lag is measured."""
 
-    def __init__(self, folder: Folder, location: str) -> None:
+    def __init__(self, folder: Folder, location: str, measure: Measure | None = None) -> None:
         self._folder = folder
         self._location = location
-        self._last = -1
+        self._measure = measure
+        self._newest: LoggedBatch | None = None
         self._id: str | None = None
 
     def read_new(self, most: int) -> list[QuerySnapshot]:
         """Return the snapshots of the batches since the last call, at most the newest `most`.
 
-        Raises SspError if a file is damaged or cannot be read.
+        Raises SspError if a file is damaged or cannot be read, or a lag cannot be measured.
         """
         if self._id is None:
             if "metadata" not in self._folder.names():
                 return []
             self._id = query_id(self._folder.read("metadata"), self._location)
-        found = [n for n in batches_of(self._folder.names("offsets")) if n > self._last]
-        batches = [read_batch(self._folder, self._location, n) for n in found[-most:]]
-        self._last = max(found, default=self._last)
+        last = -1 if self._newest is None else self._newest.batch
+        found = [n for n in batches_of(self._folder.names("offsets")) if n > last]
+        read = [read_batch(self._folder, self._location, n) for n in found[-most:]]
+        batches = [batch for batch in read if batch.planned_ms is not None]
+        if batches:
+            self._newest = batches[-1]
+        elif self._measure is not None and self._newest is not None:
+            batches = [self._newest]
         return [
-            snapshot_of(batch, query=self._id, location=self._location)
+            snapshot_of(
+                batch,
+                query=self._id,
+                location=self._location,
+                measure=self._measure if batch is self._newest else None,
+            )
             for batch in batches
-            if batch.planned_ms is not None
         ]
 
 
-def snapshot_of(batch: LoggedBatch, *, query: str, location: str) -> QuerySnapshot:
+def snapshot_of(
+    batch: LoggedBatch, *, query: str, location: str, measure: Measure | None = None
+) -> QuerySnapshot:
     """Return the snapshot of a planned batch. The location is the query's name."""
-    sources = (
-        source_snapshot(parse_offset(text), None, rows=0)
-        for text in batch.offsets
-        if text is not None
-    )
+    ends = [parse_offset(text) for text in batch.offsets if text is not None]
+    sources = [source_snapshot(end, measure(end) if measure else None, rows=0) for end in ends]
     return QuerySnapshot(
         query_id=query,
         run_id=query,

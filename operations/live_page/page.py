@@ -11,7 +11,6 @@ from html import escape
 from typing import Final
 
 from operations.live_page.svg import OWNER_COLOURS, draw, short_name
-from operations.live_page.text import count, duration, lag_text
 from operations.live_page.timeline import (
     LEVELS,
     LagLevel,
@@ -26,6 +25,7 @@ from operations.model.snapshot import (
     SourceSnapshot,
     StreamSnapshot,
 )
+from operations.model.text import count_text, duration_text, lag_text
 from ssp_common.errors import printable
 
 _SANS: Final = 'system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif'
@@ -164,23 +164,25 @@ def _source(timeline: SourceTimeline, label: str) -> Iterator[str]:
 
 def _summary(timeline: SourceTimeline, latest: SourceSnapshot) -> str:
     is_kinesis = timeline.format is SourceFormat.KINESIS
-    parts = [f"{count(len(latest.tasks))} {'slots' if is_kinesis else 'tasks'}"]
+    parts = [f"{count_text(len(latest.tasks))} {'slots' if is_kinesis else 'tasks'}"]
     for stream in latest.streams:
         states = [
-            f"{count(stream.states[state])} {text}"
+            f"{count_text(stream.states[state])} {text}"
             for state, text in _STATES.items()
             if stream.states.get(state)
         ]
-        total = f"{count(sum(stream.states.values()))} {'shards' if is_kinesis else 'partitions'}"
+        total = (
+            f"{count_text(sum(stream.states.values()))} {'shards' if is_kinesis else 'partitions'}"
+        )
         shown = f" ({', '.join(states)})" if is_kinesis and states else ""
         lag = ""
         if stream.max_lag is not None:
             lag = f", lag {lag_text(stream.max_lag, timeline.format)}"
         parts.append(f"{stream.name}: {total}{shown}{lag}")
     newest = timeline.batches[-1]
-    took = "" if newest.duration_ms is None else f" in {duration(newest.duration_ms)}"
+    took = "" if newest.duration_ms is None else f" in {duration_text(newest.duration_ms)}"
     if newest.rows or took:  # a checkpoint has neither
-        parts.append(f"last batch: {count(newest.rows)} rows{took}")
+        parts.append(f"last batch: {count_text(newest.rows)} rows{took}")
     return "; ".join(parts)
 
 
@@ -219,11 +221,11 @@ def _leases(latest: SourceSnapshot) -> Iterator[str]:
             continue
         for owner, held in sorted(leases.by_owner.items()):
             own = " (this query)" if owner == latest.worker else ""
-            rows.append((stream.name, owner + own, count(held)))
+            rows.append((stream.name, owner + own, count_text(held)))
         if leases.others:
-            rows.append((stream.name, "other owners", count(leases.others)))
+            rows.append((stream.name, "other owners", count_text(leases.others)))
         if leases.free:
-            rows.append((stream.name, "no owner", count(leases.free)))
+            rows.append((stream.name, "no owner", count_text(leases.free)))
     yield _table(("stream", "owner", "leases"), rows)
 
 
@@ -231,7 +233,7 @@ def _counters(latest: SourceSnapshot) -> Iterator[str]:
     if not latest.counters:
         return
     yield "<h3>Since the start of the query</h3>"
-    yield _table(("event", "count"), [(name, count(n)) for name, n in latest.counters.items()])
+    yield _table(("event", "count"), [(name, count_text(n)) for name, n in latest.counters.items()])
 
 
 def _shards(latest: SourceSnapshot) -> Iterator[str]:
@@ -240,7 +242,7 @@ def _shards(latest: SourceSnapshot) -> Iterator[str]:
     is_kinesis = latest.format is SourceFormat.KINESIS
     noun = "Shards" if is_kinesis else "Partitions"
     shown = f", the {_SHOWN_SHARDS} farthest behind" if len(every) > _SHOWN_SHARDS else ""
-    yield f"<details><summary>{noun}: {count(len(every))}{shown}</summary>"
+    yield f"<details><summary>{noun}: {count_text(len(every))}{shown}</summary>"
     columns: tuple[str, ...] = (
         "stream" if is_kinesis else "topic",
         noun[:-1].lower(),

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
-from pyspark.sql.streaming.listener import QueryTerminatedEvent
 
 from operations.live_page.page import page
 from operations.live_page.timelines import Timelines
-from operations.metrics.listener import MetricsListener
-from operations.metrics.query_states import QueryStates
-from ssp_common.errors import UnsupportedError
+from operations.model.extras import missing_extra
+from operations.progress.listener import Subscription, subscribe
 
 if TYPE_CHECKING:
     from operations.live_page.server import PageServer
@@ -27,14 +24,9 @@ class LivePage:
     """The live page of a session, until `stop()`."""
 
     def __init__(
-        self,
-        spark: SparkSession,
-        listener: MetricsListener,
-        timelines: Timelines,
-        server: PageServer,
+        self, subscription: Subscription, timelines: Timelines, server: PageServer
     ) -> None:
-        self._spark = spark
-        self._listener: MetricsListener | None = listener
+        self._subscription = subscription
         self._timelines = timelines
         self._server = server
 
@@ -49,25 +41,8 @@ class LivePage:
 
     def stop(self) -> None:
         """Stop serving the page. Queries continue. Has no effect the second time."""
-        listener, self._listener = self._listener, None
-        if listener is None:
-            return
-        with suppress(Exception):  # the session may have been stopped before
-            self._spark.streams.removeListener(listener)
-        listener.close()
-
-
-class _PageListener(MetricsListener):
-    """Marks queries as ended as well."""
-
-    def __init__(self, session: SparkSession, timelines: Timelines) -> None:
-        super().__init__(session, QueryStates(series=0), {"the live page": timelines})
-        self._timelines = timelines
-
-    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
-        """Mark a query as ended."""
-        super().onQueryTerminated(event)
-        self._timelines.end(str(event.runId))
+        self._subscription.close()
+        self._server.stop()
 
 
 def serve_live_page(
@@ -86,24 +61,13 @@ def serve_live_page(
     try:
         from operations.live_page.server import start_server
     except ModuleNotFoundError as error:
-        raise _missing_extra(error) from error
+        raise missing_extra("serve_live_page", "live", error.name) from error
     timelines = Timelines()
     server = start_server(timelines, host=host, port=port, token=token)
-    timelines.stop_server = server.stop
-    listener = _PageListener(spark, timelines)
     try:
-        spark.streams.addListener(listener)
+        subscription = subscribe(spark, "the live page", timelines)
     except BaseException:
-        listener.close()
+        server.stop()
         raise
     _log.info("live page: %s", server.url.partition("?")[0])
-    return LivePage(spark, listener, timelines, server)
-
-
-def _missing_extra(error: ModuleNotFoundError) -> UnsupportedError:
-    return UnsupportedError(
-        "serve_live_page",
-        found=f"no package {(error.name or '').partition('.')[0]} in this Python environment",
-        expected="the packages of the extra live, where this program runs",
-        next_step="pip install 'spark-ssp[live]'",
-    )
+    return LivePage(subscription, timelines, server)

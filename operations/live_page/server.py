@@ -1,4 +1,4 @@
-"""Serves the page: Starlette on uvicorn, in a thread with an event loop of its own."""
+"""Serves the page: Starlette on uvicorn, whose event loop runs in a thread."""
 
 from __future__ import annotations
 

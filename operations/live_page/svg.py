@@ -8,9 +8,9 @@ from html import escape
 from typing import Final
 
 from operations.live_page.lanes import Lanes, arrange
-from operations.live_page.text import count, duration, lag_text
 from operations.live_page.timeline import Bar, Batch, SourceTimeline, Span, owners_of
 from operations.model.snapshot import ReadState, SourceFormat
+from operations.model.text import count_text, duration_text, lag_text
 from ssp_common.errors import printable
 
 _LABELS: Final = 120.0
@@ -172,10 +172,10 @@ def _charts(timeline: SourceTimeline) -> Iterator[tuple[str, _Values, Callable[[
     format_ = timeline.format
     if any(each.rows for each in batches):
         rows: _Values = [float(each.rows) for each in batches]
-        yield "rows per batch", rows, lambda value: count(round(value))
+        yield "rows per batch", rows, lambda value: count_text(round(value))
     if any(each.duration_ms is not None for each in batches):
         taken: _Values = [_float(each.duration_ms) for each in batches]
-        yield "duration", taken, lambda value: duration(round(value))
+        yield "duration", taken, lambda value: duration_text(round(value))
     if any(each.max_lag is not None for each in batches):
         lags: _Values = [_float(each.max_lag) for each in batches]
         yield "highest lag", lags, lambda value: lag_text(round(value), format_)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
 from typing import Final
 
 from operations.live_page.page import body
 from operations.live_page.timeline import QueryTimeline
-from operations.metrics.catalogue import Metric
 from operations.model.snapshot import QuerySnapshot
 
 _MAX_QUERIES: Final = 50
@@ -16,17 +14,16 @@ _MAX_QUERIES: Final = 50
 
 
 class Timelines:
-    """The timelines of a session's queries, an output of `MetricsListener`. Thread-safe."""
+    """The timelines of a session's queries, a consumer of snapshots. Thread-safe."""
 
     def __init__(self) -> None:
         self.version = 0
         """Increases with each change."""
-        self.stop_server: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._queries: dict[str, QueryTimeline] = {}
         """By run, in the order of their first reports."""
 
-    def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
+    def publish(self, snapshot: QuerySnapshot) -> None:
         """Add the snapshot of a trigger."""
         with self._lock:
             query = self._queries.setdefault(snapshot.run_id, QueryTimeline(snapshot.label))
@@ -36,7 +33,7 @@ class Timelines:
                 del self._queries[run]
             self.version += 1
 
-    def end(self, run_id: str) -> None:
+    def end(self, run_id: str, *, failed: bool = False) -> None:
         """Mark a query as ended."""
         with self._lock:
             if run_id in self._queries:
@@ -47,8 +44,3 @@ class Timelines:
         """Return the body of the page."""
         with self._lock:
             return body(list(self._queries.values()))
-
-    def close(self) -> None:
-        """Stop the server."""
-        if self.stop_server is not None:
-            self.stop_server()

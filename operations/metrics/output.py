@@ -1,4 +1,4 @@
-"""The protocol of the outputs of metrics, and their errors."""
+"""The protocol of the outputs of metrics, and the error of a wrong argument."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 from operations.metrics.catalogue import Metric
 from operations.model.snapshot import QuerySnapshot
-from ssp_common.errors import InvalidOptionsError, OptionProblem, UnsupportedError
+from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 
 class Output(Protocol):
@@ -18,16 +18,6 @@ class Output(Protocol):
 
     def close(self) -> None:
         """Free its resources."""
-
-
-def missing_extra(error: ModuleNotFoundError) -> UnsupportedError:
-    """Return the error for a package of the extra `metrics` that is not installed."""
-    return UnsupportedError(
-        "publish_metrics",
-        found=f"no package {(error.name or '').partition('.')[0]} in this Python environment",
-        expected="the packages of the extra metrics, where this program runs",
-        next_step="pip install 'spark-ssp[metrics]'",
-    )
 
 
 def invalid_argument(

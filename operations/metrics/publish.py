@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -13,9 +12,11 @@ from typing import TYPE_CHECKING, TextIO
 from pyspark.sql import SparkSession
 
 from operations.metrics.cloudwatch import CloudWatchOutput
-from operations.metrics.listener import MetricsListener
-from operations.metrics.output import Output, invalid_argument, missing_extra
+from operations.metrics.output import Output, invalid_argument
+from operations.metrics.publisher import MetricsPublisher
 from operations.metrics.query_states import QueryStates
+from operations.model.extras import missing_extra
+from operations.progress.listener import Subscription, subscribe
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
@@ -25,20 +26,21 @@ if TYPE_CHECKING:
 class PublishedMetrics:
     """The metrics of a session, until `stop()`."""
 
-    def __init__(self, spark: SparkSession, listener: MetricsListener, url: str | None) -> None:
-        self._spark = spark
-        self._listener: MetricsListener | None = listener
+    def __init__(
+        self, subscription: Subscription, publisher: MetricsPublisher, url: str | None
+    ) -> None:
+        self._subscription = subscription
+        self._publisher: MetricsPublisher | None = publisher
         self.url = url
         """The scrape endpoint of Prometheus, if there is one."""
 
     def stop(self) -> None:
         """Stop publishing. Queries continue. Has no effect the second time."""
-        listener, self._listener = self._listener, None
-        if listener is None:
+        publisher, self._publisher = self._publisher, None
+        if publisher is None:
             return
-        with suppress(Exception):  # the session may have been stopped before
-            self._spark.streams.removeListener(listener)
-        listener.close()
+        self._subscription.close()
+        publisher.close()
 
 
 def publish_metrics(
@@ -80,12 +82,12 @@ def publish_metrics(
                 found="no output",
                 expected="at least one, such as prometheus=9464",
             )
-        listener = MetricsListener(spark, states, outputs)
-        spark.streams.addListener(listener)
+        publisher = MetricsPublisher(states, outputs)
+        subscription = subscribe(spark, "metrics", publisher)
     except BaseException:
         _close(outputs)
         raise
-    return PublishedMetrics(spark, listener, url)
+    return PublishedMetrics(subscription, publisher, url)
 
 
 def _add_prometheus(
@@ -97,7 +99,7 @@ def _add_prometheus(
     try:
         from operations.metrics.prometheus import RegistryOutput, ScrapeEndpoint
     except ModuleNotFoundError as error:
-        raise missing_extra(error) from error
+        raise missing_extra("publish_metrics", "metrics", error.name) from error
     if not isinstance(target, int | str):
         outputs["prometheus"] = RegistryOutput(states, target)
         return None
@@ -126,7 +128,7 @@ def _add_opentelemetry(
     try:
         from operations.metrics.opentelemetry import OpenTelemetryOutput
     except ModuleNotFoundError as error:
-        raise missing_extra(error) from error
+        raise missing_extra("publish_metrics", "metrics", error.name) from error
     outputs["opentelemetry"] = OpenTelemetryOutput(states, None if target is True else target)
 
 

@@ -10,7 +10,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
@@ -141,6 +142,23 @@ def _cell(value: object) -> str:
     return "-" if value is None else printable(str(value))
 
 
+def to_document(value: Any) -> Any:
+    """Return the JSON document of a value: its fields in camelCase, the keys of mappings as they
+    are."""
+    if is_dataclass(value):
+        return {_camel(f.name): to_document(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(key): to_document(each) for key, each in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_document(each) for each in value]
+    return value
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
+
+
 def write_json(document: object, *, lines: bool = False) -> None:
     """Write a document; with `lines`, on one line."""
     click.echo(json.dumps(document, ensure_ascii=False, indent=None if lines else 2))
@@ -172,20 +190,3 @@ def time_text(millis: int) -> str:
     """Return a time in UTC, with milliseconds if there are any."""
     text = datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     return f"{text}{f'.{millis % 1000:03}' if millis % 1000 else ''}Z"
-
-
-def duration_text(millis: int | None) -> str:
-    """Return a duration, rounded to two units."""
-    if millis is None:
-        return "-"
-    if millis < 1_000:
-        return f"{millis} ms"
-    if millis < 60_000:
-        return f"{millis / 1000:.1f} s"
-    minutes, seconds = divmod(millis // 1000, 60)
-    if minutes < 60:
-        return f"{minutes} m {seconds:02} s"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes:02} m"
-    return f"{hours // 24} d {hours % 24:02} h"

@@ -1,4 +1,4 @@
-"""Who may talk to a secured Kafka, from the options of a query to an answer; and no secret told."""
+"""Logins at a secured Kafka, from the options of a query to an answer; no secret is shown."""
 
 from __future__ import annotations
 
@@ -164,8 +164,8 @@ def refusal(options: dict[str, str], topic: StreamName) -> AccessError:
 
 
 @pytest.fixture
-def told(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """What is logged, on every level; no secret at the end."""
+def secret_free_log(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """The log of every level, checked for secrets at the end."""
     with caplog.at_level(logging.DEBUG):
         yield caplog
     text = "\n".join([caplog.text, *(str(record.__dict__) for record in caplog.records)])
@@ -179,7 +179,7 @@ def assert_nothing_secret(error: SspError) -> None:
 
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("secret_free_log")
 def test_passwords(kafka: SecureKafka, topic: StreamName, mechanism: str) -> None:
     options = with_password(kafka, mechanism, PASSWORD) | {"kafka.debug": "security,broker"}
     assert ask(options, topic) == PARTITIONS
@@ -188,7 +188,7 @@ def test_passwords(kafka: SecureKafka, topic: StreamName, mechanism: str) -> Non
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
 def test_a_wrong_password(
-    kafka: SecureKafka, topic: StreamName, mechanism: str, told: pytest.LogCaptureFixture
+    kafka: SecureKafka, topic: StreamName, mechanism: str, secret_free_log: pytest.LogCaptureFixture
 ) -> None:
     error = refusal(with_password(kafka, mechanism, WRONG), topic)
 
@@ -196,7 +196,7 @@ def test_a_wrong_password(
     assert "uthentication failed" in error.found
     assert "kafka.sasl.jaas.config" in error.next_step
     assert_nothing_secret(error)
-    warnings = [one for one in told.records if one.levelno >= logging.WARNING]
+    warnings = [one for one in secret_free_log.records if one.levelno >= logging.WARNING]
     assert 0 < len(warnings) <= 4
 
 
@@ -221,7 +221,7 @@ def test_a_denied_topic(kafka: SecureKafka) -> None:
 def test_reading_needs_nothing_of_groups(
     kafka: SecureKafka,
     opened: Callable[[ConsumerKey], PartitionConsumer],
-    told: pytest.LogCaptureFixture,
+    secret_free_log: pytest.LogCaptureFixture,
 ) -> None:
     """A user who may describe and read the topic, and do nothing else, reads it."""
     reading = TaskReading(with_password(kafka, "PLAIN", PASSWORD), ConsumerPool(create=opened))
@@ -245,11 +245,11 @@ def test_reading_needs_nothing_of_groups(
     assert "GROUP_AUTHORIZATION_FAILED" in fault.error.found
     assert offsets == [[(0, n) for n in range(10)]] * 2
     # But that the options warn of a login without encryption.
-    warned = [one for one in told.records if one.levelno >= logging.WARNING]
+    warned = [one for one in secret_free_log.records if one.levelno >= logging.WARNING]
     assert [one for one in warned if not one.name.endswith("options.parse")] == []
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("secret_free_log")
 def test_a_denied_group_takes_no_offsets(kafka: SecureKafka, topic: StreamName) -> None:
     kafka.deny_groups(USER)
     options = options_for(with_password(kafka, "PLAIN", PASSWORD))
@@ -287,7 +287,7 @@ LOGINS: dict[str, Callable[[SecureKafka], dict[str, str]]] = {
 }
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("secret_free_log")
 @pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
 @pytest.mark.parametrize("login", LOGINS.values(), ids=LOGINS.keys())
 def test_records_are_written_and_read_with_every_login(
@@ -318,12 +318,12 @@ def first_fault(consumer: PartitionConsumer) -> ReadError:
     raise AssertionError("nothing was refused")
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("secret_free_log")
 def test_tokens(kafka: SecureKafka, topic: StreamName) -> None:
     assert ask(with_token(kafka, CLIENT_SECRET), topic) == PARTITIONS
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("secret_free_log")
 def test_a_wrong_secret_of_a_client(kafka: SecureKafka, topic: StreamName) -> None:
     error = refusal(with_token(kafka, WRONG), topic)
     assert "kafka.sasl.jaas.config" in error.next_step
@@ -336,7 +336,7 @@ second, so the one that is sent must still have some seconds."""
 
 
 def test_an_aws_identity_stays_logged_in(
-    kafka: SecureKafka, monkeypatch: pytest.MonkeyPatch, told: pytest.LogCaptureFixture
+    kafka: SecureKafka, monkeypatch: pytest.MonkeyPatch, secret_free_log: pytest.LogCaptureFixture
 ) -> None:
     """With a token that this broker understands, in place of the one that Amazon's do: of a few
     seconds, after which the broker ends a connection that was not renewed."""
@@ -376,10 +376,10 @@ def test_an_aws_identity_stays_logged_in(
             reading.pool.close()
     producing._producers.clear()
     iam_token.stop_token_refresh()
-    assert [one.getMessage() for one in told.records if "FAIL" in one.getMessage()] == []
+    assert [one.getMessage() for one in secret_free_log.records if "FAIL" in one.getMessage()] == []
 
 
-@pytest.mark.usefixtures("told")
+@pytest.mark.usefixtures("secret_free_log")
 def test_certificates(kafka: SecureKafka, topic: StreamName) -> None:
     assert ask(with_certificate(kafka), topic) == PARTITIONS
 

@@ -1,13 +1,14 @@
-"""`spark-ssp watch`: the page of a checkpoint, as a file and while the query goes on."""
+"""`spark-ssp watch`: the page of a checkpoint, as a file and while the query runs."""
 
 from __future__ import annotations
 
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,19 +18,34 @@ from operations.live_page.checkpoint_snapshots import with_owners
 from operations.model.snapshot import LeaseCounts, ShardSnapshot
 from task_grouping.identifiers import ShardId, WorkerId
 from tests.architecture.layers import ROOT
+from tests.contract.operations.conftest import Cloud
+from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.operations import histories
 from tests.support.operations.command import run
-from tests.support.operations.reports import end_offset
+from tests.support.operations.reports import end_offset, kafka_end_offset
+from tests.support.servers.kafka_broker import KafkaBroker
 
 EARLIER = ROOT / "tests" / "golden" / "checkpoints"
 
 
-def _write(checkpoint: Path, batch: int, shards: int, *, ended: tuple[int, ...] = ()) -> None:
+def _write(
+    checkpoint: Path,
+    batch: int,
+    shards: int,
+    *,
+    ended: tuple[int, ...] = (),
+    positions: Sequence[str] = (),
+) -> None:
+    _write_offset(checkpoint, batch, end_offset(shards, ended=ended, positions=positions))
+
+
+def _write_offset(checkpoint: Path, batch: int, end: Mapping[str, Any]) -> None:
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (checkpoint / "metadata").write_text('{"id": "query-1"}')
     metadata = {"batchTimestampMs": 1_795_464_000_000 + 5_000 * batch}
-    offset = json.dumps(end_offset(shards, ended=ended))
-    (checkpoint / "offsets" / str(batch)).write_text(f"v1\n{json.dumps(metadata)}\n{offset}")
+    (checkpoint / "offsets" / str(batch)).write_text(
+        f"v1\n{json.dumps(metadata)}\n{json.dumps(end)}"
+    )
 
 
 def test_the_page_of_a_checkpoint_as_a_file(tmp_path: Path) -> None:
@@ -39,7 +55,7 @@ def test_the_page_of_a_checkpoint_as_a_file(tmp_path: Path) -> None:
     found = run("watch", str(checkpoint), "--once", str(file))
     assert (found.code, found.out) == (0, "")
     newest = run("watch", str(checkpoint), "--json").document()
-    assert newest["batch_id"] == 4
+    assert (newest["batchId"], newest["timeMs"]) == (4, 1_795_464_020_000)
     assert len(newest["sources"][0]["streams"][0]["shards"]) == 4
     page = file.read_text(encoding="utf-8")
     assert page.count('class="lane"') == 4
@@ -73,6 +89,47 @@ def test_the_page_follows_the_query_until_it_is_stopped(tmp_path: Path) -> None:
     assert f"serving http://127.0.0.1:{port}/ until Ctrl-C" in found.err
     assert [f"batch {n}, query" in page for n, page in enumerate(pages)] == [True] * 3
     assert ["4 shards" in page for page in pages] == [False, False, True]
+
+
+def test_the_lag_of_shards_is_measured_again_while_no_batch_follows(
+    cloud: Cloud, tmp_path: Path
+) -> None:
+    cloud.client.create_stream(StreamName="orders", ShardCount=2)
+    cloud.clock.advance(60_000)
+    first, second = (cloud.put("orders", "key", hash_key) for hash_key in (0, 1 << 127))
+    cloud.put("orders", "key", 0)
+    _write(tmp_path, 0, 2, ended=(), positions=(first, second))
+    pages: list[str] = []
+
+    def sleep(_: float) -> None:
+        pages.append(_get(port))
+        cloud.clock.advance(60_000)
+        if len(pages) == 2:
+            raise KeyboardInterrupt
+
+    cloud.clock.advance(90_000)
+    with _listening() as port:
+        pass  # free again
+    arguments = ("watch", str(tmp_path), "--lag", "--port", str(port))
+    assert cloud.run(*arguments, sleep=sleep).code == 130
+    assert ["lag 1 m 30 s" in page for page in pages] == [True, False]
+    assert ["lag 2 m 30 s" in page for page in pages] == [False, True]
+    assert all("shardId-000000000001; slot 1; open; lag 0 ms" in page for page in pages)
+
+
+def test_the_lag_of_partitions(
+    kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    topic = topics.create(2)
+    topics.put(topic, [Record(value=b"v", partition=0)] * 5)
+    _write_offset(tmp_path, 0, kafka_end_offset(topic, 2, 0))
+    arguments = ["watch", str(tmp_path), "--lag", "--json"]
+    servers = f"--bootstrap-servers={kafka_broker.bootstrap_servers}"
+    (source,) = run(*arguments, servers).document()["sources"]
+    assert [shard["lag"] for shard in source["streams"][0]["shards"]] == [5, 0]
+    without = run(*arguments)
+    assert without.code == 2
+    assert "kafka.bootstrap.servers" in without.err
 
 
 def test_owners_of_leases_are_counted_and_given_to_their_shards() -> None:

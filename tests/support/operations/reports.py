@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kafka_source.model import offset as kafka_offset
+from kafka_source.model.topic import partition_of
 from kinesis_source.model import offset
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -15,7 +17,16 @@ from kinesis_source.model.shard import (
     ShardState,
 )
 from kinesis_source.planning.shard_lag import progress_entry
-from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from task_grouping.assignment import TaskAssignment
+from task_grouping.identifiers import (
+    ShardId,
+    ShardKey,
+    SlotId,
+    StreamName,
+    SystemName,
+    SystemStream,
+    TaskName,
+)
 from tests.support.kinesis.planning import shard_id
 
 ORDERS = StreamName("orders")
@@ -44,8 +55,11 @@ def status(
     }
 
 
-def end_offset(shards: int, *, slots: int = 4, ended: tuple[int, ...] = ()) -> dict[str, Any]:
-    reading = ShardState(position=AfterRecord(sequence_number=SequenceNumber("7")))
+def end_offset(
+    shards: int, *, slots: int = 4, ended: tuple[int, ...] = (), positions: Sequence[str] = ()
+) -> dict[str, Any]:
+    """`positions`: the last sequence numbers of the first shards."""
+    numbers = [*positions, *["7"] * (shards - len(positions))]
     keys = [ShardKey(stream=ORDERS, shard=ShardId(shard_id(n))) for n in range(shards)]
     return offset.encode(
         offset.Offset(
@@ -53,9 +67,30 @@ def end_offset(shards: int, *, slots: int = 4, ended: tuple[int, ...] = ()) -> d
             streams={ORDERS: offset.StreamEntry(created=EpochMillis(1))},
             assignment={key: SlotId(n % slots) for n, key in enumerate(keys)},
             states={
-                key: ShardState(position=ShardEnd()) if n in ended else reading
+                key: ShardState(
+                    position=ShardEnd()
+                    if n in ended
+                    else AfterRecord(sequence_number=SequenceNumber(numbers[n]))
+                )
                 for n, key in enumerate(keys)
             },
+        )
+    )
+
+
+def kafka_end_offset(topic: str, partitions: int, position: int) -> dict[str, Any]:
+    """An offset with a task for each partition."""
+    stream = StreamName(topic)
+    ssps = [partition_of(stream, number) for number in range(partitions)]
+    return kafka_offset.encode(
+        kafka_offset.Offset(
+            topics={stream: None},
+            positions=dict.fromkeys(ssps, position),
+            assignment=TaskAssignment(
+                grouper="partition",
+                counts={SystemStream(system=SystemName("kafka"), stream=stream): (partitions,)},
+                tasks={TaskName(f"Partition {ssp.partition}"): frozenset({ssp}) for ssp in ssps},
+            ),
         )
     )
 

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -25,11 +26,13 @@ from pyspark.sql.streaming.listener import (
 )
 
 from operations.metrics.catalogue import Metric
-from operations.metrics.listener import MetricsListener
+from operations.metrics.publisher import MetricsPublisher
 from operations.metrics.query_states import QueryStates
-from operations.metrics.status_poller import Statuses, StatusPoller
+from operations.model.from_progress import query_snapshot
 from operations.model.snapshot import QuerySnapshot
-from spark_ssp import InvalidOptionsError, UnsupportedError, publish_metrics
+from operations.progress.listener import ProgressListener
+from operations.progress.status_poller import Statuses, StatusPoller
+from spark_ssp import InvalidOptionsError, UnsupportedError, publish_metrics, serve_live_page
 from tests.support.operations.reports import end_offset, report, status
 
 RUN = "8d1c0c3a-0000-4000-8000-000000000000"
@@ -50,6 +53,12 @@ class Session:
 
 def progress_event(progress: dict[str, Any]) -> QueryProgressEvent:
     return QueryProgressEvent(cast("StreamingQueryProgress", progress))
+
+
+def listening(session: Session, publisher: MetricsPublisher) -> ProgressListener:
+    listener = ProgressListener(session.as_spark())
+    listener.add("metrics", publisher)
+    return listener
 
 
 def ended(run: str, error: str | None = None) -> QueryTerminatedEvent:
@@ -109,6 +118,35 @@ def test_metrics_are_published_until_they_are_stopped() -> None:
     assert list(registry.collect()) == []
 
 
+def test_metrics_and_live_page_share_a_listener(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    converted: list[str] = []
+
+    def convert(progress: Mapping[str, Any], statuses: Statuses) -> QuerySnapshot:
+        converted.append(str(progress["runId"]))
+        return query_snapshot(progress, statuses)
+
+    monkeypatch.setattr("operations.progress.listener.query_snapshot", convert)
+    session, registry = Session(), CollectorRegistry()
+    published = publish_metrics(session.as_spark(), prometheus=registry)
+    page = serve_live_page(session.as_spark())
+    try:
+        (listener,) = session.listeners
+        listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 7}), run=RUN)))
+        labels = {"query": "etl", "stream": "orders"}
+        assert registry.get_sample_value("ssp_max_millis_behind_latest", labels) == 7
+        published.stop()
+        listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 9}), run=RUN)))
+        assert converted == [RUN, RUN]
+        assert session.listeners == [listener]
+        page.save(tmp_path / "page.html")
+    finally:
+        page.stop()
+    assert "lag 9 ms" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert session.listeners == []
+
+
 # --- The listener ---------------------------------------------------------------------------------
 
 
@@ -126,7 +164,8 @@ def test_a_failing_output_warns_once_and_the_others_go_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     states = QueryStates(series=1)
-    listener = MetricsListener(Session().as_spark(), states, {"cloudwatch": Broken()})
+    publisher = MetricsPublisher(states, {"cloudwatch": Broken()})
+    listener = listening(Session(), publisher)
     with caplog.at_level(logging.WARNING):
         for batch in (1, 2):
             listener.onQueryProgress(
@@ -135,10 +174,10 @@ def test_a_failing_output_warns_once_and_the_others_go_on(
         unreadable = report({"v": 99, "slots": 1, "streams": {}, "ssp": {}}, None)
         for _ in range(2):
             listener.onQueryProgress(progress_event(unreadable))
-        listener.close()
+        publisher.close()
     assert [record.message.split(" could")[0] for record in caplog.records] == [
-        "metrics: cloudwatch",
-        "metrics: a progress report",
+        "metrics for cloudwatch",
+        "a progress report",
     ]
     rows = [one.value for one in states.readings() if one.metric.name == "ssp_rows_total"]
     assert rows == [80]
@@ -156,7 +195,7 @@ def test_before_pyspark_4_2_the_status_follows_from_a_thread(
         assert threading.current_thread() is not threading.main_thread()
         return [[status({0: 9})]]
 
-    monkeypatch.setattr("operations.metrics.listener.source_statuses", statuses)
+    monkeypatch.setattr("operations.progress.listener.source_statuses", statuses)
     states = QueryStates(series=1)
 
     class Watching(Broken):
@@ -167,7 +206,7 @@ def test_before_pyspark_4_2_the_status_follows_from_a_thread(
         def close(self) -> None:
             pass
 
-    listener = MetricsListener(Session().as_spark(), states, {"watching": Watching()})
+    listener = listening(Session(), MetricsPublisher(states, {"watching": Watching()}))
     listener.onQueryProgress(progress_event(report(end, end, run=RUN)))
     assert fetched.wait(60)
     # The next report has the status until a newer one is fetched.
@@ -193,7 +232,7 @@ def test_an_idle_query_is_read_again() -> None:
         lastProgress=report(end_offset(1), status({0: 60_000}), batch=9, run=RUN, rows=0)
     )
     session.streams.get = {"query-1": query}.get
-    listener = MetricsListener(session.as_spark(), states, {"watching": Watching()})
+    listener = listening(session, MetricsPublisher(states, {"watching": Watching()}))
     listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 0}), run=RUN)))
     idle = QueryIdleEvent(cast("uuid.UUID", "query-1"), uuid.UUID(RUN), "")
     listener.onQueryIdle(idle)

@@ -8,8 +8,6 @@ from typing import Any
 
 import pytest
 
-from kafka_source.model import offset as kafka
-from kafka_source.model.topic import partition_of
 from kinesis_source.model import offset as kinesis
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -27,16 +25,13 @@ from operations.model.snapshot import (
     ShardSnapshot,
     SourceFormat,
 )
-from task_grouping.assignment import TaskAssignment
 from task_grouping.identifiers import (
     ShardId,
     ShardKey,
     SlotId,
     StreamName,
-    SystemName,
-    SystemStream,
-    TaskName,
 )
+from tests.support.operations.reports import kafka_end_offset
 
 ORDERS = StreamName("orders")
 READING = ShardState(position=AfterRecord(sequence_number=SequenceNumber("7")))
@@ -156,22 +151,9 @@ def test_without_a_status_only_the_offset_is_known() -> None:
     assert (stream.states[ReadState.OPEN], stream.states[ReadState.ENDED]) == (1, 1)
 
 
-def partitions(count: int) -> kafka.Offset:
-    ssps = [partition_of(ORDERS, number) for number in range(count)]
-    return kafka.Offset(
-        topics={ORDERS: None},
-        positions=dict.fromkeys(ssps, 3),
-        assignment=TaskAssignment(
-            grouper="partition",
-            counts={SystemStream(system=SystemName("kafka"), stream=ORDERS): (count,)},
-            tasks={TaskName(f"Partition {ssp.partition}"): frozenset({ssp}) for ssp in ssps},
-        ),
-    )
-
-
 @pytest.mark.parametrize("write", [json.dumps, str])  # str: PySpark before 4.2
 def test_partitions_have_tasks_and_lag_in_offsets(write: Callable[[Any], str]) -> None:
-    end = write(kafka.encode(partitions(11)))
+    end = write(kafka_end_offset(ORDERS, 11, 3))
     status = {
         "topics": {
             "orders": {

@@ -54,7 +54,7 @@ class StatusPoller:
             self._requested[run_id] = read_report
             if self._thread is None and not self._stopped.is_set():
                 self._thread = threading.Thread(
-                    target=self._run, name="spark-ssp metrics", daemon=True
+                    target=self._run, name="spark-ssp status", daemon=True
                 )
                 self._thread.start()
             found = self._statuses.get(run_id)
@@ -94,7 +94,7 @@ class StatusPoller:
             if not self._warned and not self._stopped.is_set():
                 self._warned = True
                 _log.warning(
-                    "metrics: the status of a query could not be read (%s); its lag is missing or "
+                    "the status of a query could not be read (%s); its lag is missing or "
                     "old until it can",
                     type(error).__name__,
                 )

@@ -1,0 +1,1 @@
+"""The progress reports of a session's queries, as snapshots."""
