@@ -40,11 +40,18 @@ if TYPE_CHECKING:
     from embedded_kinesis.core.faults import InternalFailure as InternalFailure
     from embedded_kinesis.core.faults import LateShardEnd as LateShardEnd
     from embedded_kinesis.core.faults import LostReply as LostReply
+    from embedded_kinesis.core.faults import Refusal as Refusal
     from embedded_kinesis.core.faults import RejectRecords as RejectRecords
     from embedded_kinesis.core.faults import ShiftArrival as ShiftArrival
     from embedded_kinesis.core.faults import Throttle as Throttle
     from embedded_kinesis.core.faults import Timeout as Timeout
     from embedded_kinesis.core.faults import TrimRecords as TrimRecords
+    from embedded_kinesis.core.faults import by_chance as by_chance
+    from embedded_kinesis.core.subscription_faults import CutSubscription as CutSubscription
+    from embedded_kinesis.core.subscription_faults import EmptyEvents as EmptyEvents
+    from embedded_kinesis.core.subscription_faults import EndSubscription as EndSubscription
+    from embedded_kinesis.core.subscription_faults import FailSubscription as FailSubscription
+    from embedded_kinesis.core.subscription_faults import SilenceSubscription as SilenceSubscription
     from embedded_kinesis.service import ClientSettings as ClientSettings
     from kafka_source.client.admin_client import disconnect_kafka as disconnect_kafka
     from kafka_source.dedup.deduplicate import drop_duplicates as drop_duplicates
@@ -119,8 +126,11 @@ _NAMES: Final = {
     ),
     "embedded_kinesis.core.faults": (
         "AccessDenied DelayVisibility DropConnection EmptyPage ExpiredIterator "
-        "InternalFailure LateShardEnd LostReply RejectRecords ShiftArrival Throttle Timeout "
-        "TrimRecords"
+        "InternalFailure LateShardEnd LostReply Refusal RejectRecords ShiftArrival Throttle "
+        "Timeout TrimRecords by_chance"
+    ),
+    "embedded_kinesis.core.subscription_faults": (
+        "CutSubscription EmptyEvents EndSubscription FailSubscription SilenceSubscription"
     ),
     "embedded_kinesis.service": "ClientSettings",
     "kafka_source.client.admin_client": "disconnect_kafka",

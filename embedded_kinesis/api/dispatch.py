@@ -41,6 +41,13 @@ from embedded_kinesis.core.faults import (
     TrimRecords,
 )
 from embedded_kinesis.core.request import Effect, Json, Request
+from embedded_kinesis.core.subscription_faults import (
+    CutSubscription,
+    EmptyEvents,
+    EndSubscription,
+    FailSubscription,
+    SilenceSubscription,
+)
 from embedded_kinesis.state.page_reads import RecordsPage, parse_cursor
 from embedded_kinesis.state.service_state import ServiceState
 from embedded_kinesis.state.subscription import Step, Subscription
@@ -140,6 +147,14 @@ class KinesisState(ServiceState):
                 case EmptyPage() | LateShardEnd():
                     effects.append(fault)
                 case DelayVisibility() | ShiftArrival() | RejectRecords():
+                    effects.append(fault)
+                case (
+                    FailSubscription()
+                    | SilenceSubscription()
+                    | CutSubscription()
+                    | EndSubscription()
+                    | EmptyEvents()
+                ):
                     effects.append(fault)
                 case LostReply():
                     lost = lost or fault

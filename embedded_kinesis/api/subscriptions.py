@@ -20,6 +20,7 @@ from embedded_kinesis.core.request import (
     missing,
     time_value,
 )
+from embedded_kinesis.core.subscription_faults import SubscriptionFault
 from embedded_kinesis.state import page_reads
 from embedded_kinesis.state.consumers import Consumer, ConsumerStatus
 from embedded_kinesis.state.page_reads import Cursor
@@ -54,6 +55,7 @@ def subscribe_to_shard(state: ServiceState, request: Request) -> Subscription:
         serial=state.next_serial(),
         now_ms=request.now_ms,
         after_number=after_number,
+        faults=tuple(f for f in request.effects if isinstance(f, SubscriptionFault)),
     )
     if request.flag("DryRun"):
         raise dry_run()

@@ -7,15 +7,20 @@
 A fault is due in the `nth` call that matches it and in the `count - 1` matching calls after that
 (`count=None`: in all). If several are due in one call, the first added of those that prevent an
 answer applies; the others take effect as well if possible.
+
+Faults of subscriptions are in `embedded_kinesis.core.subscription_faults`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from embedded_kinesis.core.calls import Call
+from embedded_kinesis.core.subscription_faults import SubscriptionFault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +137,7 @@ Fault = (
     | DelayVisibility
     | ShiftArrival
     | RejectRecords
+    | SubscriptionFault
 )
 
 
@@ -169,6 +175,23 @@ class Injection:
             return False
         self.hits += 1
         return True
+
+
+def by_chance(probability: float, *, seed: int) -> Callable[[Call], bool]:
+    """Return a condition for `Faults.add(when=...)` that is true with `probability`.
+
+    It is a function of the seed, the operation, the stream, the shard and how many matching calls
+    of these came before, so that the order of calls to different shards has no influence.
+    """
+    counts: Counter[tuple[str, str | None, str | None]] = Counter()
+
+    def chosen(call: Call) -> bool:
+        key = (call.operation, call.stream, call.shard)
+        counts[key] += 1
+        digest = hashlib.blake2b(repr((seed, key, counts[key])).encode(), digest_size=8).digest()
+        return int.from_bytes(digest) < probability * 2**64
+
+    return chosen
 
 
 class Faults:

@@ -14,10 +14,13 @@ from embedded_kinesis.core.faults import (
     RejectRecords,
     ShiftArrival,
 )
+from embedded_kinesis.core.subscription_faults import SubscriptionFault
 
 Json = dict[str, Any]
 
-Effect = EmptyPage | LateShardEnd | DelayVisibility | ShiftArrival | RejectRecords
+Effect = (
+    EmptyPage | LateShardEnd | DelayVisibility | ShiftArrival | RejectRecords | SubscriptionFault
+)
 """Faults that do not prevent an answer but change the operation."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")

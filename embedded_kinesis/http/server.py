@@ -100,7 +100,13 @@ class _Application:
                 step = self._state.next_step(subscription)
                 subscription = step.subscription
                 if step.event is not None:
-                    await _send_part(send, encode_event(step.event))
+                    message = encode_event(step.event)
+                    if step.cut:
+                        await _send_part(send, message[: len(message) // 2])
+                        transport.close()
+                        await disconnected
+                        return
+                    await _send_part(send, message)
                 elif not subscription.ended:
                     await asyncio.wait((disconnected,), timeout=_POLL_S)
             await _send_part(send, b"", more=False)

@@ -34,11 +34,14 @@ class UnusualAnswers:
     late_shard_end: bool = False
     """The last records of a closed shard come with an iterator; the null comes with an empty page
     after them."""
+    event_records: int | None = None
+    """The most records in an event of SubscribeToShard, to which the other fields apply as they do
+    to pages."""
 
     @classmethod
     def all(cls) -> UnusualAnswers:
-        """Return all of them at once, with two empty pages at a time."""
-        return cls(zero_lag=True, empty_pages=2, late_shard_end=True)
+        """Return all of them at once, with two empty pages and two records in an event."""
+        return cls(zero_lag=True, empty_pages=2, late_shard_end=True, event_records=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -51,6 +51,11 @@ def at_latest_second(number: int) -> int:
     return number | (MAX_SECOND << 36)
 
 
+def next_second(number: int) -> int:
+    """Return the number of the same shard and index one second later."""
+    return min(number + (1 << 36), at_latest_second(number))
+
+
 def decode(number: int) -> Decoded | None:
     """Return the parts of a number of this layout, or None for any other number."""
     if number >> 184 != _VERSION or number & 0xF != _VERSION or (number >> 72) & 0xFF:

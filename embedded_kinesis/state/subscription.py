@@ -10,6 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from embedded_kinesis.core.errors import KinesisError, in_use
+from embedded_kinesis.core.subscription_faults import (
+    CutSubscription,
+    EmptyEvents,
+    EndSubscription,
+    FailSubscription,
+    SilenceSubscription,
+    SubscriptionFault,
+)
+from embedded_kinesis.state import sequence
 from embedded_kinesis.state.page_reads import Cursor, UnusualAnswers, child_shards
 from embedded_kinesis.state.records import Record, Slice
 from embedded_kinesis.state.shard import Shard
@@ -34,7 +43,8 @@ class Subscription:
 
     `continuation`: the last ContinuationSequenceNumber, or where it started. `last_event_ms`: None
     before the first event. `paced_until_ms`: no records are sent before, by the limit of bytes per
-    second.
+    second. `events`: the number of events sent. `faults`: those that have not taken effect.
+    `silent_since_ms`: the start of an injected silence.
     """
 
     consumer_arn: str
@@ -45,6 +55,9 @@ class Subscription:
     last_event_ms: int | None = None
     paced_until_ms: int = 0
     ended: bool = False
+    events: int = 0
+    faults: tuple[SubscriptionFault, ...] = ()
+    silent_since_ms: int | None = None
 
     @property
     def stream(self) -> str:
@@ -81,10 +94,11 @@ Event = RecordsEvent | ErrorEvent
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
     """The subscription afterwards, and the event to send, if any. After an ended subscription's
-    event the response ends."""
+    event the response ends; if it is `cut`, the connection is dropped within the event."""
 
     subscription: Subscription
     event: Event | None = None
+    cut: bool = False
 
 
 def open_subscription(
@@ -96,6 +110,7 @@ def open_subscription(
     serial: int,
     now_ms: int,
     after_number: int | None = None,
+    faults: tuple[SubscriptionFault, ...] = (),
 ) -> Subscription:
     """Return a new subscription at `cursor`, the result of `open_cursor`.
 
@@ -115,6 +130,7 @@ def open_subscription(
         cursor=cursor,
         continuation=max(shard.position_number(_start(shard, cursor), now_ms), after_number or 0),
         paced_until_ms=previous.paced_until_ms if previous is not None else 0,
+        faults=faults,
     )
 
 
@@ -148,7 +164,49 @@ def advance(
         shard = stream.shard(subscription.shard_id, now_ms)
     except KinesisError as error:
         return _failure(subscription, error.code, error.message)
-    return _next_event(subscription, stream, shard, now_ms, bytes_per_second, answers)
+    subscription, step = _apply_faults(subscription, now_ms)
+    if step is not None:
+        return step
+    step = _next_event(subscription, stream, shard, now_ms, bytes_per_second, answers)
+    if step.event is not None and isinstance(_due_fault(subscription), CutSubscription):
+        return replace(step, subscription=replace(step.subscription, ended=True), cut=True)
+    return step
+
+
+def _due_fault(subscription: Subscription) -> SubscriptionFault | None:
+    """Return the first fault that takes effect before the next event."""
+    due = (fault for fault in subscription.faults if fault.after_events <= subscription.events)
+    return next(due, None)
+
+
+def _apply_faults(subscription: Subscription, now_ms: int) -> tuple[Subscription, Step | None]:
+    """Apply the faults that are due, except `CutSubscription`, which needs an event: return the
+    subscription afterwards, and its next step if they determine it."""
+    while True:
+        fault = _due_fault(subscription)
+        match fault:
+            case FailSubscription(code=code, message=message):
+                return subscription, _failure(subscription, code, message)
+            case EndSubscription():
+                return subscription, Step(subscription=replace(subscription, ended=True))
+            case SilenceSubscription(duration_ms=duration_ms):
+                since_ms = subscription.silent_since_ms
+                since_ms = now_ms if since_ms is None else since_ms
+                if duration_ms is None or now_ms - since_ms < duration_ms:
+                    silent = replace(subscription, silent_since_ms=since_ms)
+                    return silent, Step(subscription=silent)
+                subscription = _without(subscription, fault)
+            case EmptyEvents(count=count):
+                cursor = subscription.cursor
+                cursor = replace(cursor, empty_pages=cursor.empty_pages + count)
+                subscription = replace(_without(subscription, fault), cursor=cursor)
+            case _:
+                return subscription, None
+
+
+def _without(subscription: Subscription, fault: SubscriptionFault) -> Subscription:
+    rest = tuple(other for other in subscription.faults if other is not fault)
+    return replace(subscription, faults=rest, silent_since_ms=None)
 
 
 def _next_event(
@@ -161,7 +219,8 @@ def _next_event(
 ) -> Step:
     cursor, last_ms = subscription.cursor, subscription.last_event_ms
     end = shard.log.visible_end(now_ms)
-    found = _records(subscription, shard, end, now_ms)
+    limit = answers.event_records or _MAX_EVENT_RECORDS
+    found = _records(subscription, shard, end, now_ms, limit)
     following = shard.log.at(found.next_ordinal) if found.next_ordinal < end else None
     at_end = following is None and not shard.is_open and end == shard.log.end
     at_end = at_end and not cursor.empty_pages
@@ -178,7 +237,7 @@ def _next_event(
         )
     else:
         passed = shard.position_number(found.next_ordinal, now_ms)
-        continuation = max(subscription.continuation, passed)
+        continuation = max(sequence.next_second(subscription.continuation), passed)
         if cursor.empty_pages:
             behind, cursor = max(1, behind), replace(cursor, empty_pages=cursor.empty_pages - 1)
     after = replace(
@@ -188,6 +247,7 @@ def _next_event(
         last_event_ms=now_ms,
         paced_until_ms=_paced_until(subscription, found.size, now_ms, bytes_per_second),
         ended=at_end,
+        events=subscription.events + 1,
     )
     return Step(
         subscription=after,
@@ -201,14 +261,15 @@ def _next_event(
     )
 
 
-def _records(subscription: Subscription, shard: Shard, end: int, now_ms: int) -> Slice:
-    """Return the records of the next event; none if empty events come first, or by the limit."""
+def _records(subscription: Subscription, shard: Shard, end: int, now_ms: int, limit: int) -> Slice:
+    """Return the records of the next event, at most `limit`; none if empty events come first, or
+    if the rate does not allow any yet."""
     start = _start(shard, subscription.cursor)
     held = subscription.cursor.empty_pages > 0 or now_ms < subscription.paced_until_ms
     return shard.log.slice(
         start,
         start if held else end,
-        limit=_MAX_EVENT_RECORDS,
+        limit=limit,
         max_bytes=MAX_EVENT_BYTES,
     )
 
