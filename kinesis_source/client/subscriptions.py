@@ -14,7 +14,9 @@ import threading
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from botocore.eventstream import ParserError
 from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
 from botocore.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError
 
@@ -45,7 +47,16 @@ _POSITION_NAMES: Final = {
 _MESSAGES: Final = "SparkSspMessages"
 _OPERATION: Final = "SubscribeToShard"
 _thread = threading.local()
-_FAULTS: Final = (BotoCoreError, ClientError, HTTPError, OSError, BrokenStreamError, ValueError)
+_FAULTS: Final = (
+    BotoCoreError,
+    BrokenStreamError,
+    ClientError,
+    HTTPError,
+    OSError,
+    ParserError,
+    ResponseParserError,
+    ValueError,
+)
 
 
 class Transport(Protocol):

@@ -16,7 +16,9 @@ from embedded_kinesis.core.subscription_faults import (
     FailSubscription,
     SilenceSubscription,
 )
+from embedded_kinesis.http.event_stream import encode_message
 from embedded_kinesis.state.page_reads import UnusualAnswers
+from kinesis_source.client.api import SubscriptionError
 from kinesis_source.client.boto3_client import connect, disconnect
 from kinesis_source.client.subscriptions import open_subscriber
 from kinesis_source.model.ranges import ShardRange, SlotRange
@@ -24,8 +26,9 @@ from kinesis_source.model.shard import AfterRecord, ConsumerArn, SequenceNumber,
 from kinesis_source.options.values import ConnectionOptions
 from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import read_slot
-from task_grouping.identifiers import ShardId
+from task_grouping.identifiers import ShardId, ShardKey
 from tests.support.fakes.scripted import STREAM
+from tests.support.fakes.scripted_http import Reply, ScriptedHttp
 from tests.support.kinesis.reading import Row, options, rows_of, slot_of
 
 RECORDS = 40
@@ -122,6 +125,26 @@ def test_a_fault_of_every_subscription_changes_no_row(reading: Reading, fault: F
     reading.kinesis.faults.clear()
     assert rows == reading.polled()
     assert len(rows) == RECORDS
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{}", b"<html></html>" * 20, encode_message({":event-type": "other"}, b"{}")],
+    ids=["empty", "json", "html", "other event"],
+)
+def test_a_response_of_another_form_is_a_fault_of_the_subscription(body: bytes) -> None:
+    with ScriptedHttp(Reply(body=body)) as server:
+        connection = ConnectionOptions(
+            region="us-east-1",
+            endpoint_url=server.url,
+            aws_access_key_id="local",
+            aws_secret_access_key="local",
+        )
+        subscriber = open_subscriber(connection, window=1 << 20)
+        shard = ShardKey(stream=STREAM.name, shard=ShardId("shardId-000000000000"))
+        with pytest.raises(SubscriptionError):
+            subscriber.subscribe(ConsumerArn("arn"), shard, TrimHorizon())
+    disconnect()
 
 
 def test_a_silent_subscription_is_replaced_after_the_read_timeout(reading: Reading) -> None:
