@@ -25,6 +25,10 @@ MAX_FAULTS: Final = 3
 """The number of failed subscriptions after which a range is polled to its end."""
 
 
+_LASTING: Final = frozenset({"AccessDeniedException", "ResourceNotFoundException"})
+"""Causes that do not pass by themselves."""
+
+
 @dataclass(slots=True, eq=False)
 class FaultLog:
     """Counts the faults of subscriptions in one process, and logs each cause once. Thread-safe."""
@@ -38,7 +42,8 @@ class FaultLog:
             self._counts[error.code] += 1
             count = self._counts[error.code]
         if count & (count - 1) == 0:
-            _log.info(
+            _log.log(
+                logging.WARNING if error.code in _LASTING else logging.INFO,
                 "%s: %s (%d times in this process); its records are read by GetRecords",
                 *(error.subject, error.found, count),
             )

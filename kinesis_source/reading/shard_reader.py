@@ -64,6 +64,11 @@ ITERATOR_LIFETIME_S: Final = 240.0
 """The age up to which an iterator is used. It expires after five minutes (Kinesis API
 reference)."""
 
+MAX_EMPTY_AT_LATEST: Final = 2
+MAX_EMPTY_EVENTS: Final = 20
+"""The numbers of pushed events without a record in a row, at the shard's latest record and before
+it, after which the rest of the range is polled. The service sends one every few seconds."""
+
 MAX_YOUNG_EXPIRIES: Final = 5
 """The number of young iterators refused in a row that fails the task."""
 
@@ -113,6 +118,7 @@ class ShardReader:
         self._doubtful_end: tuple[SequenceNumber | None] | None = None
         self._sizer = FetchSizer(options.max_records_per_fetch, range_.expected)
         self._end_wait = EndWait()
+        self._empty_events = 0
         self._pushed = PushedPages(
             range_,
             context.subscriber,
@@ -163,7 +169,7 @@ class ShardReader:
                     return True
             if page is not None:
                 self._cursor = None
-                if self._is_passed(page):
+                if self._is_overdue(page):
                     self._pushed.give_up()
         return False
 
@@ -175,11 +181,14 @@ class ShardReader:
             self._range.consumer, self._range.key, position, inclusive=inclusive
         )
 
-    def _is_passed(self, page: RecordPage) -> bool:
-        """Return whether the subscription has passed the end of the range without its last record,
-        or the end of the shard: GetRecords then shows whether the records are gone."""
+    def _is_overdue(self, page: RecordPage) -> bool:
+        """Return whether the last record of the range should have come: the subscription has passed
+        it, or the end of the shard, or has nothing more. GetRecords then shows whether the records
+        are gone."""
+        self._empty_events = 0 if len(page) else self._empty_events + 1
+        most = MAX_EMPTY_AT_LATEST if page.millis_behind_latest == 0 else MAX_EMPTY_EVENTS
         end, continuation = self._range.end, page.next_iterator
-        if continuation is None:
+        if continuation is None or self._empty_events >= most:
             return True
         return isinstance(end, AfterRecord) and sequence_order(
             SequenceNumber(continuation)

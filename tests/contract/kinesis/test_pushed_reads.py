@@ -157,6 +157,16 @@ def test_a_silent_subscription_is_replaced_after_the_read_timeout(reading: Readi
     assert len(rows) == RECORDS
 
 
+def test_an_end_that_does_not_come_is_left_to_getrecords(reading: Reading) -> None:
+    """As a record that is not visible yet: the subscription lives on without it."""
+    empty = EmptyEvents(count=100)
+    reading.kinesis.faults.add(empty, operation="SubscribeToShard", count=None)
+    rows = reading.rows(reading.slot)
+    assert reading.calls("GetRecords") > 0
+    reading.kinesis.faults.clear()
+    assert rows == reading.polled()
+
+
 def test_a_shard_that_was_closed_is_read_to_its_end(reading: Reading) -> None:
     state = reading.kinesis.state
     first = reading.slot.shards[0]
