@@ -110,7 +110,11 @@ _PAIRS: Final = (
         in_kafka=_NO_AWS,
     ),
     _Pair(
-        kinesis=("consumerMode", "deaggregate"),
+        kinesis=("consumerMode", "consumerName", "consumerArn", "consumerLifecycle"),
+        in_kafka="Kafka has no enhanced fan-out: its consumers share no rate of a partition",
+    ),
+    _Pair(
+        kinesis=("deaggregate",),
         in_kafka="it has no meaning for Kafka: a record of Kafka is one row",
     ),
     _Pair(
