@@ -20,10 +20,9 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import IO, Final
 
 from kinesis_source.model.shard import StreamRef
@@ -166,20 +165,14 @@ def _deregister(streams: Sequence[StreamRef], settings: GuardSettings) -> None:
 class ConsumerLock:
     """A lock on a consumer, shared by the queries of this machine that use it."""
 
-    def __init__(
-        self,
-        settings: GuardSettings,
-        stream: StreamRef,
-        *,
-        folder: Callable[[], Path] = private_folder,
-    ) -> None:
+    def __init__(self, settings: GuardSettings, stream: StreamRef) -> None:
         connection = settings.connection
         key = (
             *(connection.region, connection.endpoint_url),
             *(stream.name, settings.consumer_name),
         )
         digest = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-        self._folder = folder()
+        self._folder = private_folder()
         self._path = self._folder / f"{digest}.consumer"
         self._handle: int | None = None
 

@@ -7,24 +7,15 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from kinesis_source.client.boto3_client import Boto3Kinesis
 from kinesis_source.fan_out.consumer_guard import ConsumerGuard, GuardSettings, start_guard
 from kinesis_source.fan_out.consumers import Boto3Consumers, QueryConsumers
 from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, choose_pushed, pushed_shards
 from kinesis_source.model.ranges import SlotRange
-from kinesis_source.model.shard import ConsumerArn
 from kinesis_source.options.values import ConsumerLifecycle, KinesisOptions
 from task_grouping.identifiers import ShardKey, StreamName
-
-
-class ActiveConsumers(Protocol):
-    """The consumers of a query."""
-
-    def active(self, streams: Any) -> dict[StreamName, ConsumerArn]:
-        """As `QueryConsumers.active`."""
-        ...
 
 
 class FanOut:
@@ -34,7 +25,7 @@ class FanOut:
     def __init__(
         self,
         options: KinesisOptions,
-        consumers: ActiveConsumers,
+        consumers: QueryConsumers,
         *,
         monotonic: Callable[[], float],
         guard: ConsumerGuard | None = None,

@@ -48,11 +48,6 @@ class FaultLog:
                 *(error.subject, error.found, count),
             )
 
-    def counts(self) -> dict[str, int]:
-        """Return the number of faults by cause."""
-        with self._lock:
-            return dict(self._counts)
-
 
 PROCESS_WIDE_FAULTS: Final = FaultLog()
 """Executors keep their worker process, and this with it, from task to task."""
