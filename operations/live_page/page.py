@@ -178,7 +178,10 @@ def _summary(timeline: SourceTimeline, latest: SourceSnapshot) -> str:
         lag = ""
         if stream.max_lag is not None:
             lag = f", lag {lag_text(stream.max_lag, timeline.format)}"
-        parts.append(f"{stream.name}: {total}{shown}{lag}")
+        pushed = ""
+        if stream.fan_out is not None:
+            pushed = f", {stream.fan_out.pushed} pushed and {stream.fan_out.polled} polled"
+        parts.append(f"{stream.name}: {total}{shown}{lag}{pushed}")
     newest = timeline.batches[-1]
     took = "" if newest.duration_ms is None else f" in {duration_text(newest.duration_ms)}"
     if newest.rows or took:  # a checkpoint has neither

@@ -76,6 +76,12 @@ LEASES: Final = _gauge(
     "query stream owner",
     "Leases by owner, without those of ended shards; the owner of free ones is (none).",
 )
+FAN_OUT: Final = _gauge(
+    "ssp_fan_out_shards",
+    "query stream mode",
+    "Shards of the last batch that enhanced fan-out reads by subscriptions (pushed) or by "
+    "GetRecords (polled).",
+)
 BATCH_ROWS: Final = _gauge("ssp_batch_rows", "query", "Rows of the last trigger.")
 TRIGGER_SECONDS: Final = _gauge(
     "ssp_trigger_seconds",
@@ -126,6 +132,7 @@ METRICS: Final = (
     PARTITIONS,
     SLOTS,
     LEASES,
+    FAN_OUT,
     BATCH_ROWS,
     TRIGGER_SECONDS,
     LAST_TRIGGER,

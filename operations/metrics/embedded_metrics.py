@@ -116,8 +116,13 @@ def _stream(
     for shard in farthest_behind(stream.shards, series):
         task = {"Operation": "ProcessTask", **by_stream, "ShardId": shard.shard}
         yield bound.document(task, {"MillisBehindLatest": (shard.lag or 0, "Milliseconds")})
-    counts = {f"Shards.{state.value}": (n, "Count") for state, n in stream.states.items()}
-    yield bound.document({"Query": query, "StreamName": stream.name}, counts)
+    counts = {state.value: count for state, count in stream.states.items()}
+    if stream.fan_out is not None:
+        counts |= {"pushed": stream.fan_out.pushed, "polled": stream.fan_out.polled}
+    yield bound.document(
+        {"Query": query, "StreamName": stream.name},
+        {f"Shards.{name}": (count, "Count") for name, count in counts.items()},
+    )
 
 
 def _topic(bound: _Bound, query: str, topic: StreamSnapshot, series: int) -> Iterator[Document]:

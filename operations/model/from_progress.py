@@ -19,6 +19,7 @@ from kafka_source.model import offset as kafka_offset
 from kinesis_source.model import offset as kinesis_offset
 from kinesis_source.model.shard import ShardEnd
 from operations.model.snapshot import (
+    FanOutCounts,
     LeaseCounts,
     QuerySnapshot,
     ReadState,
@@ -130,6 +131,7 @@ def _kinesis_stream(
         not_shown_max_lag=min(lag.values(), default=None) if not_shown else None,
         states=_states(entry.get("shards"), shards),
         leases=_leases(entry.get("leases")),
+        fan_out=_fan_out(entry.get("fanOut")),
     )
 
 
@@ -163,6 +165,12 @@ def _leases(document: Mapping[str, Any] | None) -> LeaseCounts | None:
         free=int(document.get("free", 0)),
         others=int(document.get("others", 0)),
     )
+
+
+def _fan_out(document: Mapping[str, Any] | None) -> FanOutCounts | None:
+    if document is None:
+        return None
+    return FanOutCounts(pushed=int(document["pushed"]), polled=int(document["polled"]))
 
 
 # --- Kafka ----------------------------------------------------------------------------------------

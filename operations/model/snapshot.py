@@ -63,6 +63,14 @@ class LeaseCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FanOutCounts:
+    """The shards of the last batch with enhanced fan-out, as the driver chose."""
+
+    pushed: int
+    polled: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSnapshot:
     """A stream or topic, after the batch planned last."""
 
@@ -79,6 +87,8 @@ class StreamSnapshot:
     states: Mapping[ReadState, int] = field(default_factory=dict)
     """The number of shards in each state, of all its shards."""
     leases: LeaseCounts | None = None
+    fan_out: FanOutCounts | None = None
+    """None without enhanced fan-out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

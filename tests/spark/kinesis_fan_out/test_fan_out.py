@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from contextlib import ExitStack
 
 import pytest
+from prometheus_client import CollectorRegistry
 
 from embedded_kinesis import EmbeddedKinesis
+from spark_ssp import publish_metrics
 from tests.support.kinesis.feeds import Feed
-from tests.support.spark.queries import DEADLINE_S, wait_for_rows
+from tests.support.spark.queries import DEADLINE_S, wait_for_rows, wait_until
 from tests.support.spark.trials import Trial
 
 EFO = {"consumerMode": "efo", "consumerName": "etl"}
@@ -43,8 +46,18 @@ def test_large_ranges_are_pushed_through_reshards_and_restarts(
 ) -> None:
     pushed.create(0, shards=2)
     put(feed, RECORDS)
-    with pushed.running() as query:
+    registry = CollectorRegistry()
+    published = publish_metrics(pushed.spark, prometheus=registry)
+    with ExitStack() as stack:
+        stack.callback(published.stop)
+        query = stack.enter_context(pushed.running())
         wait_for_rows(query, pushed.sink, RECORDS)
+        labels = {"query": str(query.id), "stream": "orders", "mode": "pushed"}
+        wait_until(
+            lambda: registry.get_sample_value("ssp_fan_out_shards", labels) == 2,
+            "the metric of both shards",
+            query,
+        )
         first = subscriptions(kinesis)
         assert first == 2
         assert consumers(kinesis) == ["etl"]

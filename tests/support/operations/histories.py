@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 from operations.model.snapshot import (
+    FanOutCounts,
     LeaseCounts,
     QuerySnapshot,
     ReadState,
@@ -29,6 +30,7 @@ def snapshot(
     label: str = "orders-etl",
     worker: str | None = None,
     leases: LeaseCounts | None = None,
+    fan_out: FanOutCounts | None = None,
 ) -> QuerySnapshot:
     """The snapshot of a batch of a query that reads one stream."""
     found = tuple(shards[name] for name in sorted(shards))
@@ -40,6 +42,7 @@ def snapshot(
         total_lag=sum(lags) if lags else None,
         states={state: sum(each.state is state for each in found) for state in ReadState},
         leases=leases,
+        fan_out=fan_out,
     )
     source = SourceSnapshot(
         format=SourceFormat.KINESIS,

@@ -42,7 +42,7 @@ COUNTERS = {
 def status(
     lag: Mapping[int, int], states: Mapping[str, int] | None = None, **counters: int
 ) -> dict[str, Any]:
-    """The status of a reader with the leases of worker anne."""
+    """The status of a reader with the leases of worker anne and with enhanced fan-out."""
     default = {"open": len(lag), "closed": 0, "waiting": 0, "ended": 0}
     return {
         "orders": {
@@ -50,6 +50,7 @@ def status(
             "shards": default | dict(states or {}),
             "worker": "anne",
             "leases": {"owners": {"anne": len(lag), "bert": 1}, "free": 1},
+            "fanOut": {"pushed": 3, "polled": 1},
             "counters": COUNTERS | counters,
         }
     }

@@ -9,7 +9,7 @@ from itertools import pairwise
 from operations.live_page.lanes import arrange
 from operations.live_page.page import body, page
 from operations.live_page.timeline import QueryTimeline
-from operations.model.snapshot import LeaseCounts, QuerySnapshot
+from operations.model.snapshot import FanOutCounts, LeaseCounts, QuerySnapshot
 from tests.support.operations.histories import random_history, shard, shard_id, snapshot
 
 _VOID = {"meta", "link"}
@@ -102,7 +102,9 @@ def test_the_figure_has_a_fork_for_each_parent_that_is_shown() -> None:
 def test_leases_and_owners_are_listed() -> None:
     leases = LeaseCounts(by_owner={"anne": 2, "bert": 5}, free=1)
     one = {"a": shard(0, 0, owner="anne"), "b": shard(1, 1, owner="bert")}
-    text = body([query(snapshot(0, one, worker="anne", leases=leases))])
+    pushed = FanOutCounts(pushed=1, polled=2)
+    text = body([query(snapshot(0, one, worker="anne", leases=leases, fan_out=pushed))])
+    assert "1 pushed and 2 polled" in text
     assert "anne (this query)" in text
     assert "no owner" in text
     assert re.search(r'class="lag1 owner0"', text)

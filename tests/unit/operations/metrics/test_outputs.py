@@ -117,6 +117,8 @@ def test_opentelemetry_observes_the_last_values_until_it_is_closed() -> None:
     lag = {one.attributes["shard"]: one.value for one in found["ssp_millis_behind_latest"]}
     assert lag == {shard_id(0): 0, shard_id(1): 10}
     assert [one.value for one in found["ssp_rows"]] == [40]
+    shards = {one.attributes["mode"]: one.value for one in found["ssp_fan_out_shards"]}
+    assert shards == {"pushed": 3, "polled": 1}
     names = {metric.name.removesuffix("_total") for metric in METRICS}
     assert found.keys() <= names
     output.close()
@@ -161,6 +163,7 @@ def test_cloudwatch_gets_the_metrics_of_the_kcl_and_of_the_query() -> None:
     assert found["etl",]["Rows"] == 40
     assert found["etl",]["Slots"] == 4
     assert found["etl", "orders"]["Shards.open"] == 2
+    assert found["etl", "orders"]["Shards.pushed"] == 3
 
 
 def test_counters_are_increases_and_lines_are_rare() -> None:

@@ -30,6 +30,10 @@ def test_a_trigger_sets_the_values_of_its_query() -> None:
         ("orders", "bert"): 1,
         ("orders", "(none)"): 1,
     }
+    assert values(states, "ssp_fan_out_shards") == {
+        ("orders", "pushed"): 3,
+        ("orders", "polled"): 1,
+    }
     assert values(states, "ssp_batch_rows") == {(): 40}
     assert values(states, "ssp_trigger_seconds") == {("addBatch",): 0.7, ("triggerExecution",): 0.9}
     assert values(states, "ssp_throttles_total") == {(): 2}
@@ -73,6 +77,7 @@ def test_an_ended_shard_and_a_query_without_a_status_have_no_lag() -> None:
     assert values(states, "ssp_millis_behind_latest") == {}
     assert values(states, "ssp_max_millis_behind_latest") == {}
     assert values(states, "ssp_retries_total") == {}
+    assert values(states, "ssp_fan_out_shards") == {}
 
 
 def test_rows_add_up_once_for_each_trigger_and_start_again_with_a_run() -> None:

@@ -19,6 +19,7 @@ from kinesis_source.model.shard import (
 from kinesis_source.planning.shard_lag import MAX_REPORTED_SHARDS, progress_entry
 from operations.model.from_progress import query_snapshot
 from operations.model.snapshot import (
+    FanOutCounts,
     LeaseCounts,
     QuerySnapshot,
     ReadState,
@@ -98,6 +99,7 @@ def test_shards_have_slots_states_lag_and_parents() -> None:
         "parents": {shard(1): [shard(0)], shard(3): [shard(2)]},
         "shards": {"open": 1, "closed": 1, "waiting": 2, "ended": 1},
         "leases": {"owners": {"anne": 3, "bert": 2}, "free": 1},
+        "fanOut": {"pushed": 2, "polled": 1},
         "counters": {"reshards": 2},
     }
     (source,) = of_kinesis(reading({0: 3, 1: 0, 2: 1}, ended=(0,), waiting=(3,)), entry).sources
@@ -128,6 +130,7 @@ def test_shards_have_slots_states_lag_and_parents() -> None:
         ReadState.ENDED: 1,
     }
     assert stream.leases == LeaseCounts(by_owner={"anne": 3, "bert": 2}, free=1)
+    assert stream.fan_out == FanOutCounts(pushed=2, polled=1)
 
 
 def test_the_lag_of_shards_that_a_report_leaves_out_is_bounded_and_not_zero() -> None:
