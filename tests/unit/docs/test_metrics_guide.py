@@ -1,23 +1,25 @@
-"""The guide to metrics, its alerts and the dashboard have the metrics that are published."""
+"""The guide to metrics, the alert rules and the dashboard have the metrics that are published."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import yaml
 
 from operations.metrics.catalogue import METRICS
 from tests.architecture.layers import ROOT
+from tests.support.operations.promql import LABELS, parse, result_labels, selectors
 
-_GUIDE = (ROOT / "docs" / "guide" / "metrics.md").read_text(encoding="utf-8")
-_DASHBOARD: Any = json.loads(
-    (ROOT / "docs" / "guide" / "grafana-dashboard.json").read_text(encoding="utf-8")
-)
-_NAME = re.compile(r"\bssp_[a-z_]+")
-_SELECTOR = re.compile(r"(ssp_[a-z_]+)\{([^}]*)\}")
-_LABELS = {metric.name: set(metric.labels) for metric in METRICS}
+_FOLDER = ROOT / "docs" / "guide"
+_GUIDE = (_FOLDER / "metrics.md").read_text(encoding="utf-8")
+_DASHBOARD: Any = json.loads((_FOLDER / "grafana-dashboard.json").read_text(encoding="utf-8"))
+_TARGETS = [target for panel in _DASHBOARD["panels"] for target in panel["targets"]]
+(_GROUP,) = yaml.safe_load((_FOLDER / "prometheus-alerts.yaml").read_text())["groups"]
+_RULES: list[dict[str, Any]] = _GROUP["rules"]
 
 
 def test_the_table_of_the_guide_has_every_metric() -> None:
@@ -26,21 +28,26 @@ def test_the_table_of_the_guide_has_every_metric() -> None:
     assert found == {m.name: (", ".join(m.labels), m.kind.value) for m in METRICS}
 
 
-def _check(expressions: list[str]) -> set[str]:
-    """Check the names and the labels of expressions in PromQL; return the names."""
-    names = {name for text in expressions for name in _NAME.findall(text)}
-    assert names <= _LABELS.keys()
-    for text in expressions:
-        for name, selector in _SELECTOR.findall(text):
-            assert set(re.findall(r"(\w+)\s*(?:=~|!~|!=|=)", selector)) <= _LABELS[name]
+def _check(expression: str, used: Iterable[str]) -> set[str]:
+    """Check the names and labels of an expression, and that its result has the labels that a text
+    uses; return the names of its metrics."""
+    tree = parse(expression)
+    names = set()
+    for selector in selectors(tree):
+        assert selector.name in LABELS
+        assert {one.name for one in selector.matchers.matchers} <= LABELS[selector.name]
+        names.add(selector.name)
+    labels = result_labels(tree)
+    assert labels is not None
+    assert set(used) <= labels
     return names
 
 
 def test_the_dashboard_shows_every_metric() -> None:
-    expressions = [one["expr"] for panel in _DASHBOARD["panels"] for one in panel["targets"]]
-    assert _check(expressions) == _LABELS.keys()
+    names = [_check(one["expr"], re.findall(r"{{(\w+)}}", one["legendFormat"])) for one in _TARGETS]
+    assert set().union(*names) == LABELS.keys()
     (variable,) = [one for one in _DASHBOARD["templating"]["list"] if one["name"] == "query"]
-    assert _NAME.findall(variable["definition"]) == ["ssp_batch_rows"]
+    assert re.findall(r"\bssp_[a-z_]+", variable["definition"]) == ["ssp_batch_rows"]
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
@@ -55,8 +62,18 @@ def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
     assert max(x for x, _ in cells) == 23
 
 
-def test_the_alerts_of_the_guide_are_about_published_metrics() -> None:
-    (text,) = re.findall(r"```yaml\n(.*?)```", _GUIDE, re.DOTALL)
-    (group,) = yaml.safe_load(text)["groups"]
-    assert len({rule["alert"] for rule in group["rules"]}) == len(group["rules"])
-    assert _check([rule["expr"] for rule in group["rules"]])
+@pytest.mark.parametrize("rule", _RULES, ids=[rule["alert"] for rule in _RULES])
+def test_an_alert_is_about_published_metrics(rule: dict[str, Any]) -> None:
+    texts = " ".join(rule["annotations"].values())
+    assert _check(rule["expr"], re.findall(r"\$labels\.(\w+)", texts))
+    assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_operands_without_common_labels_are_found() -> None:
+    with pytest.raises(AssertionError, match="no series match"):
+        result_labels(parse("max by (query) (ssp_slots) > 1 and delta(ssp_slots[30m]) > 0"))
+
+
+def test_the_guide_lists_every_alert() -> None:
+    rows = re.findall(r"^\| `(Ssp\w+)` \| (\w+) \|", _GUIDE, re.MULTILINE)
+    assert rows == [(rule["alert"], rule["labels"]["severity"]) for rule in _RULES]
