@@ -23,10 +23,10 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help demo pipeline test check long soak interop bench lock wheel clean lint compiled machine node
+.PHONY: help demo pipeline test check long soak interop bench release-check lock wheel clean lint compiled machine node
 
 help: ## list these commands
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(READY) ## run the demo: real flight data through a stream that reshards while it is read
 	$(BIN)/python -m examples.flights
@@ -72,6 +72,9 @@ lint: $(READY) ## check format, lint, types and documentation
 compiled: $(READY)
 	@mkdir -p .cache
 	$(BIN)/python -m pytest --collect-only --quiet tests > .cache/collected || { cat .cache/collected; exit 1; }
+
+release-check: node $(READY) ## build and install the distributions of a release, and check them: ten minutes
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m release tests/release
 
 wheel: $(READY) ## build the distribution into dist/
 	$(BIN)/python -m hatchling build -d dist

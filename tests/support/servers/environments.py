@@ -34,7 +34,7 @@ class Environment:
         else:
             self._uv("install", "--offline", "--no-deps", str(wheel))
         (installed,) = distributions(path=[str(self.packages)])
-        _link(_required(installed, extras), self.packages)
+        _link(required(installed, extras), self.packages)
         self._uv("check")  # by another's reading of the same metadata, nothing is missing
 
     def _uv(self, command: str, *arguments: str) -> None:
@@ -47,7 +47,7 @@ class Environment:
         return {found.name for found in distributions(path=[str(self.packages)])}
 
 
-def _required(root: Distribution, extras: frozenset[str]) -> list[Distribution]:
+def required(root: Distribution, extras: frozenset[str]) -> list[Distribution]:
     """Return the transitive requirements of `root` with these extras, among the distributions of
     this environment."""
     found: dict[str, Distribution] = {}
