@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import ssl
 import threading
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,16 @@ _log = logging.getLogger(f"spark_ssp.{__name__}")
 _STOP_TIMEOUT_S = 30
 _POLL_S = 0.02
 """The time between two looks for the next event of an idle subscription."""
-_TRANSPORT = "embedded_kinesis.transport"
+TRANSPORT = "embedded_kinesis.transport"
+"""The ASGI extension that contains the connection."""
 
 
-class _Protocol(HttpToolsProtocol):
+class Http1Protocol(HttpToolsProtocol):
     """Hands the application its connection, so that a fault can drop it."""
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {_TRANSPORT: {"transport": self.transport}}
+        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport}}
 
 
 class _Application:
@@ -139,8 +141,8 @@ class _TooLargeError(Exception):
 
 
 def _transport(scope: HTTPScope) -> asyncio.Transport:
-    """Return the connection of a request, from `_Protocol`."""
-    transport = (scope["extensions"] or {})[_TRANSPORT]["transport"]
+    """Return the connection of a request, from its protocol."""
+    transport = (scope["extensions"] or {})[TRANSPORT]["transport"]
     assert isinstance(transport, asyncio.Transport)
     return transport
 
@@ -209,33 +211,43 @@ async def _send_part(send: ASGISendCallable, body: bytes, *, more: bool = True) 
 
 
 class HttpServer:
-    """Serves `state` from `start` to `stop`."""
+    """Serves `state` from `start` to `stop`, with TLS if there is a context for it."""
 
-    def __init__(self, state: KinesisState, *, port: int, host: str) -> None:
+    def __init__(
+        self,
+        state: KinesisState,
+        *,
+        port: int,
+        host: str,
+        protocol: type[asyncio.Protocol] = Http1Protocol,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
         self._socket = listen(port, host)
         self._host = host
         self.port: int = self._socket.getsockname()[1]
         self._application = _Application(state, host)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._application,
-                http=_Protocol,
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                date_header=False,
-                server_header=False,
-                timeout_keep_alive=300,
-            )
+        config = uvicorn.Config(
+            self._application,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            date_header=False,
+            server_header=False,
+            timeout_keep_alive=300,
         )
+        config.load()
+        config.ssl = tls
+        self._scheme = "http" if tls is None else "https"
+        self._server = uvicorn.Server(config)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="embedded-kinesis", daemon=True)
 
     @property
     def endpoint_url(self) -> str:
-        return f"http://{self._host}:{self.port}"
+        return f"{self._scheme}://{self._host}:{self.port}"
 
     def start(self) -> None:
         """Return once requests are taken (the socket queues them until the loop runs)."""

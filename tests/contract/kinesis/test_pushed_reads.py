@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import count
 
 import pytest
 
@@ -18,20 +22,23 @@ from embedded_kinesis.core.subscription_faults import (
 )
 from embedded_kinesis.http.event_stream import encode_message
 from embedded_kinesis.state.page_reads import UnusualAnswers
+from embedded_kinesis.state.subscription import TAKEOVER_MS
 from kinesis_source.client.api import SubscriptionError
 from kinesis_source.client.boto3_client import connect, disconnect
 from kinesis_source.client.subscriptions import open_subscriber
-from kinesis_source.model.ranges import ShardRange, SlotRange
-from kinesis_source.model.shard import AfterRecord, ConsumerArn, SequenceNumber, TrimHorizon
+from kinesis_source.model.shard import ConsumerArn, TrimHorizon
 from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import read_slot
 from task_grouping.identifiers import ShardId, ShardKey
+from tests.support.fakes.clocks import ShiftedClock
 from tests.support.fakes.scripted import STREAM
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
-from tests.support.kinesis.reading import Row, options, rows_of, slot_of
+from tests.support.kinesis.pushed_stream import PushedStream, connection_to, put_numbers
+from tests.support.kinesis.reading import Row
+from tests.support.servers.http2 import Http2Kinesis
 
 RECORDS = 40
+SHARDS = 2
+WAIT_S = 20
 FAULTS: list[Fault] = [
     FailSubscription(code="ResourceInUseException", after_events=1),
     FailSubscription(code="KMSThrottlingException"),
@@ -44,86 +51,66 @@ FAULTS: list[Fault] = [
 ]
 
 
-class Reading:
-    """A stream of two shards with a consumer, read between its first and last records."""
+@dataclass(kw_only=True)
+class Service:
+    """An embedded service, reached by one version of HTTP."""
 
-    def __init__(self, kinesis: EmbeddedKinesis) -> None:
-        self.kinesis = kinesis
-        state = kinesis.state
-        state.answers = UnusualAnswers(event_records=3)
-        state.create_stream(STREAM.name, shards=2)
-        last: dict[str, str] = {}
-        for number in range(RECORDS):
-            shard = state.stream(STREAM.name).route(f"key-{number}", None).shard_id
-            last[shard] = state.put(STREAM.name, f"key-{number}", b"%d" % number).sequence_number
-        self.consumer = ConsumerArn(state.register_consumer(STREAM.name, "etl").arn)
-        self.connection = ConnectionOptions(
-            region="us-east-1",
-            endpoint_url=kinesis.endpoint_url,
-            aws_access_key_id="local",
-            aws_secret_access_key="local",
-            read_timeout_ms=1_000,
-        )
-        self.service = connect(self.connection)
-        created = self.service.describe(STREAM).created
-        self.slot = slot_of(
-            *(
-                ShardRange(
-                    stream=STREAM,
-                    shard=ShardId(shard),
-                    hash_range=None,
-                    created=created,
-                    start=TrimHorizon(),
-                    start_caught_up_ms=None,
-                    expect_first=None,
-                    end=AfterRecord(sequence_number=SequenceNumber(last[shard])),
-                    consumer=self.consumer,
-                )
-                for shard in sorted(last)
-            )
-        )
+    kinesis: EmbeddedKinesis
+    clock: ShiftedClock
+    connection: ConnectionOptions
+    _numbers: count[int] = field(default_factory=count)
 
-    def rows(self, slot: SlotRange) -> list[Row]:
-        batches = read_slot(
-            slot,
-            options(connection=self.connection),
-            self.service,
-            rates=ReadRates(),
-            open_subscriber=lambda window: open_subscriber(self.connection, window=window),
-        )
-        return sorted(rows_of(list(batches)))
+    def stream(self) -> PushedStream:
+        """Return a new stream of `RECORDS` records."""
+        name = f"stream-{next(self._numbers)}"
+        self.kinesis.state.create_stream(name, shards=SHARDS)
+        last = put_numbers(connect(self.connection).client, name, RECORDS)  # type: ignore[arg-type]
+        consumer = self.kinesis.state.register_consumer(name, "etl").arn
+        return PushedStream.of(name, consumer, last, self.connection)
 
-    def polled(self) -> list[Row]:
-        return self.rows(
-            replace(
-                self.slot, shards=tuple(replace(each, consumer=None) for each in self.slot.shards)
-            )
-        )
+    def rows(self, stream: PushedStream, fault: Fault) -> list[Row]:
+        """Return the rows of a task whose subscriptions all have the fault."""
+        self.kinesis.faults.add(fault, operation="SubscribeToShard", count=None)
+        try:
+            return stream.rows()
+        finally:
+            self.kinesis.faults.clear()
 
-    def calls(self, operation: str) -> int:
-        return self.kinesis.calls.count(operation)
+    def calls(self, operation: str, stream: PushedStream) -> int:
+        return self.kinesis.calls.count(operation, stream=stream.name)
 
 
-@pytest.fixture
-def reading() -> Iterator[Reading]:
-    with EmbeddedKinesis() as kinesis:
-        yield Reading(kinesis)
+@pytest.fixture(scope="module", params=["HTTP/1.1", "HTTP/2"])
+def service(request: pytest.FixtureRequest) -> Iterator[Service]:
+    with ExitStack() as resources:
+        clock = ShiftedClock()
+        kinesis = resources.enter_context(EmbeddedKinesis(clock=clock))
+        kinesis.state.answers = UnusualAnswers(event_records=3)
+        url, server = kinesis.endpoint_url, None
+        if request.param == "HTTP/2":
+            server = resources.enter_context(Http2Kinesis(kinesis.state))
+            environment = resources.enter_context(pytest.MonkeyPatch.context())
+            environment.setenv("AWS_CA_BUNDLE", str(server.authority))
+            url = server.endpoint_url
+        yield Service(kinesis=kinesis, clock=clock, connection=connection_to(url))
         disconnect()
+        assert server is None or server.traffic.streams > 0
 
 
-def test_a_pushed_range_needs_no_getrecords(reading: Reading) -> None:
-    rows = reading.rows(reading.slot)
+def test_a_pushed_range_needs_no_getrecords(service: Service) -> None:
+    stream = service.stream()
+    rows = stream.rows()
     assert len(rows) == RECORDS
-    assert (reading.calls("SubscribeToShard"), reading.calls("GetRecords")) == (2, 0)
-    assert rows == reading.polled()
+    assert service.calls("SubscribeToShard", stream) == SHARDS
+    assert service.calls("GetRecords", stream) == 0
+    assert rows == stream.polled()
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=repr)
-def test_a_fault_of_every_subscription_changes_no_row(reading: Reading, fault: Fault) -> None:
-    reading.kinesis.faults.add(fault, operation="SubscribeToShard", count=None)
-    rows = reading.rows(reading.slot)
-    reading.kinesis.faults.clear()
-    assert rows == reading.polled()
+def test_a_fault_of_every_subscription_changes_no_row(service: Service, fault: Fault) -> None:
+    stream = service.stream()
+    rows = service.rows(stream, fault)
+    assert rows == stream.polled()
     assert len(rows) == RECORDS
 
 
@@ -134,43 +121,59 @@ def test_a_fault_of_every_subscription_changes_no_row(reading: Reading, fault: F
 )
 def test_a_response_of_another_form_is_a_fault_of_the_subscription(body: bytes) -> None:
     with ScriptedHttp(Reply(body=body)) as server:
-        connection = ConnectionOptions(
-            region="us-east-1",
-            endpoint_url=server.url,
-            aws_access_key_id="local",
-            aws_secret_access_key="local",
-        )
-        subscriber = open_subscriber(connection, window=1 << 20)
+        subscriber = open_subscriber(connection_to(server.url), window=1 << 20)
         shard = ShardKey(stream=STREAM.name, shard=ShardId("shardId-000000000000"))
         with pytest.raises(SubscriptionError):
             subscriber.subscribe(ConsumerArn("arn"), shard, TrimHorizon())
-    disconnect()
 
 
-def test_a_silent_subscription_is_replaced_after_the_read_timeout(reading: Reading) -> None:
-    silence = SilenceSubscription(after_events=1)
-    reading.kinesis.faults.add(silence, operation="SubscribeToShard", count=None)
-    rows = reading.rows(reading.slot)
-    assert reading.calls("GetRecords") > 0
-    reading.kinesis.faults.clear()
-    assert rows == reading.polled()
+def test_a_silent_subscription_is_replaced_after_the_read_timeout(service: Service) -> None:
+    stream = service.stream()
+    rows = service.rows(stream, SilenceSubscription(after_events=1))
+    assert service.calls("GetRecords", stream) > 0
+    assert rows == stream.polled()
     assert len(rows) == RECORDS
 
 
-def test_an_end_that_does_not_come_is_left_to_getrecords(reading: Reading) -> None:
+def test_an_end_that_does_not_come_is_left_to_getrecords(service: Service) -> None:
     """As a record that is not visible yet: the subscription lives on without it."""
-    empty = EmptyEvents(count=100)
-    reading.kinesis.faults.add(empty, operation="SubscribeToShard", count=None)
-    rows = reading.rows(reading.slot)
-    assert reading.calls("GetRecords") > 0
-    reading.kinesis.faults.clear()
-    assert rows == reading.polled()
+    stream = service.stream()
+    rows = service.rows(stream, EmptyEvents(count=100))
+    assert service.calls("GetRecords", stream) > 0
+    assert rows == stream.polled()
 
 
-def test_a_shard_that_was_closed_is_read_to_its_end(reading: Reading) -> None:
-    state = reading.kinesis.state
-    first = reading.slot.shards[0]
-    state.split(STREAM.name, first.shard)
-    rows = reading.rows(reading.slot)
-    assert rows == reading.polled()
+def test_a_shard_that_was_closed_is_read_to_its_end(service: Service) -> None:
+    stream = service.stream()
+    service.kinesis.state.split(stream.name, stream.slot.shards[0].shard)
+    rows = stream.rows()
+    assert rows == stream.polled()
     assert len(rows) == RECORDS
+
+
+def test_a_shard_that_was_subscribed_just_before_is_polled(service: Service) -> None:
+    stream = service.stream()
+    rows = stream.rows()
+    assert service.calls("GetRecords", stream) == 0
+    assert stream.rows() == rows
+    assert service.calls("SubscribeToShard", stream) == 2 * SHARDS
+    assert service.calls("GetRecords", stream) > 0
+
+
+def test_a_range_whose_subscription_is_taken_over_is_continued(service: Service) -> None:
+    stream = service.stream()
+    found: list[list[Row]] = []
+    silence = SilenceSubscription(after_events=1)
+    reading = threading.Thread(target=lambda: found.append(service.rows(stream, silence)))
+    reading.start()
+    deadline = time.monotonic() + WAIT_S
+    while service.calls("SubscribeToShard", stream) < SHARDS:
+        assert time.monotonic() < deadline, "no subscription"
+        time.sleep(0.005)
+    service.clock.advance(TAKEOVER_MS)
+    position = {"Type": "LATEST"}
+    for each in stream.slot.shards:
+        request = {"ConsumerARN": each.consumer, "ShardId": each.shard}
+        service.kinesis.state.call("SubscribeToShard", request | {"StartingPosition": position})
+    reading.join()
+    assert found == [stream.polled()]
