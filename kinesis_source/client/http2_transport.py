@@ -2,9 +2,11 @@
 
 The window of each stream bounds the bytes that the service sends before they are read, so a slow
 reader holds back only its own shard. awscrt cannot cancel a stream: one that is no longer read
-receives nothing more once its window is used up, and ends with the connection.
+receives nothing more once its window is used up, and ends with the connection. A connection that
+takes no more streams, or has failed, is replaced, and closed when nobody reads from it.
 
-awscrt does not read AWS's configuration: credentials, endpoint and certificates are botocore's.
+awscrt does not read AWS's configuration: credentials, endpoint and certificates are botocore's. Its
+threads start with the first connection of a process, so after PySpark has forked it.
 """
 
 from __future__ import annotations
@@ -12,26 +14,57 @@ from __future__ import annotations
 import io
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from awscrt import http
-from awscrt.exceptions import AwsCrtError
 from awscrt.io import ClientBootstrap, ClientTlsContext, SocketOptions, TlsContextOptions
 from botocore.awsrequest import AWSResponse
 
 _PORT: Final = 443
+_NO_HTTP2: Final = "AWS_ERROR_HTTP_UNSUPPORTED_PROTOCOL"
+_MAX_ATTEMPTS: Final = 4
+"""The most connections on which a request is sent."""
+
+Address = tuple[str, int]
 
 
 class Http2Error(OSError):
     """The connection or the stream failed."""
 
 
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A connection that is open or being opened. `requests`: their number so far; `readers`: the
+    number of responses that are being read."""
+
+    opening: Future[http.Http2ClientConnection]
+    requests: int = 0
+    readers: int = 0
+
+    @property
+    def is_usable(self) -> bool:
+        if not self.opening.done():
+            return True
+        return self.opening.exception() is None and self.opening.result().is_open()
+
+    def close(self) -> None:
+        """Close it, and with it all its streams."""
+        self.opening.add_done_callback(_close)
+
+
+def _close(opening: Future[http.Http2ClientConnection]) -> None:
+    if opening.exception() is None:
+        opening.result().close()
+
+
 class Http2Transport:
-    """A connection to one host, opened at the first request and again after it has broken.
+    """A connection to one host, opened at the first request and again after it has failed.
 
     Thread-safe; not to be used after a fork. `window` is in bytes, times are in seconds.
     `certificates` is the path of a file of trusted certificates.
@@ -45,49 +78,72 @@ class Http2Transport:
         self._connect_timeout = connect_timeout
         self._silence = silence
         self._lock = threading.Lock()
-        self._connections: dict[tuple[str, int], http.Http2ClientConnection] = {}
+        self._current: dict[Address, _Connection] = {}
+        self._retired: set[_Connection] = set()
 
-    def send(self, request: Any) -> AWSResponse:
-        """Send a prepared request of botocore; return its response once its headers are received.
+    def send(self, request: Any) -> AWSResponse | None:
+        """Send a prepared request of botocore; return its response once its headers are received,
+        or None if the host has no HTTP/2.
 
-        Raises OSError.
+        A request that fails on a connection with other streams is sent again on another one: the
+        host may allow no further streams, or be closing it. Raises OSError.
         """
-        address = urlsplit(request.url)
-        host, port = address.hostname or "", address.port or _PORT
-        exchange = _Exchange(self._silence)
-        try:
-            stream = self._connection(host, port).request(
-                _to_request(request, address.netloc, address.path or "/"),
-                on_response=exchange.on_response,
-                on_body=exchange.on_body,
-            )
-            exchange.http_stream = stream
-            stream.completion_future.add_done_callback(exchange.on_complete)
-            stream.activate()
-            status, headers = exchange.response.result(timeout=self._silence)
-        except AwsCrtError as error:
-            raise Http2Error(error.name) from None
-        except FutureTimeoutError:
-            exchange.close()
-            raise TimeoutError(f"no response within {self._silence:g} s") from None
-        fields: Any = dict(headers)
-        return AWSResponse(request.url, status, fields, exchange)
+        url = urlsplit(request.url)
+        address = url.hostname or "", url.port or _PORT
+        for attempt in count(1):
+            connection = self._begin(address)
+            exchange = _Exchange(self._silence, partial(self._end, address, connection))
+            try:
+                native = connection.opening.result(timeout=self._connect_timeout)
+                message = _to_message(request, url.netloc, url.path or "/")
+                status, headers = exchange.start(native, message)
+            except TimeoutError:
+                exchange.close(failed=True)
+                raise TimeoutError(f"no response within {self._silence:g} s") from None
+            except Exception as error:  # noqa: BLE001 - not all of awscrt's have a class of its own
+                exchange.close(failed=True)
+                name = _name_of(error)
+                if name == _NO_HTTP2:
+                    return None
+                is_open = connection.opening.exception() is None
+                if not is_open or connection.requests == 1 or attempt == _MAX_ATTEMPTS:
+                    raise Http2Error(name) from None
+            else:
+                fields: Any = dict(headers)
+                return AWSResponse(request.url, status, fields, exchange)
+        raise AssertionError("the last attempt ends")
 
     def close(self) -> None:
         """Close the connections, and with them all streams."""
         with self._lock:
-            for connection in self._connections.values():
+            for connection in (*self._current.values(), *self._retired):
                 connection.close()
-            self._connections.clear()
+            self._current.clear()
+            self._retired.clear()
 
-    def _connection(self, host: str, port: int) -> http.Http2ClientConnection:
+    def _begin(self, address: Address) -> _Connection:
+        """Return the connection for a request. Requests that come while it is being opened share
+        the attempt."""
         with self._lock:
-            known = self._connections.get((host, port))
-            if known is None or not known.is_open():
-                known = self._connections[host, port] = self._connect(host, port)
+            known = self._current.get(address)
+            if known is None or not known.is_usable:
+                known = self._current[address] = _Connection(opening=self._open(*address))
+            known.requests += 1
+            known.readers += 1
             return known
 
-    def _connect(self, host: str, port: int) -> http.Http2ClientConnection:
+    def _end(self, address: Address, connection: _Connection, *, failed: bool) -> None:
+        """Record that a response is no longer read."""
+        with self._lock:
+            connection.readers -= 1
+            if failed and self._current.get(address) is connection:
+                del self._current[address]
+                self._retired.add(connection)
+            if connection in self._retired and not connection.readers:
+                self._retired.remove(connection)
+                connection.close()
+
+    def _open(self, host: str, port: int) -> Future[http.Http2ClientConnection]:
         context_options = TlsContextOptions()
         context_options.override_default_trust_store_from_path(ca_filepath=self._certificates)
         tls = ClientTlsContext(context_options).new_connection_options()
@@ -95,7 +151,7 @@ class Http2Transport:
         tls.set_server_name(host)
         socket_options = SocketOptions()
         socket_options.connect_timeout_ms = round(self._connect_timeout * 1000)
-        connecting = http.Http2ClientConnection.new(
+        opening: Future[http.Http2ClientConnection] = http.Http2ClientConnection.new(
             host_name=host,
             port=port,
             bootstrap=ClientBootstrap.get_or_create_static_default(),
@@ -104,25 +160,35 @@ class Http2Transport:
             manual_window_management=True,
             initial_window_size=self._window,
         )
-        connection: http.Http2ClientConnection = connecting.result(timeout=self._connect_timeout)
-        return connection
+        return opening
 
 
 class _Exchange:
     """A request and the body of its response. awscrt's threads call the methods `on_...`; the
-    response is read by one thread."""
+    response is read by one thread. `on_end` is called once."""
 
-    def __init__(self, silence: float) -> None:
-        self.response: Future[tuple[int, Sequence[tuple[str, str]]]] = Future()
-        self.http_stream: http.Http2ClientStream | None = None
+    def __init__(self, silence: float, on_end: Callable[..., None]) -> None:
         self._silence = silence
+        self._on_end = on_end
+        self._response: Future[tuple[int, Sequence[tuple[str, str]]]] = Future()
         self._chunks: queue.SimpleQueue[bytes | Exception | None] = queue.SimpleQueue()
+        self._http_stream: http.Http2ClientStream | None = None
         self._is_closed = False
+
+    def start(
+        self, connection: http.Http2ClientConnection, message: http.HttpRequest
+    ) -> tuple[int, Sequence[tuple[str, str]]]:
+        """Send the request; return the status and the headers of the response."""
+        stream = connection.request(message, on_response=self.on_response, on_body=self.on_body)
+        self._http_stream = stream
+        stream.completion_future.add_done_callback(self.on_complete)
+        stream.activate()
+        return self._response.result(timeout=self._silence)
 
     def on_response(
         self, *, status_code: int, headers: Sequence[tuple[str, str]], **_: object
     ) -> None:
-        self.response.set_result((status_code, headers))
+        self._response.set_result((status_code, headers))
 
     def on_body(self, *, chunk: bytes, **_: object) -> None:
         if not self._is_closed:
@@ -130,10 +196,9 @@ class _Exchange:
 
     def on_complete(self, completion: Future[int]) -> None:
         error = completion.exception()
-        name = getattr(error, "name", None) or type(error).__name__
-        fault = None if error is None else Http2Error(name)
-        if not self.response.done():
-            self.response.set_exception(fault or Http2Error("an end without a response"))
+        fault = None if error is None else Http2Error(_name_of(error))
+        if not self._response.done():
+            self._response.set_exception(fault or Http2Error("an end without a response"))
         self._chunks.put(fault)
 
     def stream(self) -> Iterator[bytes]:
@@ -141,20 +206,32 @@ class _Exchange:
             try:
                 chunk = self._chunks.get(timeout=self._silence)
             except queue.Empty:
+                self.close(failed=True)
                 raise TimeoutError(f"nothing received for {self._silence:g} s") from None
             if chunk is None:
+                self.close()
                 return
             if isinstance(chunk, Exception):
+                self.close(failed=True)
                 raise chunk
-            if self.http_stream is not None:
-                self.http_stream.update_window(len(chunk))
+            if self._http_stream is not None:
+                self._http_stream.update_window(len(chunk))
             yield chunk
 
-    def close(self) -> None:
-        self._is_closed = True
+    def close(self, *, failed: bool = False) -> None:
+        """Read no more. `failed`: the connection may be the reason."""
+        if not self._is_closed:
+            self._is_closed = True
+            self._chunks = queue.SimpleQueue()  # what was received and is not read
+            self._on_end(failed=failed)
 
 
-def _to_request(request: Any, host: str, path: str) -> http.HttpRequest:
+def _name_of(error: BaseException) -> str:
+    """Return awscrt's name of an error, or the name of its class. Messages may contain data."""
+    return getattr(error, "name", None) or type(error).__name__
+
+
+def _to_message(request: Any, host: str, path: str) -> http.HttpRequest:
     body = request.body or b""
     if isinstance(body, str):
         body = body.encode()

@@ -1,10 +1,10 @@
 """Subscribes to shards with SubscribeToShard, on HTTP/2 by awscrt or on HTTP/1.1 by botocore.
 
 botocore writes, signs and resolves every request, and raises the errors of its answers. awscrt
-sends them if the service has TLS, no proxy is configured and awscrt is installed: the API reference
-demands HTTP/2, on which many subscriptions share one connection, and whose flow control bounds the
-memory of each. The handlers use botocore's events `before-send`, whose handlers may return a
-response, and `before-parse`, whose handlers may replace its body.
+sends them if the service has HTTP/2, no proxy is configured and awscrt is installed: the API
+reference demands HTTP/2, on which many subscriptions share one connection, and whose flow control
+bounds the memory of each. The handlers use botocore's events `before-send`, whose handlers may
+return a response, and `before-parse`, whose handlers may replace its body.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class Transport(Protocol):
     """Sends requests by other means than botocore's."""
 
     def send(self, request: Any) -> Any:
-        """Send a prepared request of botocore; return its response (`AWSResponse`)."""
+        """Send a prepared request of botocore; return its response (`AWSResponse`), or None if
+        botocore has to send it."""
         ...
 
     def close(self) -> None:
@@ -140,7 +141,7 @@ def _http2_transport(endpoint: str, options: ConnectionOptions, window: int) -> 
     return Http2Transport(
         window=window,
         certificates=trusted_certificates(options),
-        connect_timeout=options.connect_timeout_ms / 1000,
+        connect_timeout=min(options.connect_timeout_ms, SILENCE_MS) / 1000,
         silence=min(options.read_timeout_ms, SILENCE_MS) / 1000,
     )
 

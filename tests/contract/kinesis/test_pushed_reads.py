@@ -92,7 +92,7 @@ def service(request: pytest.FixtureRequest) -> Iterator[Service]:
             environment = resources.enter_context(pytest.MonkeyPatch.context())
             environment.setenv("AWS_CA_BUNDLE", str(server.authority))
             url = server.endpoint_url
-        yield Service(kinesis=kinesis, clock=clock, connection=connection_to(url))
+        yield Service(kinesis=kinesis, clock=clock, connection=connection_to(url, timeout_ms=1_000))
         disconnect()
         assert server is None or server.traffic.streams > 0
 
@@ -121,7 +121,7 @@ def test_a_fault_of_every_subscription_changes_no_row(service: Service, fault: F
 )
 def test_a_response_of_another_form_is_a_fault_of_the_subscription(body: bytes) -> None:
     with ScriptedHttp(Reply(body=body)) as server:
-        subscriber = open_subscriber(connection_to(server.url), window=1 << 20)
+        subscriber = open_subscriber(connection_to(server.url, timeout_ms=1_000), window=1 << 20)
         shard = ShardKey(stream=STREAM.name, shard=ShardId("shardId-000000000000"))
         with pytest.raises(SubscriptionError):
             subscriber.subscribe(ConsumerArn("arn"), shard, TrimHorizon())

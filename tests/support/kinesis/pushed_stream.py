@@ -86,14 +86,15 @@ class PushedStream:
         )
 
 
-def connection_to(endpoint_url: str) -> ConnectionOptions:
-    """Return options for a local service, with a short read timeout."""
+def connection_to(endpoint_url: str, *, timeout_ms: int) -> ConnectionOptions:
+    """Return options for a local service, with the time to wait for connections and answers."""
     return ConnectionOptions(
         region="us-east-1",
         endpoint_url=endpoint_url,
         aws_access_key_id="local",
         aws_secret_access_key="local",
-        read_timeout_ms=1_000,
+        connect_timeout_ms=timeout_ms,
+        read_timeout_ms=timeout_ms,
     )
 
 

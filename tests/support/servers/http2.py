@@ -16,7 +16,8 @@ import h2.config
 import h2.connection
 import h2.events
 import h2.exceptions
-from h2.settings import SettingCodes
+from h2.errors import ErrorCodes
+from h2.settings import SettingCodes, Settings
 
 from embedded_kinesis.api.dispatch import KinesisState
 from embedded_kinesis.http.listening import LOOPBACK
@@ -121,7 +122,7 @@ class _Http2Connection(asyncio.Protocol):
         self._h2 = h2.connection.H2Connection(
             h2.config.H2Configuration(client_side=False, header_encoding=None)
         )
-        self._h2.local_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = max_streams
+        self._max_streams = max_streams
         self._streams: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._in_flight: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -136,7 +137,11 @@ class _Http2Connection(asyncio.Protocol):
         self._transport = transport
         self._connections.add(self)
         self._traffic.connections += 1
+        limit = {SettingCodes.MAX_CONCURRENT_STREAMS: self._max_streams}
+        self._h2.local_settings = Settings(client=False, initial_values=limit)
         self._h2.initiate_connection()
+        # h2 would end the connection of a client that exceeds the limit before it knows it.
+        self._h2.local_settings = Settings(client=False)
         self._flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -171,6 +176,10 @@ class _Http2Connection(asyncio.Protocol):
 
     def _process(self, event: h2.events.Event) -> None:
         match event:
+            case h2.events.RequestReceived(stream_id=int() as stream) if (
+                len(self._streams) >= self._max_streams
+            ):
+                self._h2.reset_stream(stream, ErrorCodes.REFUSED_STREAM)
             case h2.events.RequestReceived(stream_id=int() as stream):
                 self._traffic.streams += 1
                 self._streams[stream] = asyncio.Queue()
