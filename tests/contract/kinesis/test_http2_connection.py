@@ -17,9 +17,9 @@ from kinesis_source.client.api import SubscriptionError
 from kinesis_source.client.boto3_client import connect, disconnect
 from kinesis_source.client.subscriptions import open_subscriber
 from kinesis_source.model.shard import TrimHorizon
+from tests.support.fan_out.http2 import Http2Kinesis, Traffic
+from tests.support.fan_out.pushed_stream import PushedStream, connection_to, put_numbers
 from tests.support.kinesis.certificates import write_certificates
-from tests.support.kinesis.pushed_stream import PushedStream, connection_to, put_numbers
-from tests.support.servers.http2 import Http2Kinesis, Traffic
 
 SHARDS = 64
 RECORDS = 640

@@ -32,9 +32,9 @@ from task_grouping.identifiers import ShardId, ShardKey
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.fakes.scripted import STREAM
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
-from tests.support.kinesis.pushed_stream import PushedStream, connection_to, put_numbers
+from tests.support.fan_out.http2 import Http2Kinesis
+from tests.support.fan_out.pushed_stream import PushedStream, connection_to, put_numbers
 from tests.support.kinesis.reading import Row
-from tests.support.servers.http2 import Http2Kinesis
 
 RECORDS = 40
 SHARDS = 2
