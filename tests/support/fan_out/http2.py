@@ -33,9 +33,8 @@ _MAX_STREAMS: Final = 128
 
 @dataclass(slots=True, kw_only=True)
 class Traffic:
-    """What a server has done on HTTP/2. `sent` counts bytes of response bodies; `in_flight` those
-    of them for which the client has not enlarged a stream's window again, `most_in_flight` at
-    most."""
+    """Counts of a server's HTTP/2. `sent`: bytes of response bodies; `in_flight`: those of them for
+    which the client has not enlarged a stream's window again; `most_in_flight`: its maximum."""
 
     connections: int = 0
     streams: int = 0
