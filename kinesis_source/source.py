@@ -204,8 +204,7 @@ class KinesisStreamReader(PlanningStreamReader):
             self._activity = ReaderActivity(
                 self._planner, service, self._worker, monotonic=time.monotonic
             )
-            worker_id = None if self._worker is None else self._worker.id
-            self._fan_out = open_fan_out(self._options, service, worker_id)
+            self._fan_out = open_fan_out(self._options, service)
         return self._planner
 
     # --- Run on executors ------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import os
-import pickle
 import select
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from checkpoint.agent.settings import AgentSettings
 from checkpoint.coordination.protocol import LeaseClient, Report, Status
 from checkpoint.leases.lease import LeaseKey
 from ssp_common.errors import ServiceUnavailableError, SspError
+from ssp_common.helper_process import module_path, start_helper
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -41,10 +41,6 @@ RESTART_WINDOW_S: Final = 60.0
 MAX_UNANSWERED: Final = 3
 """Maximum number of consecutive agents without any answer, however long they take."""
 
-_PROGRAM: Final = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from checkpoint.agent.process import main; main()"
-)
 _CHUNK: Final = 1 << 16
 
 Starter = Callable[[], "subprocess.Popen[bytes]"]
@@ -61,14 +57,7 @@ def start_agent(settings: AgentSettings) -> LeaseClient:
 
 def start_process() -> subprocess.Popen[bytes]:
     """Start a Python process that waits for its `sys.path`, then for its settings."""
-    # -P: nothing is imported from the working directory before `sys.path` is received.
-    return subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        bufsize=0,
-        start_new_session=True,
-    )
+    return start_helper("checkpoint.agent.process")
 
 
 class _AgentProcess:
@@ -77,8 +66,7 @@ class _AgentProcess:
     def __init__(self, process: subprocess.Popen[bytes], settings: AgentSettings) -> None:
         self.process = process
         self._frames = FrameDecoder()
-        path = [os.path.abspath(entry or os.curdir) for entry in sys.path]
-        self._unsent = pickle.dumps(path) + encode_frame(settings)
+        self._unsent = module_path() + encode_frame(settings)
         self._timeout_s = settings.table.wait_s + ANSWER_TIMEOUT_S
 
     @property

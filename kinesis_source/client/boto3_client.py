@@ -60,7 +60,7 @@ from ssp_common.aws.error_translation import (
     status_of,
     unreadable,
 )
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
+from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
 from ssp_common.errors import AccessError, InvalidRequestError, StreamNotFoundError
 from task_grouping.identifiers import ShardId
 
@@ -419,10 +419,7 @@ def connect(options: ConnectionOptions) -> Boto3Kinesis:
         if connection is None:
             connection = Boto3Kinesis(
                 create_client("kinesis", options),
-                retry=RetrySettings(
-                    max_attempts=options.retry_max_attempts,
-                    max_backoff=options.retry_max_backoff_ms / 1000,
-                ),
+                retry=retry_settings(options),
                 role_arn=options.role_arn,
             )
             _connections[key] = connection

@@ -88,6 +88,7 @@ class _Event(msgspec.Struct, rename="pascal"):
     records: list[_Record]
     continuation_sequence_number: str | None = None
     millis_behind_latest: int | None = None
+    child_shards: list[msgspec.Raw] | None = None
 
 
 _DECODER: Final = msgspec.json.Decoder(_Answer)
@@ -217,8 +218,11 @@ def parse_columns(body: bytes) -> RecordColumns | None:
 
 def parse_event(body: bytes, service_time: EpochMillis) -> RecordPage:
     """Parse the JSON body of a SubscribeToShardEvent. Raises ValueError if it deviates from the API
-    reference."""
+    reference: only the last event of a closed shard has no continuation, and it has the children.
+    """
     event = _EVENT_DECODER.decode(body)
+    if not (event.continuation_sequence_number or event.child_shards):
+        raise ValueError("neither a continuation nor child shards")
     columns = _columns(
         event.records, event.continuation_sequence_number, event.millis_behind_latest
     )

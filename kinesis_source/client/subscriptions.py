@@ -28,6 +28,7 @@ from kinesis_source.model.shard import ConsumerArn, EpochMillis, Position, Recor
 from kinesis_source.options.values import ConnectionOptions
 from ssp_common.aws.clients import trusted_certificates
 from ssp_common.aws.error_translation import code_of, quoted
+from ssp_common.errors import SspError
 from task_grouping.identifiers import ShardKey
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Boto3Subscriber:
                 StartingPosition=_starting_position(position, inclusive=inclusive),
             )
             return PushedPages(shard, answer[_MESSAGES], parse_date(answer))
-        except (*_FAULTS, LookupError) as error:
+        except (*_FAULTS, LookupError, SspError) as error:
             raise _fault(shard, error) from None
         finally:
             _thread.transport = None
@@ -211,6 +212,8 @@ def _keep_messages(
 def _fault(shard: ShardKey, error: Exception) -> SubscriptionError:
     if isinstance(error, SubscriptionError):
         return error
+    if isinstance(error, SspError):
+        return _error(shard, error.kind, f"{error.found} on {_OPERATION}")
     if isinstance(error, ClientError | BotoCoreError):
         return _error(shard, code_of(error), f"{quoted(error)} on {_OPERATION}")
     name = type(error).__name__

@@ -2,9 +2,11 @@
 
 Spark never stops a reader: it ends its process. So the reader starts this process, which waits for
 that end. While it runs it holds a shared lock on each consumer; afterwards it deregisters those on
-which no other query of this machine has a lock, unless another worker of the application owns a
-lease. A consumer that another query needs after all is registered again by that query within a
-minute; until then the query polls, and no record is lost.
+which no other query of this machine has a lock. A consumer that another query needs after all is
+registered again by that query within a minute; until then the query polls, and no record is lost.
+
+Queries with leases do not start it: their consumer is that of an application, and a worker of the
+KCL whose consumer is deregistered treats its shards as ended.
 
 A driver that is killed together with this process leaves its consumers behind: the next run of the
 query uses them and deregisters them. `spark-ssp doctor` lists the consumers of a stream.
@@ -12,46 +14,44 @@ query uses them and deregisters them. `spark-ssp doctor` lists the consumers of 
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import logging
 import os
 import pickle
+import select
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import IO, Final
 
 from kinesis_source.model.shard import StreamRef
-from kinesis_source.options.values import ConnectionOptions, LeaseOptions
+from kinesis_source.options.values import ConnectionOptions
 from ssp_common.errors import SspError
+from ssp_common.file_lock import FileLock
+from ssp_common.helper_process import module_path, start_helper
 from ssp_common.logs import show_logs
-from ssp_common.private_folder import make_private, private_folder
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-_PROGRAM: Final = (
-    "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from kinesis_source.fan_out.consumer_guard import main; main()"
-)
 _READY: Final = b"ready\n"
+_LOCK_TIMEOUT_S: Final = 30.0
+"""The longest wait for a process that is deregistering the consumer."""
+_READY_TIMEOUT_S: Final = 2 * _LOCK_TIMEOUT_S
+_LOCK_POLL_S: Final = 0.1
 _CHECK_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GuardSettings:
-    """The consumer of a name in some streams. `watched` is the process whose end is the end of the
-    query; None: the process that started the guard. `leases` with the id of the query's worker,
-    if the query shares its shards."""
+    """The consumer of a name in some streams. `endpoint` is the URL of their service. `watched` is
+    the process whose end is the end of the query; None: the process that started the guard."""
 
     streams: tuple[StreamRef, ...]
     consumer_name: str
     connection: ConnectionOptions
-    leases: LeaseOptions | None = None
-    worker: str | None = None
+    endpoint: str
     watched: int | None = None
 
 
@@ -73,48 +73,85 @@ class ConsumerGuard:
 
 def start_guard(settings: GuardSettings) -> ConsumerGuard:
     """Start the process, and return once it holds its locks: before consumers are looked up."""
-    # -P: nothing is imported from the working directory before `sys.path` is received.
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _PROGRAM],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-    )
-    path = [os.path.abspath(entry or os.curdir) for entry in sys.path]
+    process = start_helper(__name__)
     assert process.stdin is not None
-    assert process.stdout is not None
     with suppress(BrokenPipeError):
-        process.stdin.write(pickle.dumps(path) + pickle.dumps(settings))
-        process.stdin.flush()
-    if process.stdout.readline() != _READY:
+        process.stdin.write(module_path() + pickle.dumps(settings))
+    if not _is_ready(process):
         _log.warning(
-            "the consumers %s of this query will not be deregistered at its end: the process for "
+            "the consumers %s of this query may not be deregistered at its end: the process for "
             "that has failed, see above",
             settings.consumer_name,
         )
-    process.stdout.close()
-    return ConsumerGuard(process)
+    guard = ConsumerGuard(process)
+    if settings.watched is not None:
+        guard.close()  # its end would mean nothing
+    return guard
+
+
+def _is_ready(process: subprocess.Popen[bytes]) -> bool:
+    assert process.stdout is not None
+    with process.stdout as answers:
+        poll = select.poll()
+        poll.register(answers, select.POLLIN)
+        return bool(poll.poll(_READY_TIMEOUT_S * 1000)) and answers.readline() == _READY
 
 
 def main() -> None:
     """Run the process: lock, wait for the end of the query, deregister."""
     show_logs()
     settings: GuardSettings = pickle.load(sys.stdin.buffer)  # noqa: S301 - from its parent
-    locks = {stream: ConsumerLock(settings, stream) for stream in settings.streams}
-    for lock in locks.values():
-        lock.share()
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    os.write(answers, _READY)
-    os.close(answers)
+    only = _application_lock(settings)
+    if only is not None and not only.acquire():
+        _report_ready()  # an earlier read of this application has such a process
+        return
+    locks = {stream: _consumer_lock(settings, stream) for stream in settings.streams}
+    if not all(_share(lock) for lock in locks.values()):
+        _log.warning("consumer %s is being deregistered for too long", settings.consumer_name)
+        return
+    _report_ready()
     _wait_for_end(settings.watched, sys.stdin.buffer)
     try:
-        if not _has_other_workers(settings):
-            _deregister([stream for stream, lock in locks.items() if lock.claim()], settings)
+        _deregister([stream for stream, lock in locks.items() if lock.make_exclusive()], settings)
     except SspError as error:
         _log.warning("consumer %s could not be deregistered: %s", settings.consumer_name, error)
-    for lock in locks.values():
-        lock.release()
+    for each in (*locks.values(), *([] if only is None else [only])):
+        each.release()
+
+
+def _report_ready() -> None:
+    """Answer to the starting process, and let it close the pipe."""
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    # It may have ended already.
+    with suppress(BrokenPipeError):
+        os.write(answers, _READY)
+    os.close(answers)
+
+
+def _consumer_lock(settings: GuardSettings, stream: StreamRef) -> FileLock:
+    key = (settings.endpoint, stream.name, settings.consumer_name)
+    return FileLock(*key, suffix="consumer")
+
+
+def _application_lock(settings: GuardSettings) -> FileLock | None:
+    """Return the lock of the only process for a consumer of an application with batch reads; None
+    for a streaming query."""
+    if settings.watched is None:
+        return None
+    streams = (stream.name for stream in settings.streams)
+    key = (str(settings.watched), settings.endpoint, settings.consumer_name, *streams)
+    return FileLock(*key, suffix="application")
+
+
+def _share(lock: FileLock) -> bool:
+    """Wait while the consumer is being deregistered; return whether the lock is shared then."""
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
+    while not lock.acquire(shared=True):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOCK_POLL_S)
+    return True
 
 
 def _wait_for_end(watched: int | None, pipe: IO[bytes]) -> None:
@@ -136,17 +173,6 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _has_other_workers(settings: GuardSettings) -> bool:
-    """Return whether another worker owns a lease of the application, also one that has expired."""
-    if settings.leases is None:
-        return False
-    from checkpoint.agent.tables import open_lease_table
-
-    connection = replace(settings.connection, endpoint_url=settings.leases.dynamodb_endpoint_url)
-    rows = open_lease_table(settings.leases.table, connection).scan()
-    return any(lease.holder not in (None, settings.worker) for lease in rows.leases)
-
-
 def _deregister(streams: Sequence[StreamRef], settings: GuardSettings) -> None:
     from kinesis_source.client.boto3_client import connect
     from kinesis_source.fan_out.consumers import Boto3Consumers
@@ -160,54 +186,3 @@ def _deregister(streams: Sequence[StreamRef], settings: GuardSettings) -> None:
         if found is not None:
             service.deregister(known, found.arn)
             _log.info("deregistered consumer %s", found.arn)
-
-
-class ConsumerLock:
-    """A lock on a consumer, shared by the queries of this machine that use it."""
-
-    def __init__(self, settings: GuardSettings, stream: StreamRef) -> None:
-        connection = settings.connection
-        key = (
-            *(connection.region, connection.endpoint_url),
-            *(stream.name, settings.consumer_name),
-        )
-        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-        self._folder = private_folder()
-        self._path = self._folder / f"{digest}.consumer"
-        self._handle: int | None = None
-
-    def share(self) -> None:
-        """Wait while the consumer is being deregistered, and take the shared lock. Raises
-        OSError."""
-        while self._handle is None:
-            make_private(self._folder)
-            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-            handle = os.open(self._path, flags, 0o600)
-            fcntl.flock(handle, fcntl.LOCK_SH)
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(handle), self._path.lstat()):
-                    self._handle = handle
-                    return
-            os.close(handle)  # removed by its last holder
-
-    def claim(self) -> bool:
-        """Make the lock exclusive; return False if another query has it."""
-        if self._handle is None:
-            return False
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(self._handle)
-            self._handle = None
-            return False
-        return True
-
-    def release(self) -> None:
-        """Free the lock. Its file is removed if no other query has it."""
-        if self._handle is None:
-            return
-        if self.claim():
-            with suppress(OSError):
-                self._path.unlink()
-            os.close(self._handle)
-            self._handle = None

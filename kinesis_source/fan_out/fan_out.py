@@ -70,24 +70,21 @@ class FanOut:
         return {"fanOut": {"pushed": counts["pushed"], "polled": counts["polled"]}}
 
 
-def open_fan_out(
-    options: KinesisOptions, kinesis: Boto3Kinesis, worker: str | None = None
-) -> FanOut | None:
+def open_fan_out(options: KinesisOptions, kinesis: Boto3Kinesis) -> FanOut | None:
     """Return the fan-out of a query; None with polling. Starts the process that deregisters the
     consumers at the end of the query, if it is to do so: the end of a batch read is that of Spark's
-    application. `worker` is the query's worker, if it has leases."""
+    application. Consumers of a query with leases are those of the application, and remain."""
     fan_out = options.fan_out
     if fan_out is None:
         return None
     guard: ConsumerGuard | None = None
-    if fan_out.lifecycle is ConsumerLifecycle.JOB:
+    if fan_out.lifecycle is ConsumerLifecycle.JOB and options.leases is None:
         guard = start_guard(
             GuardSettings(
                 streams=options.streams,
                 consumer_name=fan_out.consumer_name or "",
                 connection=options.connection,
-                leases=options.leases,
-                worker=worker,
+                endpoint=kinesis.endpoint,
                 watched=None if options.ending_position is None else os.getppid(),
             )
         )

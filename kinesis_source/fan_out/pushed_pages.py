@@ -17,13 +17,16 @@ from typing import Final
 from kinesis_source.client.api import Subscriber, Subscription, SubscriptionError
 from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, is_worth_pushing
 from kinesis_source.model.ranges import ShardRange
-from kinesis_source.model.shard import RecordPage
+from kinesis_source.model.shard import AfterRecord, RecordPage, SequenceNumber, sequence_order
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 MAX_FAULTS: Final = 3
 """The number of failed subscriptions after which a range is polled to its end."""
-
+MAX_EMPTY_AT_LATEST: Final = 2
+MAX_EMPTY_EVENTS: Final = 20
+"""The numbers of events without a record in a row, at the shard's latest record and before it,
+after which the rest of the range is polled. The service sends one every few seconds."""
 
 _LASTING: Final = frozenset({"AccessDeniedException", "ResourceNotFoundException"})
 """Causes that do not pass by themselves."""
@@ -73,6 +76,7 @@ class PushedPages:
         self._subscription: Subscription | None = None
         self._not_before = 0.0
         self._failed = 0
+        self._empty_events = 0
 
     def subscribe(self, open_at: Callable[[Subscriber], Subscription], fetched: int) -> bool:
         """Return whether there is a subscription. Make one by `open_at` if it is due, after
@@ -120,6 +124,24 @@ class PushedPages:
         except SubscriptionError as error:
             self._fail(error)
             return None
+
+    def record_event(self, page: RecordPage) -> None:
+        """Poll the rest of the range if its last record, which was not among the events so far,
+        should have come: the subscription has passed it, or the end of the shard, or has nothing
+        more. GetRecords then shows whether the records are gone."""
+        self._empty_events = 0 if len(page) else self._empty_events + 1
+        most = MAX_EMPTY_AT_LATEST if page.millis_behind_latest == 0 else MAX_EMPTY_EVENTS
+        end, continuation = self._range.end, page.next_iterator
+        if (
+            continuation is None
+            or self._empty_events >= most
+            or (
+                isinstance(end, AfterRecord)
+                and sequence_order(SequenceNumber(continuation))
+                > sequence_order(end.sequence_number)
+            )
+        ):
+            self.give_up()
 
     def close(self) -> None:
         """End the subscription, if there is one."""

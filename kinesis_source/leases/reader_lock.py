@@ -11,17 +11,13 @@ the system frees the lock when the process ends, however it ends.
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import logging
-import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from ssp_common.errors import AccessError
-from ssp_common.private_folder import make_private, private_folder
+from ssp_common.file_lock import FileLock
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -35,10 +31,7 @@ class ReaderLock:
 
     def __init__(self, *key: str, folder: Path | None = None) -> None:
         """`key`: unique among the readers of the driver."""
-        self._folder = private_folder() if folder is None else folder
-        digest = hashlib.sha256(repr(key).encode()).hexdigest()[:32]
-        self._path = self._folder / f"{digest}.lock"
-        self._handle: int | None = None
+        self._lock = FileLock(*key, suffix="lock", folder=folder)
 
     def acquire(self, *, monotonic: Callable[[], float], sleep: Callable[[float], None]) -> bool:
         """Return whether the key was free, at the latest after `PATIENCE_S`.
@@ -47,7 +40,7 @@ class ReaderLock:
         """
         deadline = monotonic() + PATIENCE_S
         try:
-            while not self._lock():
+            while not self._lock.acquire():
                 if monotonic() >= deadline:
                     return False
                 sleep(_POLL_S)
@@ -57,28 +50,4 @@ class ReaderLock:
 
     def release(self) -> None:
         """Free the lock and remove its file."""
-        if self._handle is None:
-            return
-        with suppress(OSError):
-            self._path.unlink()
-        os.close(self._handle)
-        self._handle = None
-        with suppress(OSError):  # other locks exist
-            self._folder.rmdir()
-
-    def _lock(self) -> bool:
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        try:
-            make_private(self._folder)
-            handle = os.open(self._path, flags, 0o600)
-        except FileNotFoundError:  # another reader has just removed the empty folder
-            return False
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.path.samestat(os.fstat(handle), self._path.lstat()):
-                self._handle = handle
-                return True
-        except (BlockingIOError, FileNotFoundError):  # held, or removed by its last holder
-            pass
-        os.close(handle)
-        return False
+        self._lock.release()

@@ -133,9 +133,9 @@ CONSUMER_LIFECYCLE: Final[OptionSpec[ConsumerLifecycle]] = OptionSpec(
     convert=_lifecycle,
     default=ConsumerLifecycle.JOB,
     default_text="`job`",
-    doc="With `efo`: `job`: the query registers its consumer if it is missing, and deregisters it "
-    "at its end unless another query uses it; `self`: you do both. With `consumerArn` always "
-    "`self`.",
+    doc="With `efo`: `job`: the query registers its consumer if it is missing, and, without "
+    "leases, deregisters it at its end unless another query uses it; `self`: you do both. With "
+    "`consumerArn` always `self`.",
     aliases=(
         Alias(
             name="source.efo.lifecycle",

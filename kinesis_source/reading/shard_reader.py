@@ -44,7 +44,6 @@ from kinesis_source.model.shard import (
     ShardEnd,
     ShardIterator,
     ShardState,
-    sequence_order,
 )
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.reading.arrow_batches import memory_bytes
@@ -54,7 +53,13 @@ from kinesis_source.reading.end_wait import EndWait, WaitResult
 from kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
 from kinesis_source.reading.fetch_rate import block_ms, page_bytes, pause_ms
 from kinesis_source.reading.fetch_size import FetchSizer
-from kinesis_source.reading.range_filter import WHOLE_RECORD, ExpectedRecord, Match, slice_page
+from kinesis_source.reading.range_filter import (
+    WHOLE_RECORD,
+    ExpectedRecord,
+    Match,
+    PageSlice,
+    slice_page,
+)
 from kinesis_source.reading.row_builder import StragglerFilter, build_rows
 from kinesis_source.reading.shard_retry import ShardRetry
 from kinesis_source.reading.shared_read_rates import ReadRates
@@ -63,11 +68,6 @@ from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
 ITERATOR_LIFETIME_S: Final = 240.0
 """The age up to which an iterator is used. It expires after five minutes (Kinesis API
 reference)."""
-
-MAX_EMPTY_AT_LATEST: Final = 2
-MAX_EMPTY_EVENTS: Final = 20
-"""The numbers of pushed events without a record in a row, at the shard's latest record and before
-it, after which the rest of the range is polled. The service sends one every few seconds."""
 
 MAX_YOUNG_EXPIRIES: Final = 5
 """The number of young iterators refused in a row that fails the task."""
@@ -118,7 +118,6 @@ class ShardReader:
         self._doubtful_end: tuple[SequenceNumber | None] | None = None
         self._sizer = FetchSizer(options.max_records_per_fetch, range_.expected)
         self._end_wait = EndWait()
-        self._empty_events = 0
         self._pushed = PushedPages(
             range_,
             context.subscriber,
@@ -165,13 +164,26 @@ class ShardReader:
                 continue
             with self._buffer.reservation(size) as reservation:
                 page = self._pushed.next_page()
-                if page is not None and self._process(page, reservation):
+                if page is not None and self._process_event(page, reservation):
                     return True
-            if page is not None:
-                self._cursor = None
-                if self._is_overdue(page):
-                    self._pushed.give_up()
         return False
+
+    def _process_event(self, page: RecordPage, reservation: Reservation) -> bool:
+        """Buffer the event's records of the range; return whether the range is finished. Where
+        records seem to be missing, poll the rest: only GetRecords proves that they are."""
+        part = self._slice(page)
+        if Match.MISSING in (part.start_match, part.end_match):
+            self._pushed.give_up()
+            return False
+        finished = self._process(page, part, reservation) or self._is_last_event(page)
+        self._cursor = None
+        self._pushed.record_event(page)
+        return finished
+
+    def _is_last_event(self, page: RecordPage) -> bool:
+        """Return whether the range ends with its shard, and the event shows that beyond doubt."""
+        is_closed = page.next_iterator is None and page.millis_behind_latest == 0
+        return is_closed and isinstance(self._range.end, ShardEnd) and self._expected is None
 
     def _subscribe(self, subscriber: Subscriber) -> Subscription:
         position, inclusive = self._next_position()
@@ -180,19 +192,6 @@ class ShardReader:
         return subscriber.subscribe(
             self._range.consumer, self._range.key, position, inclusive=inclusive
         )
-
-    def _is_overdue(self, page: RecordPage) -> bool:
-        """Return whether the last record of the range should have come: the subscription has passed
-        it, or the end of the shard, or has nothing more. GetRecords then shows whether the records
-        are gone."""
-        self._empty_events = 0 if len(page) else self._empty_events + 1
-        most = MAX_EMPTY_AT_LATEST if page.millis_behind_latest == 0 else MAX_EMPTY_EVENTS
-        end, continuation = self._range.end, page.next_iterator
-        if continuation is None or self._empty_events >= most:
-            return True
-        return isinstance(end, AfterRecord) and sequence_order(
-            SequenceNumber(continuation)
-        ) > sequence_order(end.sequence_number)
 
     # --- One reservation --------------------------------------------------------------------------
 
@@ -203,7 +202,9 @@ class ShardReader:
         with self._buffer.reservation(memory) as reservation:
             while True:
                 page, limit, requested_at = self._fetch()
-                finished = self._process(page, reservation) or self._is_end_given_up(page)
+                finished = self._process(page, self._slice(page), reservation) or (
+                    self._is_closed(page) or self._is_end_given_up(page)
+                )
                 self._pace(page, limit, requested_at, finished=finished)
                 at_latest = page.millis_behind_latest == 0
                 if finished or reservation.chunk is not None or at_latest:
@@ -286,9 +287,12 @@ class ShardReader:
 
     # --- One page ---------------------------------------------------------------------------------
 
-    def _process(self, page: RecordPage, reservation: Reservation) -> bool:
-        """Buffer the page's records of the range; return whether the range is finished."""
-        part = slice_page(page.sequence_numbers, self._expected, self._range.end)
+    def _slice(self, page: RecordPage) -> PageSlice:
+        return slice_page(page.sequence_numbers, self._expected, self._range.end)
+
+    def _process(self, page: RecordPage, part: PageSlice, reservation: Reservation) -> bool:
+        """Buffer the page's records of the range; return whether its last record was found, or is
+        known to be missing."""
         if part.start_match is Match.MISSING and not self._loss_checks.check_start(
             self._start, part.instead_of_expected
         ):
@@ -313,7 +317,7 @@ class ShardReader:
             )
         if part.end_match is Match.MISSING:
             self._loss_checks.report_missing_end(f"record {part.instead_of_end} in its place")
-        return part.end_match is not Match.PENDING or self._is_closed(page)
+        return part.end_match is not Match.PENDING
 
     def _is_closed(self, page: RecordPage) -> bool:
         """Return whether the shard ended with `page`; report a data loss if that was too early.

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import random
-import time
 from dataclasses import dataclass
 
-from checkpoint.dynamodb_calls import DynamoDbCalls
+from checkpoint.agent.tables import connect_tables
 from checkpoint.errors import LeaseTableError
-from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
-from checkpoint.leases.kcl_tables import DynamoDbKclTables
 from checkpoint.leases.lease_store import Rows
 from checkpoint.leases.table_schema import TableSettings
 from checkpoint.leases.worker_metrics import KclRows
-from ssp_common.aws.clients import create_client
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
+from ssp_common.aws.retries import retry_settings
 from ssp_common.options.endpoints import ConnectionOptions
 
 
@@ -30,20 +25,10 @@ class LeaseTable:
     """A lease table in DynamoDB, only to be read. Needs dynamodb:Scan."""
 
     def __init__(self, application: str, table: str, connection: ConnectionOptions) -> None:
-        client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
-        retry = RetrySettings(
-            max_attempts=connection.retry_max_attempts,
-            max_backoff=connection.retry_max_backoff_ms / 1000,
-        )
-        log = RetryLog(time.monotonic)
-        retrier = Retrier(retry, log=log, sleep=time.sleep, random=random.random)
-
-        def calls(name: str) -> DynamoDbCalls:
-            return DynamoDbCalls(client, name, retrier, role_arn=connection.role_arn)
-
         self._name = table
-        self._store = DynamoDbLeaseStore(calls(table), TableSettings(name=table))
-        self._kcl = DynamoDbKclTables(application, table, calls)
+        self._store, self._kcl = connect_tables(
+            application, TableSettings(name=table), connection, retry_settings(connection)
+        )
 
     def read(self) -> TableRows:
         """Scan the tables. Raises LeaseTableError if there is no such lease table."""

@@ -12,7 +12,7 @@ from kinesis_source.client.boto3_client import connect
 from kinesis_source.client.error_translation import ApiCall, translate
 from kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
 from ssp_common.aws.clients import create_client
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
+from ssp_common.aws.retries import Retrier, RetryLog, retry_settings
 from ssp_common.aws.service_calls import ServiceCalls
 from ssp_common.errors import AccessError, InvalidRequestError, SspError
 from ssp_common.options.endpoints import ConnectionOptions
@@ -109,11 +109,7 @@ def _consumers(calls: _StreamCalls, arn: str) -> tuple[Consumer, ...]:
 
 class _StreamCalls(ServiceCalls):
     def __init__(self, stream: StreamRef, connection: ConnectionOptions) -> None:
-        retry = RetrySettings(
-            max_attempts=connection.retry_max_attempts,
-            max_backoff=connection.retry_max_backoff_ms / 1000,
-        )
-        log = RetryLog(time.monotonic)
+        retry, log = retry_settings(connection), RetryLog(time.monotonic)
         super().__init__(
             create_client("kinesis", connection),
             Retrier(retry, log=log, sleep=time.sleep, random=random.random),

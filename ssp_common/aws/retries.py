@@ -17,6 +17,7 @@ import tenacity
 
 from ssp_common.aws import error_translation as aws_faults
 from ssp_common.aws.error_translation import Severity, code_of
+from ssp_common.options.endpoints import ConnectionOptions
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -36,6 +37,14 @@ class RetrySettings:
 
     max_attempts: int
     max_backoff: float
+
+
+def retry_settings(connection: ConnectionOptions) -> RetrySettings:
+    """Return those of the options `retry.maxAttempts` and `retry.maxBackoff`."""
+    return RetrySettings(
+        max_attempts=connection.retry_max_attempts,
+        max_backoff=connection.retry_max_backoff_ms / 1000,
+    )
 
 
 def backoff(settings: RetrySettings, severity: Severity, attempt: int, draw: float) -> float:

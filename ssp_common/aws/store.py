@@ -20,7 +20,7 @@ from ssp_common.aws.error_translation import (
     quoted,
     safe_text,
 )
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
+from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
 from ssp_common.aws.service_calls import ServiceCalls
 from ssp_common.errors import (
     AccessError,
@@ -99,10 +99,7 @@ class StoreCalls(ServiceCalls):
                     )
                 ],
             ) from None
-        retry = RetrySettings(
-            max_attempts=connection.retry_max_attempts,
-            max_backoff=connection.retry_max_backoff_ms / 1000,
-        )
+        retry = retry_settings(connection)
         return cls(client, where, retry=retry)
 
     def close(self) -> None:

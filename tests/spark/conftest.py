@@ -11,11 +11,10 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
-from embedded_kinesis.state import subscription
 from local_kafka.broker import free_ports
 from ssp_common.spark.pyspark_api import PASSES_LIMITS
+from tests.support.kinesis.fan_out_mode import pushed_everywhere
 from tests.support.kinesis.feeds import (
-    FAN_OUT_EVERYWHERE,
     EmbeddedFeed,
     Feed,
     RemoteFeed,
@@ -87,10 +86,7 @@ def kinesis() -> Iterator[EmbeddedKinesis]:
     """An embedded service for one test, which may change its faults, limits and state, and restart
     it."""
     (port,) = free_ports("127.0.0.1", 1)
-    with EmbeddedKinesis(port=port) as service, pytest.MonkeyPatch.context() as patch:
-        if FAN_OUT_EVERYWHERE:
-            # Each batch subscribes, also soon after the one before.
-            patch.setattr(subscription, "TAKEOVER_MS", 0)
+    with EmbeddedKinesis(port=port) as service, pushed_everywhere(service):
         yield service
 
 

@@ -9,13 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from embedded_kinesis import EmbeddedKinesis
+from kinesis_source.client.boto3_client import connect, disconnect
+from kinesis_source.fan_out import fan_out
 from kinesis_source.fan_out.consumer_guard import GuardSettings, start_guard
+from kinesis_source.fan_out.fan_out import open_fan_out
 from kinesis_source.model.shard import StreamRef
+from kinesis_source.options.parse import parse_options
 from kinesis_source.options.values import ConnectionOptions
 from task_grouping.identifiers import StreamName
 
@@ -36,6 +41,7 @@ def settings(kinesis: EmbeddedKinesis, **changes: object) -> GuardSettings:
     values = {
         "streams": (StreamRef(name=StreamName("orders")),),
         "consumer_name": "etl",
+        "endpoint": kinesis.endpoint_url,
         "connection": ConnectionOptions(
             region="us-east-1",
             endpoint_url=kinesis.endpoint_url,
@@ -71,8 +77,8 @@ def test_the_last_query_of_a_machine_deregisters(kinesis: EmbeddedKinesis) -> No
 
 def test_a_batch_read_ends_with_the_process_of_its_application(kinesis: EmbeddedKinesis) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as application:
-        guard = start_guard(settings(kinesis, watched=application.pid))
-        guard.close()
+        guard, second = (start_guard(settings(kinesis, watched=application.pid)) for _ in "12")
+        second.wait(_DEADLINE_S)  # one process for all reads of an application
         # One that was started later has ended: this one ignores the end of its pipe.
         later = start_guard(settings(kinesis, consumer_name="another"))
         later.close()
@@ -81,6 +87,34 @@ def test_a_batch_read_ends_with_the_process_of_its_application(kinesis: Embedded
         application.communicate(b"\n")
     guard.wait(_DEADLINE_S)
     assert names(kinesis) == []
+
+
+def test_two_ways_to_one_service_share_a_lock(kinesis: EmbeddedKinesis) -> None:
+    """As a region in an option and in the environment."""
+    connection = replace(settings(kinesis).connection, region="eu-west-1")
+    first = start_guard(settings(kinesis))
+    second = start_guard(settings(kinesis, connection=connection))
+    second.close()
+    second.wait(_DEADLINE_S)
+    assert "etl" in names(kinesis)
+    first.close()
+    first.wait(_DEADLINE_S)
+    assert names(kinesis) == ["another"]
+
+
+def test_the_consumer_of_a_query_with_leases_remains(
+    kinesis: EmbeddedKinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is that of an application, whose other workers may not own a lease now."""
+    started: list[GuardSettings] = []
+    monkeypatch.setattr(fan_out, "start_guard", started.append)
+    given = {"streamName": "orders", "region": "us-east-1", "endpointUrl": kinesis.endpoint_url}
+    given |= {"consumerMode": "efo", "awsAccessKeyId": "local", "awsSecretAccessKey": "local"}
+    for more in ({"consumerName": "etl"}, {"applicationName": "etl", "trigger": "processingTime"}):
+        options = parse_options(given | more)
+        assert open_fan_out(options, connect(options.connection)) is not None
+    assert [each.consumer_name for each in started] == ["etl"]
+    disconnect()
 
 
 def test_a_query_that_was_killed_is_at_its_end(kinesis: EmbeddedKinesis) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from embedded_kinesis import EmbeddedKinesis
 from tests.support.fakes.clocks import ShiftedClock
+from tests.support.kinesis.fan_out_mode import pushed_everywhere
 from tests.support.spark.queries import check_exactly_once, failure_of, planned_offsets, wait_until
 from tests.support.spark.trials import Trial
 
@@ -26,7 +27,7 @@ def clock() -> ShiftedClock:
 
 @pytest.fixture
 def kinesis(clock: ShiftedClock) -> Iterator[EmbeddedKinesis]:
-    with EmbeddedKinesis(clock=clock) as service:
+    with EmbeddedKinesis(clock=clock) as service, pushed_everywhere(service):
         yield service
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from embedded_kinesis import EmbeddedKinesis
 from embedded_kinesis.core.faults import AccessDenied, DropConnection
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
+from tests.support.kinesis.fan_out_mode import python_path
 from tests.support.kinesis.feeds import Feed
 from tests.support.spark.drivers import Driver
 
@@ -65,10 +65,8 @@ def test_no_secret_in_logs_plans_progress_offsets_or_errors(
     (modules / "canary_keys.py").write_text(MODULE)
     with ScriptedHttp(_REFUSED) as sts:
         queries.append(mine | ROLE | {"stsEndpointUrl": sts.url})
-        python_path = f"{Path(__file__).parents[3]}{os.pathsep}{modules}"
-        with Driver(
-            folder, queries, log_everything=True, environment={"PYTHONPATH": python_path}
-        ) as driver:
+        environment = python_path(Path(__file__).parents[3], modules)
+        with Driver(folder, queries, log_everything=True, environment=environment) as driver:
             results = driver.results()
             outputs = {"standard output": driver.output, "standard error": driver.log}
         assert ROLE["roleExternalId"].encode() in sts.requests[0].body

@@ -15,6 +15,7 @@ from kinesis_source.source import KinesisBatchReader
 from ssp_common.errors import AccessError
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kcl.kpl import Put, aggregate
+from tests.support.kinesis.fan_out_mode import pushed_everywhere
 from tests.support.kinesis.feeds import FEEDS, Feed
 
 HOUR_MS = 3_600_000
@@ -27,7 +28,7 @@ def clock() -> ShiftedClock:
 
 @pytest.fixture
 def kinesis(clock: ShiftedClock) -> Iterator[EmbeddedKinesis]:
-    with EmbeddedKinesis(clock=clock) as service:
+    with EmbeddedKinesis(clock=clock) as service, pushed_everywhere(service):
         yield service
 
 

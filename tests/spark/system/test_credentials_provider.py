@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from collections import defaultdict
@@ -15,6 +14,7 @@ import pytest
 from embedded_kinesis import EmbeddedKinesis
 from embedded_kinesis.core.faults import AccessDenied
 from embedded_kinesis.http import dynamodb, server, wire
+from tests.support.kinesis.fan_out_mode import pushed_everywhere, python_path
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
 from tests.support.spark.drivers import Driver
 
@@ -100,7 +100,7 @@ def test_driver_executors_and_lease_agent_use_fresh_credentials(keys: Keys, tmp_
     modules.mkdir()
     (modules / "company_vault.py").write_text(_MODULE)
     folder = tmp_path / "driver"
-    with EmbeddedKinesis(dynamodb=True) as kinesis:
+    with EmbeddedKinesis(dynamodb=True) as kinesis, pushed_everywhere(kinesis):
         feed = EmbeddedFeed(kinesis)
         feed.create("orders", 2)
         options = options_for(kinesis.endpoint_url)
@@ -120,7 +120,7 @@ def test_driver_executors_and_lease_agent_use_fresh_credentials(keys: Keys, tmp_
             [query],
             trigger="as fast as possible",
             log_everything=True,
-            environment={"PYTHONPATH": f"{Path(__file__).parents[3]}{os.pathsep}{modules}"},
+            environment=python_path(Path(__file__).parents[3], modules),
         ) as driver:
 
             def fresh() -> Mapping[str, int]:

@@ -24,6 +24,7 @@ from kinesis_source.graceful_stop import stop_gracefully
 from local_kafka.broker import free_ports
 from ssp_common.options.endpoints import ConnectionOptions
 from ssp_common.spark.pyspark_api import PASSES_LIMITS
+from tests.support.kinesis.fan_out_mode import pushed_everywhere, python_path
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, Record, options_for
 from tests.support.leases.stores import open_store
 from tests.support.spark.drivers import ENVIRONMENT, Driver, files_per_batch, records_in
@@ -44,7 +45,10 @@ _PROGRAM = Path(__file__).parents[1] / "programs" / "stop_gracefully.py"
 @pytest.fixture
 def kinesis() -> Iterator[EmbeddedKinesis]:
     (port,) = free_ports("127.0.0.1", 1)
-    with EmbeddedKinesis(dynamodb=True, dynamodb_port=port) as service:
+    with (
+        EmbeddedKinesis(dynamodb=True, dynamodb_port=port) as service,
+        pushed_everywhere(service),
+    ):
         yield service
 
 
@@ -325,7 +329,7 @@ def test_a_client_of_spark_connect_stops_its_query_gracefully(
     client = subprocess.run(
         [sys.executable, str(_PROGRAM)],
         cwd=tmp_path,
-        env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(_PROGRAM.parents[3])},
+        env=os.environ | ENVIRONMENT | python_path(_PROGRAM.parents[3]),
         input=json.dumps(task).encode(),
         capture_output=True,
         check=False,

@@ -14,6 +14,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_ssp import publish_metrics
+from tests.support.kinesis.fan_out_mode import python_path
 from tests.support.kinesis.feeds import Feed
 from tests.support.operations.scrapes import Scrape, Scrapes
 from tests.support.spark.drivers import ENVIRONMENT
@@ -99,7 +100,7 @@ def test_a_client_of_spark_connect_publishes_them(
     with subprocess.Popen(
         [sys.executable, str(_PROGRAM), json.dumps(task)],
         cwd=tmp_path,
-        env=os.environ | ENVIRONMENT | {"PYTHONPATH": str(_PROGRAM.parents[3])},
+        env=os.environ | ENVIRONMENT | python_path(_PROGRAM.parents[3]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

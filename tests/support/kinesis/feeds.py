@@ -6,7 +6,6 @@ same methods for every service.
 
 from __future__ import annotations
 
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pytest
 
 from embedded_kinesis import EmbeddedKinesis
+from tests.support.kinesis.fan_out_mode import FAN_OUT_OPTIONS
 from tests.support.servers.kinesis_mock import KinesisMock
 
 if TYPE_CHECKING:
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 FEEDS = ["embedded", pytest.param("kinesis_mock", marks=pytest.mark.long)]
 """For `parametrize` of `feed`, by a test that CI runs over only one of two services. The other one
 has the same contract, and is read in CI by other tests."""
-
-FAN_OUT_EVERYWHERE = os.environ.get("SSP_CONSUMER_MODE") == "efo"
-"""True if all queries of the embedded service use enhanced fan-out, in each batch: `make long`."""
 
 _SETTLE_S = 60
 _POLL_S = 0.02
@@ -51,7 +48,7 @@ def options_for(endpoint_url: str) -> dict[str, str]:
         "awsSecretAccessKey": "local",
         "shardDiscoveryInterval": "200ms",
         "minFetchPeriod": "200ms",
-        **({"consumerMode": "efo", "consumerName": "tests"} if FAN_OUT_EVERYWHERE else {}),
+        **FAN_OUT_OPTIONS,
     }
 
 

@@ -18,7 +18,8 @@ import pyarrow.parquet as pq
 import pyspark
 from pyspark.sql import DataFrame, SparkSession
 
-from tests.support.kinesis.feeds import FAN_OUT_EVERYWHERE, Record
+from tests.support.kinesis.fan_out_mode import FAN_OUT_EVERYWHERE, python_path
+from tests.support.kinesis.feeds import Record
 
 _ROOT = Path(__file__).resolve().parents[3]
 _PROGRAM = _ROOT / "tests" / "spark" / "programs" / "copy_streams.py"
@@ -38,11 +39,7 @@ ENVIRONMENT: Final = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    **(
-        {"PYTHONPATH": str(_ROOT / "tests" / "support" / "fan_out_everywhere")}
-        if FAN_OUT_EVERYWHERE
-        else {}
-    ),
+    **(python_path() if FAN_OUT_EVERYWHERE else {}),
 }
 
 
@@ -130,7 +127,7 @@ class Driver:
             **ENVIRONMENT,
             "PYSPARK_PYTHON": self._python,
             "PYSPARK_DRIVER_PYTHON": self._python,
-            "PYTHONPATH": str(_ROOT) if python is None else None,
+            **(python_path(_ROOT) if python is None else {"PYTHONPATH": None}),
             "SPARK_HOME": str(spark_home(folder / "spark-home")) if python is None else None,
             "SPARK_LOCAL_DIRS": str(folder / "local"),
             **(environment or {}),

@@ -5,8 +5,9 @@ Not for the session that tests share: others may have left workers there that di
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
+
+from tests.support.kinesis.fan_out_mode import EVERY_PROCESS, python_path
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -18,8 +19,8 @@ PLANNER = "pyspark.sql.streaming.python_streaming_source_runner"
 
 def watched(folder: Path) -> dict[str, str]:
     """Return the environment of processes that record their imports in `folder`."""
-    path = (str(_ROOT / "tests" / "support" / "import_watch"), str(_ROOT))
-    return {"PYTHONPATH": os.pathsep.join(path), "SSP_IMPORTS": str(folder / "imports")}
+    path = python_path(EVERY_PROCESS, _ROOT)
+    return {**path, "SSP_IMPORTS": str(folder / "imports")}
 
 
 def check_no_pandas(folder: Path) -> None:

@@ -376,3 +376,23 @@ def test_no_date_at_all() -> None:
 @given(st.integers(0, 4_000_000_000_000))
 def test_times_survive_the_way_to_boto3_and_back(millis: int) -> None:
     assert responses.to_epoch_ms(responses.to_datetime(EpochMillis(millis))) == millis
+
+
+@pytest.mark.parametrize(
+    ("end", "following"),
+    [
+        ({"ContinuationSequenceNumber": "7"}, "7"),
+        ({"ChildShards": [{"ShardId": "a", "ParentShards": ["b"]}]}, None),
+        ({"ContinuationSequenceNumber": None, "ChildShards": []}, "refused"),
+        ({}, "refused"),
+    ],
+)
+def test_an_event_without_a_continuation_has_child_shards(
+    end: dict[str, Any], following: str | None
+) -> None:
+    body = json.dumps({"Records": [], "MillisBehindLatest": 0} | end).encode()
+    if following == "refused":
+        with pytest.raises(ValueError, match="neither a continuation"):
+            responses.parse_event(body, NOW)
+    else:
+        assert responses.parse_event(body, NOW).next_iterator == following
