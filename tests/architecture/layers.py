@@ -198,7 +198,6 @@ EDGE: Final[dict[str, str]] = {
     "operations.checks.identity": "calls STS",
     "operations.checks.machine_checks": "reads the environment and settings, starts Java",
     "operations.commands.cli": "reports errors of any kind, closes the standard output",
-    "operations.inspection.lease_table": "calls DynamoDB",
     "operations.inspection.shard_lags": "calls the service, from several threads",
     "operations.inspection.streams": "calls the service",
     "operations.terminal.environment": "is the clock and the pause that others are given",

@@ -20,6 +20,7 @@ from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_store import LeaseStore
 from checkpoint.leases.table_schema import TableSettings
 from embedded_kinesis import EmbeddedKinesis
+from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S
 from kinesis_source.graceful_stop import stop_gracefully
 from local_kafka.broker import free_ports
 from ssp_common.options.endpoints import ConnectionOptions
@@ -275,6 +276,56 @@ def test_one_of_three_is_killed_while_shards_come_and_go(
     again = found - wanted
     assert set(again) <= set(before), "read twice, and not because of the one that was killed"
     print(f"read twice after the kill: {again.total()} of {wanted.total()}")
+
+
+@pytest.mark.long
+def test_owners_of_shards_share_a_consumer_that_remains(
+    spark: SparkSession,
+    kinesis: EmbeddedKinesis,
+    feed: Feed,
+    options: dict[str, str],
+    table: Table,
+    tmp_path: Path,
+) -> None:
+    def put() -> int:
+        """Put more than 1 MiB for each shard, since less is polled, once the consumer may subscribe
+        again; return the subscriptions so far."""
+        time.sleep(RESUBSCRIBE_AFTER_S)
+        with kinesis.state.lock:
+            for number in range(3_000):
+                feed.put_data("orders", f"key-{number % 101}", b"%01000d" % len(feed.records))
+            return kinesis.calls.count("SubscribeToShard")
+
+    def pushed_since(before: int) -> int:
+        return kinesis.calls.count("SubscribeToShard") - before
+
+    feed.create("orders", shards=2)
+    by_anne, by_bert = Sink(), Sink()
+    shared = options | {"consumerMode": "efo", "consumerName": tmp_path.name}
+    as_anne, as_bert = (shared | {"workerId": name} for name in ("anne", "bert"))
+    anne = start(load(spark, as_anne), by_anne, tmp_path / "anne")
+    try:
+        before = put()
+        _wait_for_all(feed, anne, by_anne)
+        assert pushed_since(before) >= 2
+        bert = start(load(spark, as_bert), by_bert, tmp_path / "bert")
+        _wait("one each", lambda: table.owners() == {"anne": 1, "bert": 1}, anne, bert)
+        before = put()
+        _wait_for_all(feed, bert, by_anne, by_bert)
+        assert pushed_since(before) >= 2
+        assert by_bert.count > 0
+        assert stop_gracefully(bert, timeout=60)
+        wait_until(lambda: table.owners() == {"anne": 2}, "all back", anne)
+        before = put()
+        _wait_for_all(feed, anne, by_anne, by_bert)
+        assert pushed_since(before) >= 2
+    finally:
+        anne.stop()
+    check_exactly_once(_both(by_anne, by_bert), feed.records)
+    wait_until(lambda: table.owners() == {None: 2}, "leases given back")
+    state = kinesis.state
+    registered = state.consumers("orders").all(state.clock.now_ms())
+    assert [each.name for each in registered] == [tmp_path.name]
 
 
 def test_a_table_that_is_out_of_reach(
