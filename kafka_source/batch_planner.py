@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -51,7 +51,12 @@ from ssp_common.errors import IncompatibleStateError
 from ssp_common.logs import abbreviate, count_of, versions
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks, PartitionCountError
-from task_grouping.identifiers import EpochMillis, StreamName, WorkerId
+from task_grouping.identifiers import (
+    EpochMillis,
+    StreamName,
+    SystemStreamPartition,
+    WorkerId,
+)
 from task_grouping.merging import SINGLE, inherit
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -291,6 +296,17 @@ class BatchPlanner:
             self._lag.setdefault(ssp.stream, {})[ssp.partition] = max(0, log.end - position)
 
 
+def describe_topics(partitions: Iterable[SystemStreamPartition]) -> str:
+    """Return the topics of partitions, for a log line."""
+    counts = Counter(ssp.stream for ssp in partitions)
+    return abbreviate(
+        [
+            f"topic {topic} with {count_of(count, 'partition')}"
+            for topic, count in sorted(counts.items())
+        ]
+    )
+
+
 def _describe_changes(before: TaskAssignment, now: TaskAssignment) -> str:
     """Return the partitions in which a batch differs from the one before; empty if none."""
     old, new = before.owners(), now.owners()
@@ -306,16 +322,10 @@ def _describe_changes(before: TaskAssignment, now: TaskAssignment) -> str:
 
 def _describe_start(options: KafkaOptions, start: Offset, now: TaskAssignment) -> str:
     """Return the line for the start of a run."""
-    owners = now.owners()
-    counts = Counter(ssp.stream for ssp in owners)
-    topics = [
-        f"topic {topic} with {count_of(count, 'partition')}"
-        for topic, count in sorted(counts.items())
-    ]
     begin = "its checkpoint" if start.positions else describe_bound(options.start)
     parts = [
-        f"query starts from {begin}: {abbreviate(topics) or 'no topics yet'}",
-        count_of(len(set(owners.values())), "task"),
+        f"query starts from {begin}: {describe_topics(now.owners()) or 'no topics yet'}",
+        count_of(len(set(now.owners().values())), "task"),
     ]
     if start.positions and (changes := _describe_changes(start.assignment, now)):
         parts.append(changes)

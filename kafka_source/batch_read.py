@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import logging
+from collections.abc import Callable, Mapping, Sequence
 
 from checkpoint.assignments.store import AssignmentStore
 from checkpoint.assignments.sync import with_store_uri
-from kafka_source.batch_planner import WORKER
+from kafka_source.batch_planner import WORKER, describe_topics
 from kafka_source.client.api import KafkaService
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from kafka_source.model.ranges import TaskRange, plan_ranges
@@ -17,6 +18,7 @@ from kafka_source.planning.grouper_factory import create_grouping
 from kafka_source.planning.offset_bounds import (
     bounds_by_partition,
     check_names_exactly,
+    describe_bound,
     option_name,
 )
 from kafka_source.planning.offset_fetcher import OffsetFetcher
@@ -27,11 +29,13 @@ from kafka_source.planning.topic_metadata import (
     raise_data_loss,
 )
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
-from ssp_common.logs import abbreviate
+from ssp_common.logs import abbreviate, count_of, versions
 from task_grouping.assignment import NO_ASSIGNMENT
 from task_grouping.fixed_tasks import PartitionCountError
 from task_grouping.identifiers import SystemStreamPartition
 from task_grouping.merging import restrict_to, up_to
+
+_log = logging.getLogger(f"spark_ssp.{__name__}")
 
 Ends = Mapping[SystemStreamPartition, int]
 
@@ -80,7 +84,26 @@ def plan_read(
         explicit_starts=explicit_starts,
         assignment=tasks,
     )
-    return plan_ranges(BEFORE_FIRST_BATCH, end)
+    ranges = plan_ranges(BEFORE_FIRST_BATCH, end)
+    _log.info("%s", _describe(options, context, ranges))
+    return ranges
+
+
+def _describe(options: KafkaOptions, context: BatchContext, tasks: Sequence[TaskRange]) -> str:
+    """Return the line for the plan."""
+    begin = describe_bound(options.start)
+    end = describe_bound(options.end or LogicalOffset.LATEST, "ending")
+    topics = describe_topics(context.partitions) or "no topics"
+    read = [part for task in tasks for part in task.partitions]
+    offsets = sum(part.end - part.start for part in read)
+    return "; ".join(
+        [
+            f"batch read from {begin} to {end}: {topics}",
+            f"{count_of(offsets, 'offset')} in {count_of(len(read), 'partition')}",
+            count_of(len(tasks), "task"),
+            versions(),
+        ]
+    )
 
 
 def _check_order(options: KafkaOptions, context: BatchContext, ends: Ends) -> None:

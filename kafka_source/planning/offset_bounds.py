@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Set
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, Literal
 
 from kafka_source.client.api import OffsetSpec
 from kafka_source.model.topic import AtOffsets, AtTime, AtTimes, Bound, LogicalOffset, kafka_name
@@ -47,15 +47,15 @@ def option_name(bound: Bound, prefix: str) -> str:
             return f"{prefix}Offsets"
 
 
-def describe_bound(bound: Bound) -> str:
-    """Return a starting bound for a log line."""
+def describe_bound(bound: Bound, kind: Literal["starting", "ending"] = "starting") -> str:
+    """Return a bound for a log line."""
     match bound:
         case LogicalOffset():
             return bound.value
         case AtTime(time_ms=time_ms):
             return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()
         case _:
-            return option_name(bound, "starting")
+            return option_name(bound, kind)
 
 
 def names_exactly(bound: Bound, partitions: Collection[SystemStreamPartition]) -> bool:

@@ -7,7 +7,7 @@ plan, and the order within each task replaces the order of batches (`task_order.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -27,6 +27,7 @@ from kinesis_source.model.shard import (
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.active_shards import Listings, default_slots
 from kinesis_source.planning.admission_control import Limits
+from kinesis_source.planning.batch_log import describe_position, describe_streams
 from kinesis_source.planning.data_loss import report_recreated_stream
 from kinesis_source.planning.input_partitions import plan_ranges
 from kinesis_source.planning.shard_discovery import ShardDiscovery
@@ -36,6 +37,7 @@ from kinesis_source.probing.latest_probe import EndPoint
 from kinesis_source.probing.position_advance import ShardAdvance
 from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS
 from ssp_common.errors import ServiceUnavailableError
+from ssp_common.logs import count_of, versions
 from task_grouping.identifiers import ShardKey, SlotId
 from task_grouping.slots import mapper_for
 
@@ -107,11 +109,25 @@ def plan_read(
     ranges = [one for slot in whole for one in slot.shards]
     slots = options.slots or default_slots(listings)
     tasks = divide_ranges(ranges, listings, mapper_for(options.slot_assignment.value), slots)
-    _log.info(
-        "a batch read of %d shards, of which %d have records to read, in %d tasks",
-        *(len(starts), len(ranges), len(tasks)),
-    )
+    _log.info("%s", _describe(options, starts, len(ranges), len(tasks)))
     return tasks
+
+
+def _describe(
+    options: KinesisOptions, shards: Collection[ShardKey], with_records: int, tasks: int
+) -> str:
+    """Return the line for the plan."""
+    begin = describe_position(options.starting_position)
+    end = describe_position(options.ending_position) if options.ending_position else "LATEST"
+    streams = describe_streams([ref.name for ref in options.streams], shards)
+    return "; ".join(
+        [
+            f"batch read from {begin} to {end}: {streams}",
+            f"{count_of(with_records, 'shard')} with records to read",
+            count_of(tasks, "task"),
+            versions(),
+        ]
+    )
 
 
 def _await_ends(

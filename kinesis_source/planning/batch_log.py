@@ -4,7 +4,8 @@ nothing logs nothing."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
 from datetime import UTC, datetime
 
 from kinesis_source.model.offset import Offset
@@ -17,7 +18,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from ssp_common.logs import abbreviate, count_of, versions
-from task_grouping.identifiers import ShardKey
+from task_grouping.identifiers import ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -58,12 +59,9 @@ def describe_start(
 ) -> str:
     """Return the line for the start of a run."""
     shards = [*end.states, *end.waiting]
-    streams = [
-        f"stream {name} with {count_of(sum(key.stream == name for key in shards), 'shard')}"
-        for name in sorted(end.streams)
-    ]
-    begin = "its checkpoint" if start.streams else _describe_position(position)
-    parts = [f"query starts from {begin}: {abbreviate(streams)}", count_of(end.slots, "slot")]
+    streams = describe_streams(end.streams, shards)
+    begin = "its checkpoint" if start.streams else describe_position(position)
+    parts = [f"query starts from {begin}: {streams}", count_of(end.slots, "slot")]
     if start.streams:
         if changes := describe_changes(start, end, dropped):
             parts.append(changes)
@@ -72,6 +70,18 @@ def describe_start(
     if worker is not None:
         parts.append(f"worker {worker}")
     return "; ".join([*parts, versions()])
+
+
+def describe_streams(names: Iterable[StreamName], shards: Collection[ShardKey]) -> str:
+    """Return streams with their number of shards: with leases, those of the query's worker."""
+    counts = Counter(key.stream for key in shards)
+    shards_of = {name: count_of(counts[name], "shard") for name in sorted(names)}
+    return abbreviate(
+        [
+            f"stream {name} with {text if counts[name] else 'no shards yet'}"
+            for name, text in shards_of.items()
+        ]
+    )
 
 
 def describe_changes(start: Offset, end: Offset, dropped: Mapping[ShardKey, str]) -> str:
@@ -93,7 +103,8 @@ def describe_changes(start: Offset, end: Offset, dropped: Mapping[ShardKey, str]
     return "; ".join(parts)
 
 
-def _describe_position(position: StartingPosition) -> str:
+def describe_position(position: StartingPosition) -> str:
+    """Return an option startingPosition or endingPosition."""
     default = "positions by shard" if position.default is None else _describe(position.default)
     return f"{default}, or positions by shard" if position.by_shard else default
 

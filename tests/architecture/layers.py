@@ -131,6 +131,7 @@ EDGE: Final[dict[str, str]] = {
     "checkpoint.leases.kcl_tables": "calls DynamoDB",
     "checkpoint.worker_identity": "generates ids from the host name and random bytes",
     "kafka_source.batch_planner": "logs the partitions of a query",
+    "kafka_source.batch_read": "logs the plan",
     "kafka_source.client.admin_client": "calls Kafka",
     "kafka_source.client.admin_connection": "polls a client from a thread",
     "kafka_source.client.client_log": "logs messages of librdkafka, called from its threads",

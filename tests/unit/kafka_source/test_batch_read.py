@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -75,6 +76,16 @@ def test_both_bounds_become_offsets(
 ) -> None:
     found = ranges(kafka, None, **options)
     assert [found[p][1:] if p in found else None for p in (0, 1)] == expected
+
+
+def test_a_read_is_one_line(kafka: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "spark_ssp.kafka_source")
+    ranges(kafka, endingOffsets='{"orders": {"0": 3, "1": 0}}')
+    (line,) = caplog.messages
+    assert line.startswith(
+        "batch read from earliest to endingOffsets: topic orders with 2 partitions; 3 offsets in 1 "
+        "partition; 1 task; spark-ssp "
+    )
 
 
 def test_an_end_by_partition_names_them_all(kafka: FakeKafka) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -303,6 +304,18 @@ def test_an_empty_stream_has_no_tasks() -> None:
     world = World(shards=3)
     world.state.split("orders", key(0).shard)
     assert plan(world) == ()
+
+
+def test_a_read_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "spark_ssp.kinesis_source")
+    world = World(shards=3)
+    world.put(1)
+    plan(world, at(5_000))
+    (line,) = caplog.messages
+    assert line.startswith(
+        "batch read from AT_TIMESTAMP 1970-01-01T00:00:05+00:00 to LATEST: stream orders with 3 "
+        "shards; 1 shard with records to read; 1 task; spark-ssp "
+    )
 
 
 def test_several_streams_share_the_tasks() -> None:
