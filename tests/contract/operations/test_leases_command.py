@@ -220,6 +220,27 @@ def test_the_leader_and_the_workers_of_kcl_3(cloud: Cloud) -> None:
     assert [row["worker"] for row in other["workerMetrics"]] == [worker]
 
 
+_TABLES = sorted((GOLDEN / "lease_tables").glob("*.json"))
+_KEYS = {"orders-etl-WorkerMetricStats": "wid", "orders-etl-CoordinatorState": "key"}
+
+
+@pytest.mark.parametrize("path", _TABLES, ids=[path.stem for path in _TABLES])
+def test_output_of_whole_tables_of_real_workers(cloud: Cloud, path: Path) -> None:
+    """As `tests/interop/test_interop_commands.py` recorded them."""
+    recorded = json.loads(path.read_text())
+    for name, rows in recorded["tables"].items():
+        cloud.table(name, rows, _KEYS.get(name, "leaseKey"))
+    cloud.kinesis.state.create_stream("orders", shards=4)
+    cloud.split("orders", 0, QUARTER // 2)
+    now = recorded["recordedMs"]
+    for columns in WIDTHS:
+        arguments = ("leases", "orders-etl", "--stream=orders", "--no-lag")
+        found = cloud.run(*arguments, columns=columns, now_ms=now)
+        assert found.code == 0, found.err
+        check_output(OUTPUTS / f"leases-{path.stem}-{columns}.txt", found.out)
+        assert max(map(len, found.out.splitlines())) <= columns
+
+
 def test_several_streams(cloud: Cloud) -> None:
     for name in ("clicks", "orders"):
         cloud.kinesis.state.create_stream(name, shards=1)

@@ -15,7 +15,7 @@ from operations.commands.cli import cli
 from operations.terminal.environment import Environment
 
 WIDTHS: Final = (80, 140)
-_WRITE: Final = "SSP_WRITE_OUTPUTS"
+WRITE_OUTPUTS: Final = "SSP_WRITE_OUTPUTS"
 """Environment variable: write the files of expected outputs instead of comparing them."""
 
 
@@ -63,7 +63,7 @@ def check_output(file: Path, text: str, replaced: Mapping[str, str] | None = Non
     """Compare an output with a file, after replacing what differs from run to run."""
     for found, name in (replaced or {}).items():
         text = text.replace(found, name)
-    if os.environ.get(_WRITE):
+    if os.environ.get(WRITE_OUTPUTS):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     assert text == file.read_text(encoding="utf-8")
