@@ -17,7 +17,7 @@ WORKER = "7c6f1a52-8f0b-4a2e-9a59-0b1de1c1f1c4"
 
 
 def _row(shard: int, checkpoint: str, **more: Any) -> dict[str, Any]:
-    """A row as KCL 1 writes it: without hash keys."""
+    """A row as early versions of KCL 1 write it: without hash keys."""
     row: dict[str, Any] = {
         "leaseKey": {"S": f"shardId-{shard:012}"},
         "leaseCounter": {"N": "7"},
@@ -226,7 +226,8 @@ _KEYS = {"orders-etl-WorkerMetricStats": "wid", "orders-etl-CoordinatorState": "
 
 @pytest.mark.parametrize("path", _TABLES, ids=[path.stem for path in _TABLES])
 def test_output_of_whole_tables_of_real_workers(cloud: Cloud, path: Path) -> None:
-    """As `tests/interop/test_interop_commands.py` recorded them."""
+    """As `tests/interop/test_interop_commands.py` recorded them; that of KCL 1, which the other
+    tests do not run, was recorded once in the same way."""
     recorded = json.loads(path.read_text())
     for name, rows in recorded["tables"].items():
         cloud.table(name, rows, _KEYS.get(name, "leaseKey"))
