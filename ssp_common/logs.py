@@ -22,7 +22,7 @@ from ssp_common.errors import printable
 LEVEL_VARIABLE = "SPARK_SSP_LOG_LEVEL"
 """Environment variable with the log level: DEBUG, INFO (the default), WARNING or ERROR."""
 ROOT = "spark_ssp"
-_REPEAT_S: Final = 30.0
+REPEAT_S: Final = 30.0
 _MOST_KINDS: Final = 1_000
 
 
@@ -43,9 +43,17 @@ def show_logs() -> None:
         logger.warning("unknown log level in %s, using INFO", LEVEL_VARIABLE)
 
 
+class Detail(str):
+    """An argument of a line that does not make it another kind of line, as a number does not: the
+    shard of a retry, the text of an error."""
+
+    __slots__ = ()
+
+
 class RepeatFilter:
     """Passes a warning once per period, with the number of equal ones since. Warnings that differ
-    only in numbers are equal. Thread-safe."""
+    only in numbers and details are equal. So are lines of other levels with a `Detail`.
+    Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -55,14 +63,15 @@ class RepeatFilter:
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Return whether to log the record. Implements the filter of a handler."""
-        if record.levelno != logging.WARNING:
-            return True
         args = record.args if isinstance(record.args, tuple) else (record.args,)
-        kind = (record.name, record.msg, *(str(a) for a in args if not isinstance(a, int | float)))
+        if record.levelno != logging.WARNING and not any(isinstance(a, Detail) for a in args):
+            return True
+        named = (str(a) for a in args if not isinstance(a, int | float | Detail))
+        kind = (record.name, record.levelno, record.msg, *named)
         now = self._monotonic()
         with self._lock:
-            at, more = self._logged.get(kind, (-_REPEAT_S, 0))
-            if now - at < _REPEAT_S:
+            at, more = self._logged.get(kind, (-REPEAT_S, 0))
+            if now - at < REPEAT_S:
                 self._logged[kind] = (at, more + 1)
                 return False
             if len(self._logged) >= _MOST_KINDS:

@@ -161,7 +161,7 @@ def _listen(pipe: BinaryIO, frames: FrameDecoder, inbox: Inbox) -> None:
     except Exception as error:  # noqa: BLE001  raised again by the loop
         inbox.put(JobFailed(error=error))
     else:
-        _begin_shutdown(inbox, "the pipe is closed")
+        _begin_shutdown(inbox, "the query has ended")
 
 
 def _to_event(value: object) -> ReportReceived:

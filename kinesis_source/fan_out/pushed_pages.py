@@ -18,6 +18,7 @@ from kinesis_source.client.api import Subscriber, Subscription, SubscriptionErro
 from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, is_worth_pushing
 from kinesis_source.model.ranges import ShardRange
 from kinesis_source.model.shard import AfterRecord, RecordPage, SequenceNumber, sequence_order
+from ssp_common.logs import count_of
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -47,8 +48,8 @@ class FaultLog:
         if count & (count - 1) == 0:
             _log.log(
                 logging.WARNING if error.code in _LASTING else logging.INFO,
-                "%s: %s (%d times in this process); its records are read by GetRecords",
-                *(error.subject, error.found, count),
+                "%s: %s (%s in this process); its records are read by GetRecords",
+                *(error.subject, error.found, count_of(count, "time")),
             )
 
 

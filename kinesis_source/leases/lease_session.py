@@ -91,7 +91,8 @@ class LeaseSession:
         waiting = [key for key in at_end if key not in ended]
         status = self._driver.report(start, listings, waiting, ended, leave=True)
         if status.released:
-            _log.info("worker %s has given back its shards, as requested", self._worker.id)
+            if not self._worker.drain_signal.is_drained():
+                _log.info("worker %s has given back its shards, as requested", self._worker.id)
             self._worker.drain_signal.confirm()
         return True
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kinesis_source.client.api import KinesisService
 from kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
 from ssp_common.errors import ServiceUnavailableError
-from ssp_common.logs import abbreviate
+from ssp_common.logs import Detail, abbreviate
 from task_grouping.identifiers import ShardId, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -92,7 +92,7 @@ class ShardDiscovery:
         try:
             return self._list(stream)
         except ServiceUnavailableError as error:
-            _log.warning("could not list the shards of %s: %s", stream.name, error)
+            _log.warning("could not list the shards of %s: %s", stream.name, Detail(error))
             return None
 
     def freeze(self, streams: Iterable[StreamRef]) -> None:
@@ -139,7 +139,8 @@ class ShardDiscovery:
             if (now - known.failing_since) * 1000 > FAILING_INTERVALS * self._interval_ms:
                 raise
             _log.warning(
-                "could not list the shards of %s, using the old listing: %s", stream.name, error
+                "could not list the shards of %s, using the old listing: %s",
+                *(stream.name, Detail(error)),
             )
             return
         known.failing_since = None

@@ -396,7 +396,6 @@ class EndOffsetFinder:
                 case UnreachableError():
                     self._limiter.record_failure(key)
                     self.history.record_failure(key, self._now(), outcome)
-                    _log.warning("could not probe %s: %s", key, outcome)
                 case ThrottledError():
                     self._limiter.record_throttle(key)
                     self.history.record_failure(key, self._now(), outcome)

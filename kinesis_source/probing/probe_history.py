@@ -14,6 +14,7 @@ from kinesis_source.client.api import ThrottledError, UnreachableError
 from kinesis_source.model.shard import EpochMillis, ShardEnd
 from kinesis_source.planning.shard_lag import LastProbe
 from kinesis_source.probing.position_advance import ShardAdvance
+from ssp_common.logs import Detail
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -46,7 +47,9 @@ class ProbeHistory:
         self._failing.pop(key, None)
 
     def record_failure(self, key: ShardKey, now: EpochMillis, error: Exception) -> None:
-        """Record a failed probe; warn if probes have failed for some time."""
+        """Record a failed probe. Warn of a fault, and of throttling that lasts."""
+        if isinstance(error, UnreachableError):
+            _log.warning("could not probe %s: %s", Detail(key), Detail(error))
         failing = self._failing.setdefault(key, _Failing(since=now))
         failing.probes += 1
         self.failures += isinstance(error, ThrottledError)
@@ -63,7 +66,7 @@ class ProbeHistory:
                 "the shard's GetRecords calls, raise minFetchPeriod and the trigger's interval "
                 "here or there, or read with fewer queries; if KMS throttles, raise the key's "
                 "quota",
-                *(key, lasted // 1000, failing.probes, error),
+                *(Detail(key), lasted // 1000, failing.probes, Detail(error)),
             )
 
     def record_plan(self, advances: Mapping[ShardKey, ShardAdvance], now: EpochMillis) -> None:

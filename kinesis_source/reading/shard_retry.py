@@ -17,6 +17,7 @@ from kinesis_source.options.values import ConnectionOptions
 from kinesis_source.reading.clock import Clock
 from kinesis_source.reading.fetch_rate import backoff_ms
 from ssp_common.errors import ServiceUnavailableError
+from ssp_common.logs import Detail
 from task_grouping.identifiers import ShardKey
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -102,8 +103,8 @@ class ShardRetry:
         _log.log(
             level,
             "shard %s: %s; trying again in %.1f s (attempt %d of %d)",
-            self._shard,
-            error.found,
+            Detail(self._shard),
+            Detail(error.found),
             wait,
             self._unreachable + 1,
             self._max_attempts,
@@ -119,8 +120,8 @@ class ShardRetry:
             _log.log(
                 self._first_level(),
                 "shard %s: %s; trying again in %.1f s",
-                self._shard,
-                error.found,
+                Detail(self._shard),
+                Detail(error.found),
                 wait,
             )
             return
@@ -130,9 +131,9 @@ class ShardRetry:
             "call is repeated until the service answers. Read the stream with fewer consumers, use "
             "a longer trigger interval or add shards; for KMS errors raise the request quota of "
             "the key's account",
-            self._shard,
+            Detail(self._shard),
             lasted_s,
-            error.found,
+            Detail(error.found),
         )
 
     def _first_level(self) -> int:

@@ -17,6 +17,7 @@ import tenacity
 
 from ssp_common.aws import error_translation as aws_faults
 from ssp_common.aws.error_translation import Severity, code_of
+from ssp_common.logs import Detail
 from ssp_common.options.endpoints import ConnectionOptions
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -82,13 +83,11 @@ class RetryLog:
             if now - last < _WARNING_PERIOD and reported:
                 return
             self._warned[kind] = (now, count)
+        more = count - reported - 1
         _log.warning(
-            "%s on %s (%s): trying again in %.1f s; %d such retries since the last warning",
-            kind[1],
-            operation,
-            subject,
-            wait,
-            count - reported,
+            "%s on %s (%s): trying again in %.1f s%s",
+            *(kind[1], operation, subject, wait),
+            Detail(f"; {more} more such retries since the last warning" if more else ""),
         )
 
 

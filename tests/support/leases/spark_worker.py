@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -16,8 +17,8 @@ import psutil
 from tests.support.kcl.workers import Read, reads_in
 from tests.support.kinesis.feeds import options_for
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
-_PROGRAM: Final = Path(__file__).parent / "programs" / "read_with_spark.py"
+_ROOT: Final = Path(__file__).resolve().parents[3]
+_PROGRAM: Final = _ROOT / "tests" / "spark" / "programs" / "read_with_leases.py"
 _END_S: Final = 120
 
 
@@ -34,6 +35,7 @@ class SparkWorker:
         kinesis_url: str,
         dynamodb_url: str,
         failover_ms: int,
+        options: Mapping[str, str] | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
@@ -47,6 +49,7 @@ class SparkWorker:
             "workerId": name,
             "failoverTime": f"{failover_ms}ms",
             "checkpointInterval": "1s",
+            **(options or {}),
         }
 
     @property

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ssp_common.logs import LEVEL_VARIABLE, RepeatFilter, abbreviate, versions
+from ssp_common.logs import LEVEL_VARIABLE, Detail, RepeatFilter, abbreviate, versions
 
 SPEAK = """
 import logging
@@ -81,6 +81,23 @@ def test_equal_warnings_are_logged_once_per_period_with_their_number() -> None:
     assert logged("again", level=logging.INFO) == logged("again", level=logging.INFO) == "again"
     assert logged("gone", level=logging.ERROR) == logged("gone", level=logging.ERROR) == "gone"
     assert logged("no arguments: %") == "no arguments: %"
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.WARNING])
+def test_lines_that_differ_in_details_are_equal(level: int) -> None:
+    now = [0.0]
+    repeats = RepeatFilter(lambda: now[0])
+
+    def logged(shard: str, error: str) -> str | None:
+        text, args = "shard %s: %s on %s", (Detail(shard), Detail(error), "orders")
+        record = logging.LogRecord("spark_ssp.any", level, "", 0, text, args, None)
+        return record.getMessage() if repeats.filter(record) else None
+
+    assert logged("0", "request 17") == "shard 0: request 17 on orders"
+    assert logged("1", "request 18") is None
+    now[0] = 30.0
+    last = logged("2", "request 19")
+    assert last == "shard 2: request 19 on orders (and 1 such lines since the last one)"
 
 
 def test_the_versions_are_those_that_run() -> None:
