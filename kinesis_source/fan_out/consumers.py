@@ -160,9 +160,12 @@ class QueryConsumers:
             return self._wait_for(stream)
         try:
             found = self._find_or_register(stream)
-        except SspError as error:
+        except ConsumerError as error:
             _log.warning("stream %s is polled: its consumer cannot be used: %s", stream.name, error)
             return None
+        except SspError as error:
+            _log.warning("the consumer of stream %s could not be looked up: %s", stream.name, error)
+            return self._known[stream.name]
         if found is None or found.status != ACTIVE:
             _log.warning("stream %s is polled until its consumer is active", stream.name)
             return None

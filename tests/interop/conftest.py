@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import boto3
 import pytest
 
+from embedded_kinesis import EmbeddedKinesis
 from tests.interop.report import FINDINGS, Report
 from tests.interop.scenarios import SHARDS
 from tests.interop.scene import STREAM, Producer, Scene, Watch
-from tests.support.kinesis.feeds import RemoteFeed
+from tests.support.fan_out.http2 import Http2Kinesis
+from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed
 from tests.support.leases.stores import client
 from tests.support.servers.dynamodb_local import DynamoDbLocal
 from tests.support.servers.kinesis_mock import KinesisMock
@@ -57,25 +60,47 @@ def kinesis_mock() -> Iterator[KinesisMock]:
 
 @pytest.fixture
 def scene(kinesis_mock: KinesisMock, dynamodb_url: str, tmp_path: Path) -> Iterator[Scene]:
-    dynamodb = client(dynamodb_url)
     kinesis = boto3.session.Session().client("kinesis", **kinesis_mock.client_settings())
     feed = RemoteFeed(kinesis, kinesis_mock)
+    with _scene(feed, kinesis_mock.endpoint_url, dynamodb_url, tmp_path) as found:
+        yield found
+    feed.delete_all()
+    kinesis.close()
+
+
+@pytest.fixture
+def kinesis() -> Iterator[EmbeddedKinesis]:
+    with EmbeddedKinesis() as service:
+        yield service
+
+
+@pytest.fixture
+def pushed_scene(kinesis: EmbeddedKinesis, dynamodb_url: str, tmp_path: Path) -> Iterator[Scene]:
+    """A scene of the embedded service, which the KCL reaches by HTTP/2 without TLS."""
+    with (
+        Http2Kinesis(kinesis.state, has_tls=False) as server,
+        _scene(EmbeddedFeed(kinesis), server.endpoint_url, dynamodb_url, tmp_path) as found,
+    ):
+        yield found
+
+
+@contextmanager
+def _scene(feed: Feed, kinesis_url: str, dynamodb_url: str, folder: Path) -> Iterator[Scene]:
+    dynamodb = client(dynamodb_url)
     feed.create(STREAM, shards=SHARDS)
-    application = f"orders-etl-{tmp_path.name}"
+    application = f"orders-etl-{folder.name}"
     producer = Producer(feed)
     with Watch(dynamodb, application) as watch:
         producer.start()
         yield Scene(
-            folder=tmp_path,
+            folder=folder,
             feed=feed,
             producer=producer,
             watch=watch,
             application=application,
-            kinesis_url=kinesis_mock.endpoint_url,
+            kinesis_url=kinesis_url,
             dynamodb_url=dynamodb_url,
             workers=[],
         )
         producer.end()
-    feed.delete_all()
-    kinesis.close()
     dynamodb.close()

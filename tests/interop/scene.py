@@ -20,7 +20,7 @@ from checkpoint.leases.lease import Lease
 from checkpoint.leases.lease_serializer import decode
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kcl.workers import Worker
-from tests.support.kinesis.feeds import RemoteFeed
+from tests.support.kinesis.feeds import Feed
 from tests.support.spark.background import Background
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Seen(NamedTuple):
 class Producer:
     """Puts numbered user records, with some keys in turn, until it is stopped."""
 
-    def __init__(self, feed: RemoteFeed) -> None:
+    def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._next = 0
         self.keys: dict[int, str] = {}
@@ -133,7 +133,7 @@ class Scene:
     """The services of a scenario. The stream has `STREAM`'s name, the table the application's."""
 
     folder: Path
-    feed: RemoteFeed
+    feed: Feed
     producer: Producer
     watch: Watch
     application: str

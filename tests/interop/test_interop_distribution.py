@@ -37,6 +37,8 @@ class _Placed(NamedTuple):
 
 def test_a_query_reads_each_user_record_of_its_shards(scene: Scene) -> None:
     """The KCL worker drops those whose keys belong to other shards; the query drops none."""
+    feed = scene.feed
+    assert isinstance(feed, RemoteFeed)
     with (
         running(scene, kcl(KclVersion.V3_1), "anne") as anne,
         running(scene, ours, "bert") as bert,
@@ -45,7 +47,7 @@ def test_a_query_reads_each_user_record_of_its_shards(scene: Scene) -> None:
         scene.producer.end()
         scene.wait_until_read()
         held = scene.watch.held_by(bert)
-        placed = [each for number in range(_AGGREGATES) for each in _put(scene.feed, number)]
+        placed = [each for number in range(_AGGREGATES) for each in _put(feed, number)]
         by_bert = {each.number for each in placed if each.shard in held}
         by_anne = {each.number for each in placed if each.shard not in held and each.by_key}
         scene.wait(lambda: by_bert <= set(_numbers(bert)), "bert has read the aggregates")

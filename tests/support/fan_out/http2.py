@@ -1,4 +1,5 @@
-"""The embedded Kinesis as AWS's endpoints are: TLS, with HTTP/2 and HTTP/1.1 on one port."""
+"""The embedded Kinesis as AWS's endpoints are: TLS, with HTTP/2 and HTTP/1.1 on one port. It also
+has both without TLS."""
 
 from __future__ import annotations
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 _MAX_STREAMS: Final = 128
+_PREFACE: Final = b"PRI * HTTP/2.0"
+"""The first bytes of a client that begins HTTP/2 without asking (RFC 9113, 3.4)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,7 +50,9 @@ class Http2Kinesis:
     """A context manager: the state of an embedded service at `endpoint_url`, whose certificate is
     of the authority in the file `authority`."""
 
-    def __init__(self, state: KinesisState, *, max_streams: int = _MAX_STREAMS) -> None:
+    def __init__(
+        self, state: KinesisState, *, max_streams: int = _MAX_STREAMS, has_tls: bool = True
+    ) -> None:
         """`max_streams`: the number of streams that a connection may have at a time."""
         self.traffic = Traffic()
         self._folder = tempfile.TemporaryDirectory(prefix="http2-")
@@ -62,7 +67,8 @@ class Http2Kinesis:
             traffic = self.traffic
             most = max_streams
 
-        self._server = HttpServer(state, port=0, host=LOOPBACK, protocol=Protocol, tls=tls)
+        context = tls if has_tls else None
+        self._server = HttpServer(state, port=0, host=LOOPBACK, protocol=Protocol, tls=context)
 
     @property
     def endpoint_url(self) -> str:
@@ -87,7 +93,7 @@ class Http2Kinesis:
 
 
 class _EitherProtocol(Http1Protocol):
-    """HTTP/1.1, unless the client has agreed to HTTP/2."""
+    """HTTP/1.1, unless the client has agreed to HTTP/2, or begins it."""
 
     traffic: Traffic
     most: int
@@ -95,13 +101,24 @@ class _EitherProtocol(Http1Protocol):
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
     ) -> None:
-        agreed = transport.get_extra_info("ssl_object").selected_alpn_protocol()
-        if agreed != "h2":
+        tls = transport.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            self._switch(transport)
+        else:
             super().connection_made(transport)
-            return
+
+    def data_received(self, data: bytes) -> None:
+        if data.startswith(_PREFACE):
+            self.connections.discard(self)
+            self._switch(self.transport).data_received(data)
+        else:
+            super().data_received(data)
+
+    def _switch(self, transport: asyncio.Transport) -> _Http2Connection:
         other = _Http2Connection(self.app, self.connections, self.traffic, self.most)
         transport.set_protocol(other)
         other.connection_made(transport)
+        return other
 
     def shutdown(self) -> None:
         """End the connection. Called by uvicorn, whose own method would wait for the client to end

@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
@@ -63,11 +63,13 @@ class KclWorker:
         dynamodb_url: str,
         failover_ms: int = 5_000,
         settings: Mapping[str, str] | None = None,
+        java_options: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._kcl = provide(version)
         self._folder = folder
         self._name = name
+        self._java_options = (*_JAVA_OPTIONS, *java_options)
         self._process: subprocess.Popen[bytes] | None = None
         # The KCL cuts a command line at every space, so that a path must not hold one.
         start = shlex.join([sys.executable, str(_PROCESSOR), name, str(self._output)])
@@ -106,7 +108,7 @@ class KclWorker:
             self._process = subprocess.Popen(
                 [
                     java(),
-                    *_JAVA_OPTIONS,
+                    *self._java_options,
                     "-cp",
                     self._kcl.class_path,
                     _DAEMON,

@@ -15,6 +15,7 @@ from typing import Final, Self
 import psutil
 
 from tests.support.kcl.workers import Read, reads_in
+from tests.support.kinesis.fan_out_mode import EVERY_PROCESS
 from tests.support.kinesis.feeds import options_for
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
@@ -36,7 +37,9 @@ class SparkWorker:
         dynamodb_url: str,
         failover_ms: int,
         options: Mapping[str, str] | None = None,
+        is_pushed: bool = False,
     ) -> None:
+        """With `is_pushed` it reads ranges of any size by enhanced fan-out."""
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._name = name
@@ -50,6 +53,11 @@ class SparkWorker:
             "failoverTime": f"{failover_ms}ms",
             "checkpointInterval": "1s",
             **(options or {}),
+            **({"consumerMode": "efo"} if is_pushed else {}),
+        }
+        self._environment = {
+            "PYTHONPATH": os.pathsep.join(map(str, (_ROOT, EVERY_PROCESS))),
+            "SSP_CONSUMER_MODE": "efo" if is_pushed else "polling",
         }
 
     @property
@@ -76,7 +84,7 @@ class SparkWorker:
                 env=os.environ
                 | {
                     "PYSPARK_PYTHON": sys.executable,
-                    "PYTHONPATH": str(_ROOT),
+                    **self._environment,
                     "SPARK_CONF_DIR": str(_ROOT / "tests" / "spark" / "conf"),
                     "SPARK_LOCAL_DIRS": str(self._folder / "local"),
                     "SPARK_LOCAL_IP": "127.0.0.1",

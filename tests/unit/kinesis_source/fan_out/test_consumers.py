@@ -139,6 +139,19 @@ def test_a_refusal_fails_the_start_and_later_only_warns(
     service.refusal = refusal()
     assert found.active((ORDERS,)), "not looked up again before its time"
     service.now += LOOKUP_PERIOD_S
+    assert found.active((ORDERS,)) == {ORDERS.name: ARN}, "it is not known to be gone"
+    assert "could not be looked up" in caplog.text
+
+
+def test_a_consumer_that_the_user_deregisters_is_missed_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    service = FakeConsumers(creating=0.0)
+    service.found = 0.0, "ACTIVE"
+    found = consumers(service, SELF)
+    assert found.active((ORDERS,))
+    service.found = None
+    service.now += LOOKUP_PERIOD_S
     assert found.active((ORDERS,)) == {}
     assert "is polled" in caplog.text
 
