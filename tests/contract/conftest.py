@@ -14,10 +14,11 @@ from embedded_kinesis.http.dynamodb import DynamoDbServer
 from embedded_kinesis.service import ClientSettings
 from kafka_source.client.admin_client import disconnect_kafka
 from kafka_source.reading import topic_id_check as topic_ids
-from tests.contract.services import QUIRKS, Service
+from tests.contract.services import Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
-from tests.support.fakes.clocks import ShiftedClock
+from tests.support.fakes.clocks import RealClock, ShiftedClock
 from tests.support.fakes.in_process import InProcessKinesis
+from tests.support.fan_out.ministack import Ministack
 from tests.support.leases.stores import Maker, in_memory, on_dynamodb
 from tests.support.servers.dynamodb_local import DynamoDbLocal
 from tests.support.servers.kinesis_mock import KinesisMock
@@ -46,7 +47,7 @@ def kinesis_mock() -> Iterator[Service]:
 
 
 def _service(
-    name: str, settings: ClientSettings, clock: ShiftedClock | KinesisMock
+    name: str, settings: ClientSettings, clock: ShiftedClock | RealClock | KinesisMock
 ) -> Iterator[Service]:
     once = Config(retries={"total_max_attempts": 1})
     client = boto3.session.Session().client("kinesis", config=once, **settings)
@@ -54,15 +55,21 @@ def _service(
     client.close()
 
 
-@pytest.fixture(params=sorted(QUIRKS))
+@pytest.fixture(params=["embedded", "kinesis-mock"])
 def service(request: pytest.FixtureRequest) -> Service:
-    """Every service in turn."""
+    """Every service in turn; ministack is only for consumers."""
     found = request.getfixturevalue(request.param.replace("-", "_"))
     assert isinstance(found, Service)
     return found
 
 
-@pytest.fixture(params=["embedded"])
+@pytest.fixture(scope="session")
+def ministack() -> Iterator[Service]:
+    with Ministack() as running:
+        yield from _service("ministack", running.client_settings(), RealClock())
+
+
+@pytest.fixture(params=["embedded", pytest.param("ministack", marks=pytest.mark.long)])
 def fan_out_service(request: pytest.FixtureRequest) -> Service:
     """Every service that has SubscribeToShard in turn; kinesis-mock has not."""
     found = request.getfixturevalue(request.param)

@@ -32,6 +32,7 @@ class Quirk(StrEnum):
     """A known difference from the API reference."""
 
     ANY_BATCH_SIZE = "PutRecords takes more than 500 records"
+    CLOSED_SHARD_IS_GONE = "a shard that was split is not found, with its records"
     CLOSED_SHARD_IS_IN_USE = "splitting a closed shard is ResourceInUse, not InvalidArgument"
     ENDING_NUMBER_IS_MAX_LONG = "the EndingSequenceNumber of a closed shard is 2^63 - 1"
     FOREIGN_NUMBERS_PASS = "a sequence number of another shard or stream opens an iterator"
@@ -49,8 +50,10 @@ class Quirk(StrEnum):
 
 QUIRKS: Final[dict[str, frozenset[Quirk]]] = {
     "embedded": frozenset(),
-    "kinesis-mock": frozenset(Quirk),
+    "kinesis-mock": frozenset(Quirk) - {Quirk.CLOSED_SHARD_IS_GONE},
+    "ministack": frozenset({Quirk.CLOSED_SHARD_IS_GONE}),
 }
+"""Of ministack only those of consumers and SubscribeToShard."""
 
 
 @dataclass(kw_only=True)

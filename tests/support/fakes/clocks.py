@@ -5,6 +5,17 @@ from __future__ import annotations
 import time
 
 
+class RealClock:
+    """The machine's clock, for a service whose clock cannot be moved."""
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def advance(self, milliseconds: int) -> None:
+        """Wait."""
+        time.sleep(milliseconds / 1000)
+
+
 class ShiftedClock:
     """The machine's clock, which can be moved forward."""
 
