@@ -193,6 +193,15 @@ AIMS: Final = (
     _kafka_triggers(64, "ours, 4 tasks", "64 partitions by 4 tasks", below(1.0)),
     *(_kinesis_bulk(n, "parse", "a bare loop that fetches and parses", 0.8) for n in (1, 16, 128)),
     *(_kinesis_bulk(n, "boto3", "boto3's parser", 4.0) for n in (1, 16, 128)),
+    Aim(
+        subject="Kinesis beside a reader that uses up GetRecords, pushed, share of the throughput "
+        "alone",
+        benchmark="kinesis.neighbour",
+        row={"mode": "push"},
+        values=lambda row: row["kept"],
+        limit=at_least(0.8),
+        digits=2,
+    ),
     *(_kinesis_idle_cpu(shards) for shards in (1, 16, 128, 1_000)),
     *(
         _thousand_shards(mode, "a trigger", _seconds_of_a_trigger, below(5), " s")

@@ -128,9 +128,10 @@ def _boto3(url: str, load: Load) -> float:
 
 
 def read_by_us(
-    spark: SparkSession, url: str, checkpoint: str, *, slots: int = CORES
+    spark: SparkSession, url: str, checkpoint: str, *, slots: int = CORES, **options: str
 ) -> list[dict[str, Any]]:
-    """Run one query that reads everything and ends; return its progress by batch."""
+    """Run one query that reads everything and ends, with further options; return its progress by
+    batch."""
     query = (
         spark.readStream.format("kinesis-ssp")
         .option("streamName", STREAM)
@@ -140,6 +141,7 @@ def read_by_us(
         .option("region", "us-east-1")
         .option("awsAccessKeyId", "local")
         .option("awsSecretAccessKey", "local")
+        .options(**options)
         .load()
         .writeStream.format("noop")
         .option("checkpointLocation", checkpoint)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import psutil
 
-from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis import EmbeddedKinesis, Limits
 
 STREAM: Final = "bench"
 RECORD_BYTES: Final = 200
@@ -63,7 +63,7 @@ class ServiceProcess:
         return self._pipe.recv()
 
 
-def _serve(shards: int, pipe: Connection) -> None:
+def _serve(shards: int, size: int, limits: Limits, pipe: Connection) -> None:
     rate = 0
     begun = time.monotonic()
     done = 0
@@ -72,7 +72,7 @@ def _serve(shards: int, pipe: Connection) -> None:
 
     def put() -> None:
         nonlocal done
-        body = b"x" * RECORD_BYTES
+        body = b"x" * size
         while not stop.wait(0.02):
             with changed:
                 due = int((time.monotonic() - begun) * rate)
@@ -80,7 +80,7 @@ def _serve(shards: int, pipe: Connection) -> None:
                     kinesis.state.put(STREAM, partition_key=f"key-{number % KEYS}", data=body)
                 done = max(done, due)
 
-    with EmbeddedKinesis() as kinesis:
+    with EmbeddedKinesis(limits=limits) as kinesis:
         kinesis.state.create_stream(STREAM, shards=shards)
         thread = threading.Thread(target=put, daemon=True)
         thread.start()
@@ -101,11 +101,15 @@ def _serve(shards: int, pipe: Connection) -> None:
 
 
 @contextmanager
-def kinesis_service(shards: int) -> Iterator[ServiceProcess]:
-    """A service with one stream, within the block."""
+def kinesis_service(
+    shards: int, *, size: int = RECORD_BYTES, limits: Limits | None = None
+) -> Iterator[ServiceProcess]:
+    """A service with one stream and, by default, no limits, within the block. It puts records of
+    `size` bytes."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(shards, theirs), daemon=True)
+    arguments = (shards, size, limits or Limits(), theirs)
+    process = context.Process(target=_serve, args=arguments, daemon=True)
     process.start()
     theirs.close()
     try:

@@ -1,7 +1,8 @@
 """A Kinesis without work: it answers GetRecords with pages prepared before, so that only the
 reading side is measured. One stream, whose shards are closed and hold the same records: pages as
 large as the service's, of 10,000 records or 10 MB. Runs in a separate process. A page is made when
-it is first asked for and kept, up to a gigabyte of pages."""
+it is first asked for and kept, up to a gigabyte of pages. SubscribeToShard sends the same pages, in
+events of about a megabyte, by HTTP/1.1 or HTTP/2."""
 
 from __future__ import annotations
 
@@ -14,18 +15,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
 from typing import Any, Final
 
 import orjson
 import uvicorn
 
+from embedded_kinesis.http.event_stream import CONTENT_TYPE, encode_message, initial_response
 from task_grouping.identifiers import hash_of
+from tests.support.fan_out.http2 import either_protocol, server_tls
 
 STREAM: Final = "bench"
 PAGE_RECORDS: Final = 10_000
 PAGE_BYTES: Final = 10_000_000
 CREATED: Final = 1_700_000_000.0
 KEPT_BYTES: Final = 1_000_000_000
+CONSUMER: Final = "bench"
+EVENT_BYTES: Final = 1 << 20
+_ARN: Final = f"arn:aws:kinesis:us-east-1:123456789012:stream/{STREAM}"
+_EVENT: Final = {":message-type": "event", ":event-type": "SubscribeToShardEvent"}
 _FIRST: Final = "496" + 37 * "0"
 _PLACE: Final = "########"
 _RECORD_DIGITS: Final = 8
@@ -128,11 +136,43 @@ class Pages:
             body += message.get("body", b"")
             more = message.get("more_body", False)
         target = dict(scope["headers"])[b"x-amz-target"].decode().partition(".")[2]
+        if target == "SubscribeToShard":
+            await self._push(orjson.loads(body)["StartingPosition"], send)
+            return
         answer = self._answer(target, orjson.loads(body or b"{}"))
         headers = [(b"content-type", b"application/x-amz-json-1.1")]
         headers.append((b"content-length", str(len(answer)).encode()))
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": answer})
+        await send({"type": "http.response.body", "body": answer, "more_body": False})
+
+    async def _push(
+        self, position: dict[str, str], send: Callable[[Message], Awaitable[None]]
+    ) -> None:
+        """Send all events from a sequence number on, or from the beginning."""
+        digits = position.get("SequenceNumber", 2 * _RECORD_DIGITS * "0")[-2 * _RECORD_DIGITS :]
+        page, record = int(digits[:_RECORD_DIGITS]), int(digits[_RECORD_DIGITS:])
+        headers = [(b"content-type", CONTENT_TYPE)]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": initial_response(), "more_body": True})
+        for number in range(page, self._load.pages):
+            for event in self._events(number, record if number == page else 0):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            with self._served.get_lock():
+                self._served.value += 1
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _events(self, number: int, first: int) -> Iterator[bytes]:
+        """Yield the events of a page, from one of its records on."""
+        step = max(1, EVENT_BYTES // self._load.size)
+        for start in range(first, self._load.page_records, step):
+            last = min(start + step, self._load.page_records) - 1
+            body = self._part(number, b",".join(self._records[start : last + 1]), left=1)
+            if number + 1 == self._load.pages and last + 1 == self._load.page_records:
+                body += b',"ChildShards":[]}'
+            else:
+                following = f"{_FIRST}{number:0{_RECORD_DIGITS}}{last:0{_RECORD_DIGITS}}"
+                body += b',"ContinuationSequenceNumber":"%s"}' % following.encode()
+            yield encode_message(_EVENT, body)
 
     def _answer(self, target: str, request: dict[str, Any]) -> bytes:
         match target:
@@ -148,6 +188,8 @@ class Pages:
                 return orjson.dumps({"ShardIterator": f"{request['ShardId']}:0:0"})
             case "ListShards":
                 return orjson.dumps({"Shards": [self._shard(n) for n in range(self._load.shards)]})
+            case "DescribeStreamConsumer":
+                return orjson.dumps({"ConsumerDescription": self._consumer()})
             case "DescribeStreamSummary":
                 return orjson.dumps({"StreamDescriptionSummary": self._summary()})
         raise NotImplementedError(target)
@@ -176,10 +218,19 @@ class Pages:
             "SequenceNumberRange": numbers,
         }
 
+    def _consumer(self) -> dict[str, Any]:
+        return {
+            "ConsumerName": CONSUMER,
+            "ConsumerARN": f"{_ARN}/consumer/{CONSUMER}:1",
+            "ConsumerStatus": "ACTIVE",
+            "ConsumerCreationTimestamp": CREATED,
+            "StreamARN": _ARN,
+        }
+
     def _summary(self) -> dict[str, Any]:
         return {
             "StreamName": STREAM,
-            "StreamARN": f"arn:aws:kinesis:us-east-1:123456789012:stream/{STREAM}",
+            "StreamARN": _ARN,
             "StreamStatus": "ACTIVE",
             "RetentionPeriodHours": 24,
             "StreamCreationTimestamp": CREATED,
@@ -200,20 +251,26 @@ class PageServer:
         return self._served.value
 
 
-def _serve(load: Load, port: int, served: Synchronized[int]) -> None:
+def _serve(load: Load, port: int, served: Synchronized[int], certificates: Path | None) -> None:
     app = Pages(load, served)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", http="httptools")
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", http="httptools")
+    if certificates is not None:
+        config.http = either_protocol()
+        config.load()
+        config.ssl = server_tls(certificates)
+    uvicorn.Server(config).run()
 
 
 @contextmanager
-def page_server(load: Load) -> Iterator[PageServer]:
-    """The server, within the block."""
+def page_server(load: Load, *, certificates: Path | None = None) -> Iterator[PageServer]:
+    """The server, within the block. With TLS and HTTP/2 if there is a folder of
+    `tests.support.kinesis.certificates`."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     served: Synchronized[int] = context.Value("q", 0)
-    process = context.Process(target=_serve, args=(load, port, served), daemon=True)
+    process = context.Process(target=_serve, args=(load, port, served, certificates), daemon=True)
     process.start()
     try:
         deadline = time.monotonic() + _ANSWER_S
@@ -224,7 +281,8 @@ def page_server(load: Load) -> Iterator[PageServer]:
             if not process.is_alive() or time.monotonic() > deadline:
                 raise RuntimeError("the page server did not start")
             time.sleep(0.05)
-        yield PageServer(url=f"http://127.0.0.1:{port}", _served=served)
+        scheme = "http" if certificates is None else "https"
+        yield PageServer(url=f"{scheme}://127.0.0.1:{port}", _served=served)
     finally:
         process.terminate()
         process.join()

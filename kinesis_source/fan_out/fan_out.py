@@ -39,7 +39,7 @@ class FanOut:
         self._counts: dict[StreamName, Counter[str]] = {}
 
     def assign(self, ranges: Sequence[SlotRange]) -> tuple[SlotRange, ...]:
-        """Return the ranges of a batch with the consumer of each one that is pushed.
+        """Return the ranges of a batch with their consumer, and the choice for each.
 
         The first call finds or registers the consumers; see `QueryConsumers.active` for errors.
         """
@@ -55,7 +55,7 @@ class FanOut:
         self._counts = {}
         for each in (each for slot in chosen for each in slot.shards):
             counts = self._counts.setdefault(each.stream.name, Counter())
-            counts["polled" if each.consumer is None else "pushed"] += 1
+            counts["pushed" if each.is_pushed else "polled"] += 1
         return chosen
 
     def close(self) -> None:

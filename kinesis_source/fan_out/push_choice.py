@@ -2,7 +2,8 @@
 
 A consumer may subscribe to a shard again five seconds after it did so before (API reference,
 SubscribeToShard), and a subscription costs more than the one GetRecords call that a small range
-takes. So a query with a short trigger interval never waits for a subscription.
+takes. So a query with a short trigger interval never waits for a subscription. A polled range whose
+GetRecords other readers use up is pushed as soon as the consumer may subscribe.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def choose_pushed(
     pushed_at: Mapping[ShardKey, float],
     now: float,
 ) -> tuple[SlotRange, ...]:
-    """Return the ranges with the consumer of each one that is pushed.
+    """Return the ranges with their consumer, and the choice for each.
 
     `consumers` are those that can be subscribed; `pushed_at` has the times at which shards were
     planned to be pushed before. Both times are in seconds.
@@ -39,7 +40,11 @@ def choose_pushed(
         replace(
             slot,
             shards=tuple(
-                replace(each, consumer=_consumer(each, consumers, pushed_at, now))
+                replace(
+                    each,
+                    consumer=consumers.get(each.key.stream),
+                    is_polled_first=not _is_pushed(each, pushed_at, now),
+                )
                 for each in slot.shards
             ),
         )
@@ -49,21 +54,14 @@ def choose_pushed(
 
 def pushed_shards(ranges: Sequence[SlotRange]) -> list[ShardKey]:
     """Return the shards whose ranges are pushed."""
-    return [each.key for slot in ranges for each in slot.shards if each.consumer is not None]
+    return [each.key for slot in ranges for each in slot.shards if each.is_pushed]
 
 
-def _consumer(
-    range_: ShardRange,
-    consumers: Mapping[StreamName, ConsumerArn],
-    pushed_at: Mapping[ShardKey, float],
-    now: float,
-) -> ConsumerArn | None:
+def _is_pushed(range_: ShardRange, pushed_at: Mapping[ShardKey, float], now: float) -> bool:
     since = pushed_at.get(range_.key)
     if since is not None and now - since < RESUBSCRIBE_AFTER_S:
-        return None
-    if not is_worth_pushing(range_.expected):
-        return None
-    return consumers.get(range_.key.stream)
+        return False
+    return is_worth_pushing(range_.expected)
 
 
 def is_worth_pushing(expected: ExpectedSize | None, fetched: int = 0) -> bool:

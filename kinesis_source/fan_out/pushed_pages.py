@@ -2,7 +2,8 @@
 
 Exactly-once does not depend on subscriptions. Whatever goes wrong with one, `ShardReader` continues
 the range by GetRecords after the last record that it has, and tries to subscribe again later, if
-enough is left to read. After `MAX_FAULTS` faults it reads the rest by GetRecords.
+enough is left to read. After `MAX_FAULTS` faults it reads the rest by GetRecords. If these are
+throttled, even a small rest is pushed.
 """
 
 from __future__ import annotations
@@ -17,8 +18,16 @@ from typing import Final
 from kinesis_source.client.api import Subscriber, Subscription, SubscriptionError
 from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, is_worth_pushing
 from kinesis_source.model.ranges import ShardRange
-from kinesis_source.model.shard import AfterRecord, RecordPage, SequenceNumber, sequence_order
+from kinesis_source.model.shard import (
+    AfterRecord,
+    ConsumerArn,
+    Position,
+    RecordPage,
+    SequenceNumber,
+    sequence_order,
+)
 from ssp_common.logs import count_of
+from task_grouping.identifiers import ShardKey
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -57,6 +66,29 @@ PROCESS_WIDE_FAULTS: Final = FaultLog()
 """Executors keep their worker process, and this with it, from task to task."""
 
 
+class OnDemandSubscriber:
+    """`Subscriber` that is opened at the first subscription. Thread-safe."""
+
+    def __init__(self, open_: Callable[[], Subscriber]) -> None:
+        self._open = open_
+        self._lock = threading.Lock()
+        self._opened: Subscriber | None = None
+
+    def subscribe(
+        self, consumer: ConsumerArn, shard: ShardKey, position: Position, *, inclusive: bool = False
+    ) -> Subscription:
+        """Call SubscribeToShard once."""
+        with self._lock:
+            if self._opened is None:
+                self._opened = self._open()
+        return self._opened.subscribe(consumer, shard, position, inclusive=inclusive)
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._opened is not None:
+            self._opened.close()
+
+
 class PushedPages:
     """The subscriptions to one range, one at a time. Used by one thread. Times are monotonic
     seconds."""
@@ -78,24 +110,33 @@ class PushedPages:
         self._not_before = 0.0
         self._failed = 0
         self._empty_events = 0
+        self._is_throttled = False
+
+    def record_throttle(self) -> None:
+        """Record that GetRecords was throttled."""
+        self._is_throttled = True
+
+    def is_due(self, fetched: int) -> bool:
+        """Return whether to subscribe now, after `fetched` records of the range."""
+        range_ = self._range
+        if self._subscriber is None or range_.consumer is None or self._failed >= MAX_FAULTS:
+            return False
+        if self._monotonic() < self._not_before:
+            return False
+        is_preferred = not range_.is_polled_first and is_worth_pushing(range_.expected, fetched)
+        return is_preferred or self._is_throttled
 
     def subscribe(self, open_at: Callable[[Subscriber], Subscription], fetched: int) -> bool:
         """Return whether there is a subscription. Make one by `open_at` if it is due, after
         `fetched` records of the range."""
         if self._subscription is not None:
             return True
-        subscriber, now = self._subscriber, self._monotonic()
-        if (
-            subscriber is None
-            or self._range.consumer is None
-            or self._failed >= MAX_FAULTS
-            or now < self._not_before
-            or not is_worth_pushing(self._range.expected, fetched)
-        ):
+        if self._subscriber is None or not self.is_due(fetched):
             return False
-        self._not_before = now + RESUBSCRIBE_AFTER_S
+        self._is_throttled = False
+        self._not_before = self._monotonic() + RESUBSCRIBE_AFTER_S
         try:
-            self._subscription = open_at(subscriber)
+            self._subscription = open_at(self._subscriber)
         except SubscriptionError as error:
             self._fail(error)
             return False

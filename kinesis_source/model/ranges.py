@@ -68,8 +68,8 @@ class ShardRange:
     offset, so that a replay gives the same rows. Without it nothing proves that an aggregate is in
     the shard of its keys, and every user record is delivered. `after` are shards of the same task
     that are read before this one: its ancestors, in a batch read. `consumer` is the registered
-    consumer by which the range is pushed; None: it is polled, by GetRecords. It changes nothing in
-    the records.
+    consumer by which the range is pushed, with `is_polled_first` only once GetRecords is throttled;
+    None: it is polled, by GetRecords. They change nothing in the records.
     """
 
     stream: StreamRef
@@ -84,6 +84,12 @@ class ShardRange:
     stragglers: Stragglers | None = None
     after: tuple[ShardId, ...] = ()
     consumer: ConsumerArn | None = None
+    is_polled_first: bool = False
+
+    @property
+    def is_pushed(self) -> bool:
+        """Return whether the range is pushed from its start."""
+        return self.consumer is not None and not self.is_polled_first
 
     @property
     def start_state(self) -> ShardState:

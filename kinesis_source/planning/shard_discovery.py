@@ -63,6 +63,12 @@ class ShardDiscovery:
             self._refresh(stream, known)
         return known.shards
 
+    def lists_parent(self, stream: StreamRef, shard: ShardId) -> bool:
+        """Return whether the stream lists a parent of the shard."""
+        listing = self.shards(stream)
+        found = listing.get(shard)
+        return found is not None and any(parent in listing for parent in found.parents)
+
     def known_shards(self, stream: StreamRef, created: EpochMillis) -> Mapping[ShardId, Shard]:
         """Return the shards by id, as listed last, without a request: none if the stream was not
         listed yet, or if the listed one was not created at `created`."""

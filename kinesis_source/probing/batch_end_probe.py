@@ -208,6 +208,28 @@ def probe(
         return result  # the first page is still valid
 
 
+def probe_starved(
+    start: ShardState, cursor: ShardCursor, now: EpochMillis, retention_ms: int
+) -> ProbeSteps:
+    """Find an end near the latest record with one page if possible, for a shard whose pages other
+    readers use up.
+
+    The page is of a time shortly before `now`; if it shows nothing after the start, the shard is
+    probed from there. The task that reads the range checks that the records at its start are there.
+    """
+    if not isinstance(start.position, AfterRecord):
+        return (yield from probe(start, cursor, now, retention_ms))
+    known = ProbeResult(time=now, cursor=cursor)
+    found = yield from find_by_time(known, EpochMillis(now - cursor.window_ms))
+    if found is not None and found.end is not None:
+        after_start = found.end.order - sequence_order(start.position.sequence_number)
+        if after_start > 0:
+            return found
+        if after_start == 0 and found.at_latest:
+            return replace(known, at_latest=True)
+    return (yield from probe(start, cursor, now, retention_ms))
+
+
 def fetch_second_page(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
     """Fetch a second page, if the first was one record wide or contained only the start record."""
     cached = result.cursor.cached_iterator

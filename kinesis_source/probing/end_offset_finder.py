@@ -50,11 +50,13 @@ from kinesis_source.probing.position_advance import (
     advance_to_target,
     is_target_reached,
     truncate_to_target,
+    with_last_caught_up,
 )
 from kinesis_source.probing.probe_history import ProbeHistory
 from kinesis_source.probing.probe_protocol import ProbeResult, ShardCursor
 from kinesis_source.probing.probe_rate_limiter import ProbeRateLimiter, count_fetches
 from kinesis_source.probing.probe_runner import Probe, ProbeRunner
+from kinesis_source.probing.starved_shards import StarvedShards
 from ssp_common.errors import SspError, StreamNotFoundError
 from ssp_common.options.endpoints import is_loopback
 from task_grouping.identifiers import ShardKey, StreamName
@@ -86,6 +88,9 @@ class EndOffsetFinder:
             enforced=not is_loopback(options.connection.endpoint_url),
             monotonic=monotonic,
             sleep=sleep,
+        )
+        self._starved = StarvedShards(
+            enabled=options.fan_out is not None, monotonic=monotonic, sleep=sleep
         )
         self._cursors: dict[ShardKey, ShardCursor] = {}
         self.history = ProbeHistory()
@@ -181,7 +186,8 @@ class EndOffsetFinder:
     ) -> dict[ShardKey, ShardAdvance]:
         """Return the advance of each shard; shards without a result are left out."""
         if limits.is_bounded:
-            return self._with_last_caught_up(self._find_ends_within(eligible, limits))
+            within = self._find_ends_within(eligible, limits)
+            return with_last_caught_up(within, self._last_caught_up_ms)
         advances: dict[ShardKey, ShardAdvance] = {}
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
@@ -203,13 +209,22 @@ class EndOffsetFinder:
                 advances[key] = self._advance_to(key, state, target)
             elif self._targets is None and self._limiter.is_due(key):
                 probes[key] = self._probe(key, state)
-        for key, result in self._probe_all(eligible, probes).items():
+        results = self._probe_all(eligible, probes)
+        if self._targets is None:
+            self._starved.repeat(
+                probes.keys() - targets.keys() - far,
+                results,
+                lambda keys: self._probe_all(
+                    eligible, {key: self._probe(key, eligible[key]) for key in keys}
+                ),
+            )
+        for key, result in results.items():
             state = eligible[key]
             if key in targets:
                 advances[key] = advance_to_target(state, targets[key], result)
             else:
                 advances[key] = advance_to_end(state, result)
-        return self._with_last_caught_up(advances)
+        return with_last_caught_up(advances, self._last_caught_up_ms)
 
     def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:
         """Return the shards too far behind for one batch; none once targets are fixed."""
@@ -223,24 +238,9 @@ class EndOffsetFinder:
                 far.add(key)
         if far and not self._far_logged:
             self._far_logged = True
-            _log.info(
-                "%d shards are far behind: a batch reads at most about %d MiB of each "
-                "(maxBytesPerShard)",
-                *(len(far), (limits.max_shard_bytes or 0) >> 20),
-            )
+            text = "%d shards are far behind: a batch reads about %d MiB of each (maxBytesPerShard)"
+            _log.info(text, len(far), (limits.max_shard_bytes or 0) >> 20)
         return far
-
-    def _with_last_caught_up(
-        self, advances: Mapping[ShardKey, ShardAdvance]
-    ) -> dict[ShardKey, ShardAdvance]:
-        """Give a shard that ends the latest time known, which its younger children inherit."""
-        latest = dict(advances)
-        for key in advances.keys() & self._last_caught_up_ms.keys():
-            advance, proof = advances[key], self._last_caught_up_ms[key]
-            if isinstance(advance.state.position, ShardEnd):
-                seen = max(proof, advance.state.last_caught_up_ms or proof)
-                latest[key] = replace(advance, state=replace(advance.state, last_caught_up_ms=seen))
-        return latest
 
     def _advance_to(self, key: ShardKey, state: ShardState, target: Target) -> ShardAdvance:
         """Advance without a probe. The task that reads the records checks for data loss."""
@@ -316,13 +316,13 @@ class EndOffsetFinder:
 
     def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:
         stream, now = self._discovery.description(self._streams[key.stream]), self._now()
-        return read_loss.kept_since(
-            state, stream.created, now, stream.retention_ms, limited=limits.is_bounded
-        )
+        created, retention_ms = stream.created, stream.retention_ms
+        return read_loss.kept_since(state, created, now, retention_ms, limited=limits.is_bounded)
 
     def _probe(self, key: ShardKey, state: ShardState) -> Probe:
-        cursor, retention = self._cursor(key), self._retention(key)
-        return partial(batch_end_probe.probe, state, cursor, self._now(), retention)
+        starved = key in self._starved
+        kind = batch_end_probe.probe_starved if starved else batch_end_probe.probe
+        return partial(kind, state, self._cursor(key), self._now(), self._retention(key))
 
     def _find_first_record(self, key: ShardKey, state: ShardState) -> Probe:
         cursor, retention = self._cursor(key), self._retention(key)
@@ -368,14 +368,9 @@ class EndOffsetFinder:
             found=None,
             time=time,
             retention_ms=self._retention(key),
-            parent_listed=self._parent_is_listed(key),
+            parent_listed=self._discovery.lists_parent(self._streams[key.stream], key.shard),
         )
         check_absent_start(key, state, evidence, fail=self._options.fail_on_data_loss)
-
-    def _parent_is_listed(self, key: ShardKey) -> bool:
-        listing = self._discovery.shards(self._streams[key.stream])
-        shard = listing.get(key.shard)  # a probe may have refreshed the listing
-        return shard is not None and any(parent in listing for parent in shard.parents)
 
     def _run(
         self, probes: Mapping[ShardKey, Probe], *, patient: bool
@@ -392,12 +387,15 @@ class EndOffsetFinder:
                 case ProbeResult():
                     results[key] = outcome
                     self.history.record_success(key)
+                    if outcome.throttled:
+                        self._starved.record_throttle(key)
                     self._unreadable.discard(key)
                 case UnreachableError():
                     self._limiter.record_failure(key)
                     self.history.record_failure(key, self._now(), outcome)
                 case ThrottledError():
                     self._limiter.record_throttle(key)
+                    self._starved.record_throttle(key)
                     self.history.record_failure(key, self._now(), outcome)
                 case ShardNotFoundError() | InvalidPositionError() | StreamNotFoundError():
                     self._limiter.record_throttle(key)
@@ -445,5 +443,5 @@ class EndOffsetFinder:
         for table in (self._cursors, self._last_caught_up_ms, self._expected):
             for key in table.keys() - keys:
                 del table[key]
-        self.history.retain(keys)
-        self._limiter.retain(keys)
+        for part in (self.history, self._limiter, self._starved):
+            part.retain(keys)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kinesis_source.model.ranges import ExpectedSize
@@ -17,6 +17,7 @@ from kinesis_source.model.shard import (
 )
 from kinesis_source.planning.input_partitions import is_behind
 from kinesis_source.probing.probe_protocol import ProbeResult, RecordRef, ShardCursor
+from task_grouping.identifiers import ShardKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +62,19 @@ def advance_to_end(state: ShardState, result: ProbeResult) -> ShardAdvance:
         at_latest=result.at_latest,
         expected=_expected(result),
     )
+
+
+def with_last_caught_up(
+    advances: Mapping[ShardKey, ShardAdvance], last_caught_up_ms: Mapping[ShardKey, EpochMillis]
+) -> dict[ShardKey, ShardAdvance]:
+    """Give a shard that ends the latest time known, which its younger children inherit."""
+    latest = dict(advances)
+    for key in advances.keys() & last_caught_up_ms.keys():
+        advance, proof = advances[key], last_caught_up_ms[key]
+        if isinstance(advance.state.position, ShardEnd):
+            seen = max(proof, advance.state.last_caught_up_ms or proof)
+            latest[key] = replace(advance, state=replace(advance.state, last_caught_up_ms=seen))
+    return latest
 
 
 def _expected(result: ProbeResult) -> ExpectedSize | None:

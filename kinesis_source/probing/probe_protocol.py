@@ -201,6 +201,8 @@ class ProbeResult:
     """The number of GetRecords calls of the probe, set by its runner."""
     fetched_bytes: int = 0
     """The bytes of records that those calls returned, set by the runner."""
+    throttled: bool = False
+    """One of the probe's calls was throttled, set by the runner."""
     expected: ExpectedSize | None = None
     """The size from the start to `end`, if counted or estimated."""
     cursor: ShardCursor

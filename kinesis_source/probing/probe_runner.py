@@ -88,6 +88,7 @@ def _run_once(
     patience: bool,
 ) -> ProbeResult:
     fetches = fetched_bytes = 0
+    throttled = False
     try:
         request = next(steps)
         while True:
@@ -97,6 +98,7 @@ def _run_once(
                 if isinstance(answer, PageView):
                     fetched_bytes += answer.size_bytes
             except (ExpiredIteratorError, ThrottledError) as error:
+                throttled |= isinstance(error, ThrottledError)
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
@@ -104,9 +106,9 @@ def _run_once(
         result = done.value
         if not isinstance(result, ProbeResult):
             raise TypeError(f"a probe returns a ProbeResult, not {type(result).__name__}") from None
-        if (result.fetches, result.fetched_bytes) == (fetches, fetched_bytes):
+        if (result.fetches, result.fetched_bytes) == (fetches, fetched_bytes) and not throttled:
             return result
-        return replace(result, fetches=fetches, fetched_bytes=fetched_bytes)
+        return replace(result, fetches=fetches, fetched_bytes=fetched_bytes, throttled=throttled)
 
 
 def _answer(

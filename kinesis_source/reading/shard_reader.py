@@ -131,7 +131,7 @@ class ShardReader:
             options.connection,
             clock=context.clock,
             pause=self._pause,
-            on_throttled=lambda: rates.record_throttling(range_, options.connection),
+            on_throttled=self._record_throttling,
         )
 
     def run(self) -> None:
@@ -149,8 +149,16 @@ class ShardReader:
             self._pushed.close()
 
     def _read(self) -> None:
-        while not (self._push_step() or self._retry.run(self._step)):
+        while not (self._push_step() or self._retry.run(self._poll_step)):
             pass
+
+    def _poll_step(self) -> bool:
+        """Fetch, unless the range may be pushed meanwhile; return whether the range is finished."""
+        return not self._pushed.is_due(self._sizer.fetched) and self._step()
+
+    def _record_throttling(self) -> None:
+        self._rates.record_throttling(self._range, self._options.connection)
+        self._pushed.record_throttle()
 
     # --- Events that are pushed -------------------------------------------------------------------
 

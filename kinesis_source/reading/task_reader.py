@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
 from kinesis_source.client.api import KinesisService, Subscriber
 from kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRangeCache
+from kinesis_source.fan_out.pushed_pages import OnDemandSubscriber
 from kinesis_source.model.ranges import ShardRange, SlotRange
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.reading.arrow_batches import to_batches
@@ -91,14 +93,14 @@ def read_slot(
     ended; that may take as long as the calls they are in, at most the read timeout.
     """
     order = ReadOrder(range_.shards)
-    is_pushed = open_subscriber is not None and any(each.consumer for each in range_.shards)
+    is_pushed = open_subscriber is not None and any(each.is_pushed for each in range_.shards)
     limit = options.max_bytes_in_flight
     count = min(len(range_.shards), MAX_SUBSCRIPTIONS if is_pushed else MAX_THREADS)
     subscriber: Subscriber | None = None
-    if open_subscriber is not None and is_pushed:
+    if open_subscriber is not None and any(each.consumer for each in range_.shards):
         count, window = _windows(count, limit)
         limit -= count * window
-        subscriber = open_subscriber(window)
+        subscriber = OnDemandSubscriber(partial(open_subscriber, window))
     buffer = FetchBuffer(limit=limit, producers=count)
     context = ReadContext(
         options=options,

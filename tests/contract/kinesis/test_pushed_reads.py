@@ -6,13 +6,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 import pytest
 
 from embedded_kinesis import EmbeddedKinesis
-from embedded_kinesis.core.faults import AccessDenied, Fault, Refusal
+from embedded_kinesis.core.faults import AccessDenied, Fault, Refusal, Throttle
 from embedded_kinesis.core.subscription_faults import (
     CutSubscription,
     EmptyEvents,
@@ -34,7 +34,7 @@ from tests.support.fakes.scripted import STREAM
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
 from tests.support.fan_out.http2 import Http2Kinesis
 from tests.support.fan_out.pushed_stream import PushedStream, connection_to, put_numbers
-from tests.support.kinesis.reading import Row
+from tests.support.kinesis.reading import Row, slot_of
 
 RECORDS = 40
 SHARDS = 2
@@ -158,6 +158,20 @@ def test_a_shard_that_was_subscribed_just_before_is_polled(service: Service) -> 
     assert stream.rows() == rows
     assert service.calls("SubscribeToShard", stream) == 2 * SHARDS
     assert service.calls("GetRecords", stream) > 0
+
+
+def test_a_polled_range_is_pushed_once_others_use_up_its_getrecords(service: Service) -> None:
+    stream = service.stream()
+    polled_first = replace(
+        stream,
+        slot=slot_of(*(replace(each, is_polled_first=True) for each in stream.slot.shards)),
+    )
+    service.kinesis.faults.add(Throttle(), operation="GetRecords", count=None)
+    rows = polled_first.rows()
+    service.kinesis.faults.clear()
+    assert service.calls("SubscribeToShard", stream) == SHARDS
+    assert rows == stream.polled()
+    assert len(rows) == RECORDS
 
 
 def test_a_range_whose_subscription_is_taken_over_is_continued(service: Service) -> None:

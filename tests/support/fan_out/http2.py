@@ -59,16 +59,9 @@ class Http2Kinesis:
         folder = Path(self._folder.name)
         write_certificates(folder, "server")
         self.authority = folder / "ca.pem"
-        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(folder / "server.pem")
-        tls.set_alpn_protocols(["h2", "http/1.1"])
-
-        class Protocol(_EitherProtocol):
-            traffic = self.traffic
-            most = max_streams
-
-        context = tls if has_tls else None
-        self._server = HttpServer(state, port=0, host=LOOPBACK, protocol=Protocol, tls=context)
+        protocol = either_protocol(self.traffic, max_streams)
+        tls = server_tls(folder) if has_tls else None
+        self._server = HttpServer(state, port=0, host=LOOPBACK, protocol=protocol, tls=tls)
 
     @property
     def endpoint_url(self) -> str:
@@ -90,6 +83,26 @@ class Http2Kinesis:
     ) -> None:
         self.stop()
         self._folder.cleanup()
+
+
+def server_tls(folder: Path) -> ssl.SSLContext:
+    """Return the settings of a server with the certificate `server.pem` in a folder."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(folder / "server.pem")
+    tls.set_alpn_protocols(["h2", "http/1.1"])
+    return tls
+
+
+def either_protocol(
+    counted: Traffic | None = None, max_streams: int = _MAX_STREAMS
+) -> type[Http1Protocol]:
+    """Return a protocol for uvicorn."""
+
+    class Protocol(_EitherProtocol):
+        traffic = counted or Traffic()
+        most = max_streams
+
+    return Protocol
 
 
 class _EitherProtocol(Http1Protocol):

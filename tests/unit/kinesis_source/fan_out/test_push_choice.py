@@ -47,6 +47,7 @@ def test_a_shard_is_pushed_again_once_its_consumer_may_subscribe_again() -> None
     ):
         chosen = choose_pushed(RANGES, {STREAM.name: ETL}, pushed_at, now)
         assert pushed_shards(chosen) == expected
+        assert {each.consumer for each in chosen[0].shards} == {ETL}
 
 
 @pytest.mark.parametrize(
