@@ -1,7 +1,8 @@
 """Subscriptions of simulated queries: pages of the world's service as events, with faults.
 
-Half of all ranges are pushed, and half of their subscriptions have a fault. Both are drawn from the
-shard and the position: threads must not share a source of randomness.
+Half of all ranges are pushed, a quarter once GetRecords is throttled, and half of the subscriptions
+have a fault. All is drawn from the shard and the position: threads must not share a source of
+randomness.
 """
 
 from __future__ import annotations
@@ -28,14 +29,16 @@ _FAULTS = ("ResourceInUseException", "InternalFailureException", "TimeoutError",
 
 
 def push_some(slot: SlotRange) -> SlotRange:
-    """Return the ranges of which half have a consumer."""
+    """Return the ranges of which most have a consumer."""
     return replace(slot, shards=tuple(_pushed(each) for each in slot.shards))
 
 
 def _pushed(range_: ShardRange) -> ShardRange:
-    is_pushed = Random(f"{range_.key} {range_.start} {range_.end}").random() < 0.5
+    drawn = Random(f"{range_.key} {range_.start} {range_.end}").random()
+    if drawn < 0.25:
+        return range_
     # Without `expected`, a range of any size is worth pushing.
-    return replace(range_, consumer=CONSUMER, expected=None) if is_pushed else range_
+    return replace(range_, consumer=CONSUMER, expected=None, is_polled_first=drawn < 0.5)
 
 
 class SimulatedSubscriber:
