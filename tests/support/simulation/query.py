@@ -21,7 +21,7 @@ import json
 import pickle
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 from unittest.mock import patch
@@ -31,6 +31,7 @@ from pyspark.sql.datasource import InputPartition
 
 from kinesis_source.batch_planner import BatchPlanner
 from kinesis_source.client.hash_range_cache import HashRangeCache
+from kinesis_source.options.values import FanOutOptions
 from kinesis_source.reading import task_reader as reader_module
 from kinesis_source.reading.clock import Clock
 from kinesis_source.reading.shared_read_rates import ReadRates
@@ -128,9 +129,10 @@ class SimulatedReader(KinesisStreamReader):
 
     def _plan(self) -> BatchPlanner:
         clock = self.world.clock
+        fan_out = FanOutOptions(consumer_name="simulated") if self.world.pushes else None
         if self._planner is None:
             self._planner = BatchPlanner(
-                self._options,
+                replace(self._options, fan_out=fan_out),
                 self.world.service,
                 monotonic=lambda: clock.now_ms() / 1000,
                 # Rounded up: a wait is never shorter than asked for.
