@@ -4,7 +4,7 @@
 
 The embedded service with the limits of AWS, in a process of its own, takes in 1 MB/s in each shard,
 as much as AWS allows, in records of 1,000 bytes. The neighbour, a process with a thread for each
-shard, reads the shard again and again in pages of 400 kB, and tries again 50 ms after it was
+shard, reads the shard again and again in pages of 400 kB, and tries again 20 ms after it was
 throttled: so it takes all five calls and 2 MB of a second. The query polls, or has a consumer of
 enhanced fan-out (HTTP/1.1), with a trigger interval of six seconds. `MB/s` is what its batches have
 read between the start of production and the end of the time; `of alone` is relative to the
@@ -42,7 +42,7 @@ SIZE: Final = 1_000
 RATE: Final = 1_000
 """Records per second and shard."""
 PAGE_RECORDS: Final = 400
-RETRY_S: Final = 0.05
+RETRY_S: Final = 0.02
 TRIGGER: Final = "6 seconds"
 MODES: Final[dict[str, dict[str, str]]] = {
     "poll": {},
