@@ -34,6 +34,7 @@ from operations.terminal.connection import (
 )
 from operations.terminal.output import Screen, note, task_text, time_text, write_json
 from ssp_common.errors import UnsupportedError
+from ssp_common.logs import count_of
 
 
 @click.command("checkpoint")
@@ -207,7 +208,10 @@ def _show_source(screen: Screen, source: Source) -> None:
     if not source.is_readable:
         screen.line(f"{head}; not read here")
     elif isinstance(newest, Offset):
-        screen.line(f"{head} · {_streams(newest)} · {newest.slots} slots", "bold")
+        if not newest.streams:
+            screen.line(f"{head} · no streams yet", "bold")
+            return
+        screen.line(f"{head} · {_streams(newest)} · {count_of(newest.slots, 'slot')}", "bold")
         screen.table(
             ("SLOT", "STREAM", "SHARD", "COMMITTED", "PLANNED", "STATE"),
             [
@@ -225,7 +229,10 @@ def _show_source(screen: Screen, source: Source) -> None:
             wrapped=("STREAM",),
         )
     elif newest is not None:
-        screen.line(head, "bold")
+        rows = partition_rows(source)
+        screen.line(head if rows else f"{head} · no partitions yet", "bold")
+        if not rows:
+            return
         screen.table(
             ("TOPIC", "PARTITION", "TASK", "COMMITTED", "PLANNED", "STATE"),
             [
@@ -237,7 +244,7 @@ def _show_source(screen: Screen, source: Source) -> None:
                     row.planned,
                     row.state,
                 )
-                for row in partition_rows(source)
+                for row in rows
             ],
             right=("PARTITION", "COMMITTED", "PLANNED"),
             wrapped=("TOPIC", "TASK"),

@@ -19,6 +19,7 @@ from operations.terminal.connection import Given, aws_options, kafka_options, op
 from operations.terminal.environment import Environment
 from operations.terminal.output import Screen, write_json
 from ssp_common.errors import SspError
+from ssp_common.logs import count_of
 from ssp_common.options.spec import OptionTable, read_options
 
 
@@ -110,4 +111,4 @@ def _show(screen: Screen, findings: list[Finding]) -> None:
             screen.line(f"         -> {finding.remedy}")
     problems = sum(finding.level is Level.PROBLEM for finding in findings)
     warnings = sum(finding.level is Level.WARNING for finding in findings)
-    screen.line(f"{problems} problems, {warnings} warnings")
+    screen.line(f"{count_of(problems, 'problem')}, {count_of(warnings, 'warning')}")

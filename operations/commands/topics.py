@@ -7,6 +7,7 @@ import click
 from operations.inspection.topics import PartitionState, Topics, read_topics
 from operations.terminal.connection import Given, kafka_options, options_file
 from operations.terminal.output import Screen, task_text, write_json
+from ssp_common.logs import count_of
 
 
 @click.command("topics")
@@ -66,7 +67,12 @@ def _show(screen: Screen, found: Topics) -> None:
     )
     tasks = len({row.task for row in found.partitions})
     total = sum(_offsets(row) or 0 for row in found.partitions)
-    screen.line(f"{len(found.partitions)} partitions · {tasks} tasks · {total} offsets")
+    parts = (
+        count_of(len(found.partitions), "partition"),
+        count_of(tasks, "task"),
+        count_of(total, "offset"),
+    )
+    screen.line(" · ".join(parts))
 
 
 def _offsets(row: PartitionState) -> int | None:

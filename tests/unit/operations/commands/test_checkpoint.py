@@ -3,12 +3,16 @@ none."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kafka_source.model import offset as kafka_offset
+from kinesis_source.model import offset as kinesis_offset
 from tests.support.operations.command import WIDTHS, check_output, run
 
 TESTS = Path(__file__).parents[3]
@@ -24,6 +28,38 @@ def test_output(name: str, columns: int, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.code == 0
     check_output(OUTPUTS / f"checkpoint-{name}-{columns}.txt", found.out)
     assert max(map(len, found.out.splitlines())) <= columns
+
+
+def _committed(folder: Path, offset: str) -> str:
+    """Write a checkpoint of one committed batch; return its folder."""
+    for name in ("offsets", "commits"):
+        (folder / name).mkdir(parents=True)
+    (folder / "metadata").write_text('{"id":"4b8a7c1e"}')
+    (folder / "offsets" / "0").write_text(f'v1\n{{"batchTimestampMs":1795398466156}}\n{offset}\n')
+    (folder / "commits" / "0").write_text("v1\n{}\n")
+    return folder.name
+
+
+@pytest.mark.parametrize("columns", WIDTHS)
+def test_output_of_every_kind_of_offset(
+    columns: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With shards that wait, have ended or left, topics without ids. This version writes the same
+    offsets as it reads."""
+    monkeypatch.chdir(tmp_path)
+    texts = []
+    for path in sorted((TESTS / "golden").glob("*offset_v1_*.json")):
+        text = path.read_text(encoding="utf-8").strip()
+        found = run("checkpoint", _committed(tmp_path / path.stem, text), columns=columns)
+        assert (found.code, found.err) == (0, ""), path.stem
+        texts.append(found.out)
+        offset = json.loads(text)
+        model: Any = kinesis_offset if kinesis_offset.is_offset(offset) else kafka_offset
+        now = json.dumps(model.encode(model.decode(offset)))
+        _committed(tmp_path / "now" / path.stem, now)
+        with contextlib.chdir(tmp_path / "now"):
+            assert run("checkpoint", path.stem, columns=columns) == found
+    check_output(OUTPUTS / f"checkpoint-offsets-{columns}.txt", "\n".join(texts))
 
 
 def test_a_pipe_gets_whole_sequence_numbers_and_no_colours() -> None:
