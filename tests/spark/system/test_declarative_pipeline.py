@@ -13,6 +13,7 @@ import pytest
 from tests.architecture.layers import ROOT
 from tests.support.environments.build import build_wheel, environment
 from tests.support.environments.matrix import MATRIX, PYSPARK_4_1, PYSPARK_4_2, PYSPARK_4_3, PySpark
+from tests.support.spark.drivers import FREE_CONNECT_PORT
 
 _EXAMPLE = Path("examples", "declarative_pipeline")
 
@@ -33,8 +34,7 @@ def test_each_run_continues_and_repeats_nothing(pyspark: PySpark, tmp_path: Path
         # The packages of the checkout would be imported instead of the wheel's.
         folder = tmp_path / "checkout"
         shutil.copytree(ROOT / _EXAMPLE, folder / _EXAMPLE)
-    # Otherwise PySpark starts every local Spark Connect server on the same port.
-    variables = {**os.environ, "SPARK_TESTING": "1"}
+    variables = os.environ | FREE_CONNECT_PORT
     result = subprocess.run(
         [python, "-m", "examples.declarative_pipeline"],
         cwd=folder,

@@ -28,7 +28,13 @@ from ssp_common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kinesis.fan_out_mode import pushed_everywhere, python_path
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, Record, options_for
 from tests.support.leases.stores import open_store
-from tests.support.spark.drivers import ENVIRONMENT, Driver, files_per_batch, records_in
+from tests.support.spark.drivers import (
+    ENVIRONMENT,
+    FREE_CONNECT_PORT,
+    Driver,
+    files_per_batch,
+    records_in,
+)
 from tests.support.spark.queries import (
     Sink,
     check_exactly_once,
@@ -380,7 +386,7 @@ def test_a_client_of_spark_connect_stops_its_query_gracefully(
     client = subprocess.run(
         [sys.executable, str(_PROGRAM)],
         cwd=tmp_path,
-        env=os.environ | ENVIRONMENT | python_path(_PROGRAM.parents[3]),
+        env=os.environ | ENVIRONMENT | FREE_CONNECT_PORT | python_path(_PROGRAM.parents[3]),
         input=json.dumps(task).encode(),
         capture_output=True,
         check=False,

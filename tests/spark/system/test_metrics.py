@@ -17,7 +17,7 @@ from spark_ssp import publish_metrics
 from tests.support.kinesis.fan_out_mode import python_path
 from tests.support.kinesis.feeds import Feed
 from tests.support.operations.scrapes import Scrape, Scrapes
-from tests.support.spark.drivers import ENVIRONMENT
+from tests.support.spark.drivers import ENVIRONMENT, FREE_CONNECT_PORT
 from tests.support.spark.queries import load, start
 
 _PROGRAM = Path(__file__).parents[1] / "programs" / "publish_metrics.py"
@@ -54,7 +54,12 @@ def _check_reshard(scrapes: Scrapes, feed: Feed, go_on: Callable[[], object]) ->
         "three open shards that are read to their latest records",
     )
     assert after.total("ssp_reshards_total") == 1
-    scrapes.wait_until(lambda scrape: scrape.total("ssp_batch_rows") == 0, "an idle query")
+    idle = scrapes.wait_until(lambda scrape: scrape.total("ssp_batch_rows") == 0, "an idle query")
+    triggered = idle.total("ssp_last_trigger_timestamp_seconds") or 0
+    scrapes.wait_until(
+        lambda scrape: (scrape.total("ssp_last_trigger_timestamp_seconds") or 0) > triggered,
+        "a later trigger of the idle query, by which it differs from one that hangs",
+    )
     assert {scrape.total("ssp_slots") for scrape in scrapes.all} <= {None, 2}
     shards = after.values("ssp_millis_behind_latest")
     assert len(shards) == 3
@@ -100,7 +105,7 @@ def test_a_client_of_spark_connect_publishes_them(
     with subprocess.Popen(
         [sys.executable, str(_PROGRAM), json.dumps(task)],
         cwd=tmp_path,
-        env=os.environ | ENVIRONMENT | python_path(_PROGRAM.parents[3]),
+        env=os.environ | ENVIRONMENT | FREE_CONNECT_PORT | python_path(_PROGRAM.parents[3]),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

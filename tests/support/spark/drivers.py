@@ -42,6 +42,9 @@ ENVIRONMENT: Final = {
     **(python_path() if FAN_OUT_EVERYWHERE else {}),
 }
 
+FREE_CONNECT_PORT: Final = {"SPARK_TESTING": "1"}
+"""Otherwise PySpark starts every local server of Spark Connect on the same port."""
+
 
 def spark_home(folder: Path) -> Path:
     """The Spark of this Python, in `folder`, without the zip that holds PySpark once more. Spark
@@ -130,6 +133,7 @@ class Driver:
             **(python_path(_ROOT) if python is None else {"PYTHONPATH": None}),
             "SPARK_HOME": str(spark_home(folder / "spark-home")) if python is None else None,
             "SPARK_LOCAL_DIRS": str(folder / "local"),
+            **(FREE_CONNECT_PORT if session == "connect" else {}),
             **(environment or {}),
         }
         self._environment = {
