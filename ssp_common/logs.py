@@ -22,25 +22,32 @@ from ssp_common.errors import printable
 LEVEL_VARIABLE = "SPARK_SSP_LOG_LEVEL"
 """Environment variable with the log level: DEBUG, INFO (the default), WARNING or ERROR."""
 ROOT = "spark_ssp"
+_LAYOUT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 REPEAT_S: Final = 30.0
 _MOST_KINDS: Final = 1_000
 
 
-def show_logs() -> None:
-    """Show this project's lines, unless the process has set up logging itself. Idempotent."""
+def show_logs(layout: str = _LAYOUT, *, default: str = "INFO") -> None:
+    """Show this project's lines from a level on, that of the environment variable or `default`,
+    unless the process has set up logging itself. Idempotent."""
     logger = logging.getLogger(ROOT)
     if logger.handlers or logging.getLogger().handlers:
         return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(_OneLine("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_OneLine(layout))
     handler.addFilter(RepeatFilter())
     logger.addHandler(handler)
     logger.propagate = False
-    level = os.environ.get(LEVEL_VARIABLE, "INFO").upper()
+    level = os.environ.get(LEVEL_VARIABLE, default).upper()
     known = level in logging.getLevelNamesMapping()
-    logger.setLevel(level if known else "INFO")
+    logger.setLevel(level if known else default)
     if not known:
-        logger.warning("unknown log level in %s, using INFO", LEVEL_VARIABLE)
+        logger.warning("unknown log level in %s, using %s", LEVEL_VARIABLE, default)
+
+
+def hide_logs() -> None:
+    """Show no further lines."""
+    logging.getLogger(ROOT).setLevel(logging.CRITICAL + 1)
 
 
 class Detail(str):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 
 import pytest
 
 from operations.commands import main
+from tests.architecture.layers import ROOT
 from tests.support.operations.command import run
 
 
@@ -37,3 +40,21 @@ def test_every_command_has_help() -> None:
             assert (found.code, "--json" in found.out) == (0, True), name
     unknown = run("edit-leases")
     assert unknown.code == 2
+
+
+def test_a_failure_is_the_last_line_after_warnings() -> None:
+    """As a process: its log is set up for the whole process."""
+    arguments = ["--region=us-east-1", "--endpoint-url=http://127.0.0.1:1"]
+    arguments.append("--option=retry.maxAttempts=2")
+    found = subprocess.run(
+        [sys.executable, "-m", "operations.commands", "shards", "orders", *arguments],
+        env=os.environ | {"AWS_SECRET_ACCESS_KEY": "local", "AWS_ACCESS_KEY_ID": "local"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (found.returncode, found.stdout) == (2, "")
+    warning, failure = found.stderr.splitlines()
+    assert warning.startswith("spark-ssp: EndpointConnectionError on DescribeStreamSummary")
+    assert failure.startswith("spark-ssp: [service-unavailable] stream orders: ")
