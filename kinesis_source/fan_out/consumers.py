@@ -198,17 +198,16 @@ class QueryConsumers:
     def _find_or_register(self, stream: StreamRef) -> Consumer | None:
         """Return the consumer; None if it has just been registered."""
         arns = dict(self._options.consumer_arns)
-        if arns:
-            found = self._service.find_by_arn(stream, arns[stream.name])
-            return self._required(stream, found, arns[stream.name])
-        name = self._options.consumer_name or ""
-        # By its ARN, for which the calls for consumers have no other form.
-        stream = StreamRef(name=stream.name, arn=stream.arn or self._describe_arn(stream))
-        found = self._service.find(stream, name)
-        if found is None and self._options.lifecycle is ConsumerLifecycle.JOB:
-            self._register(stream, name)
+        if stream.arn is None and not arns:
+            # By its ARN, for which the calls for consumers have no other form.
+            stream = StreamRef(name=stream.name, arn=self._describe_arn(stream))
+        found = find_consumer(self._options, self._service, stream)
+        if found is not None:
+            return found
+        if not arns and self._options.lifecycle is ConsumerLifecycle.JOB:
+            self._register(stream, self._options.consumer_name or "")
             return None
-        return self._required(stream, found, name)
+        raise _absent(stream, arns.get(stream.name) or self._options.consumer_name)
 
     def _register(self, stream: StreamRef, name: str) -> None:
         try:
@@ -227,13 +226,23 @@ class QueryConsumers:
             ) from None
         _log.info("registered consumer %s of stream %s", name, stream.name)
 
-    def _required(self, stream: StreamRef, found: Consumer | None, name: str) -> Consumer:
-        if found is not None:
-            return found
-        raise ConsumerError(
-            f"consumer {name} of stream {stream.name}",
-            found="no consumer of that name",
-            expected="a registered consumer, as consumerLifecycle=self demands",
-            next_step="register it (aws kinesis register-stream-consumer), or set consumerName "
-            "with consumerLifecycle=job",
-        )
+
+def find_consumer(
+    options: FanOutOptions, service: ConsumerService, stream: StreamRef
+) -> Consumer | None:
+    """Return the consumer of a stream that the options name. The stream must have an ARN, unless
+    they contain that of the consumer."""
+    arn = dict(options.consumer_arns).get(stream.name)
+    if arn is not None:
+        return service.find_by_arn(stream, arn)
+    return service.find(stream, options.consumer_name or "")
+
+
+def _absent(stream: StreamRef, name: str | None) -> ConsumerError:
+    return ConsumerError(
+        f"consumer {name} of stream {stream.name}",
+        found="no consumer of that name",
+        expected="a registered consumer, as consumerLifecycle=self demands",
+        next_step="register it (aws kinesis register-stream-consumer), or set consumerName "
+        "with consumerLifecycle=job",
+    )

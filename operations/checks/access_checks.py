@@ -12,13 +12,14 @@ from kafka_source.model.topic import LogicalOffset, Subscribe, partition_of
 from kafka_source.options.values import KafkaOptions
 from kafka_source.planning.metadata_checks import not_found_error
 from kinesis_source.client.boto3_client import connect
+from kinesis_source.fan_out.consumers import Boto3Consumers, Consumer, find_consumer
 from kinesis_source.model.shard import StreamRef, TrimHorizon
 from kinesis_source.options.values import ConsumerLifecycle, FanOutOptions, KinesisOptions
 from operations.checks.findings import Finding, Level, findings_of
 from operations.checks.identity import caller_identity
 from operations.inspection.lease_table import LeaseTable
-from operations.inspection.streams import read_stream
-from ssp_common.errors import SspError
+from operations.inspection.streams import StreamDetails, read_stream, try_subscription
+from ssp_common.errors import ServiceUnavailableError, SspError
 from ssp_common.options.endpoints import ConnectionOptions, is_loopback
 
 _MOST_SKEW_MS: Final = 10_000
@@ -53,7 +54,14 @@ def _identity(connection: ConnectionOptions) -> Iterator[Finding]:
             check="identity", level=Level.NOTE, found="not asked: the endpoint is on this machine"
         )
         return
-    yield from _attempt("identity", lambda: caller_identity(connection))
+    try:
+        yield Finding(check="identity", level=Level.OK, found=caller_identity(connection))
+    except ServiceUnavailableError as error:
+        # A query calls STS only to assume a role.
+        level = Level.WARNING if connection.role_arn is None else Level.PROBLEM
+        yield from findings_of("identity", error, level)
+    except SspError as error:
+        yield from findings_of("identity", error)
 
 
 def _reads(stream: StreamRef, connection: ConnectionOptions) -> Iterator[Finding]:
@@ -100,37 +108,76 @@ def _reads(stream: StreamRef, connection: ConnectionOptions) -> Iterator[Finding
 def _consumers(
     stream: StreamRef, fan_out: FanOutOptions, connection: ConnectionOptions
 ) -> Iterator[Finding]:
-    """List the consumers of a stream: those that ended queries have left are billed."""
+    """List the consumers of a stream, find that of the query as the query does, and try whether it
+    may subscribe."""
     check = "kinesis:ListStreamConsumers"
     try:
-        found = read_stream(stream, connection).consumers
+        details = read_stream(stream, connection)
+        yield _listed_consumers(check, details)
+        check = "kinesis:DescribeStreamConsumer"
+        service = Boto3Consumers(connect(connection))
+        found = find_consumer(fan_out, service, replace(stream, arn=details.arn))
     except SspError as error:
         yield from findings_of(check, error)
         return
     if found is None:
-        yield Finding(check=check, level=Level.NOTE, found="not permitted; a query does without it")
+        yield _absent_consumer(stream, fan_out)
         return
-    listed = ", ".join(f"{each.name} ({each.status})" for each in found) or "none"
     yield Finding(
+        check=check,
+        level=Level.OK,
+        found=f"consumer {found.name} of stream {stream.name} is {found.status}",
+    )
+    yield from _subscription(stream, found, details, connection)
+
+
+def _listed_consumers(check: str, stream: StreamDetails) -> Finding:
+    """Consumers that ended queries have left are billed."""
+    if stream.consumers is None:
+        return Finding(
+            check=check, level=Level.NOTE, found="not permitted; a query does without it"
+        )
+    listed = ", ".join(f"{each.name} ({each.status})" for each in stream.consumers) or "none"
+    return Finding(
         check=check,
         level=Level.OK,
         found=f"consumers of stream {stream.name}: {listed}",
         remedy="deregister those that nobody uses: each is billed by shard and hour"
-        if found
+        if stream.consumers
         else None,
     )
-    name = fan_out.consumer_name
-    if name is None or name in {each.name for each in found}:
-        return
-    is_registered = fan_out.lifecycle is ConsumerLifecycle.JOB
-    yield Finding(
+
+
+def _absent_consumer(stream: StreamRef, fan_out: FanOutOptions) -> Finding:
+    arn = dict(fan_out.consumer_arns).get(stream.name)
+    is_registered = arn is None and fan_out.lifecycle is ConsumerLifecycle.JOB
+    return Finding(
         check="consumer",
         level=Level.NOTE if is_registered else Level.PROBLEM,
-        found=f"no consumer {name} of stream {stream.name}"
+        found=f"no consumer {arn or fan_out.consumer_name} of stream {stream.name}"
         + (": the query registers it" if is_registered else ""),
         remedy="allow kinesis:RegisterStreamConsumer and kinesis:DeregisterStreamConsumer"
         if is_registered
-        else "register it, or set consumerLifecycle=job",
+        else "register it, or set consumerName with consumerLifecycle=job",
+    )
+
+
+def _subscription(
+    stream: StreamRef, consumer: Consumer, details: StreamDetails, connection: ConnectionOptions
+) -> Iterator[Finding]:
+    check, shard = "kinesis:SubscribeToShard", details.shards[-1].shard_id
+    try:
+        is_tried = try_subscription(stream, shard, consumer.arn, connection)
+    except SspError as error:
+        # The query reads by GetRecords then.
+        yield from findings_of(check, error, Level.WARNING)
+        return
+    yield Finding(
+        check=check,
+        level=Level.OK if is_tried else Level.NOTE,
+        found=f"stream {stream.name}, {shard}"
+        if is_tried
+        else "not tried: this version of botocore has no DryRun",
     )
 
 

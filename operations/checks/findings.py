@@ -29,13 +29,13 @@ class Finding:
     remedy: str | None = None
 
 
-def findings_of(check: str, error: SspError) -> list[Finding]:
+def findings_of(check: str, error: SspError, level: Level = Level.PROBLEM) -> list[Finding]:
     """Return a finding for each problem of an error."""
     if isinstance(error, InvalidOptionsError):
         return [
             Finding(
                 check=check,
-                level=Level.PROBLEM,
+                level=level,
                 found=f"{problem.option}: {problem.found}; expected {problem.expected}",
                 remedy=problem.next_step,
             )
@@ -44,7 +44,7 @@ def findings_of(check: str, error: SspError) -> list[Finding]:
     return [
         Finding(
             check=check,
-            level=Level.PROBLEM,
+            level=level,
             found=f"{error.subject}: {error.found}; expected {error.expected}",
             remedy=error.next_step,
         )

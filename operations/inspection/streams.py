@@ -6,17 +6,26 @@ import random
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.client.error_translation import ApiCall, translate
-from kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
+from kinesis_source.model.shard import (
+    ConsumerArn,
+    EpochMillis,
+    Shard,
+    StreamDescription,
+    StreamRef,
+)
 from ssp_common.aws.clients import create_client
 from ssp_common.aws.retries import Retrier, RetryLog, retry_settings
 from ssp_common.aws.service_calls import ServiceCalls
 from ssp_common.errors import AccessError, InvalidRequestError, SspError
 from ssp_common.options.endpoints import ConnectionOptions
-from task_grouping.identifiers import StreamName
+from task_grouping.identifiers import ShardId, StreamName
+
+_JUST_SUBSCRIBED: Final = ("ResourceInUseException", "LimitExceededException")
+"""The errors of SubscribeToShard if the consumer has just subscribed to the shard."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +114,20 @@ def _consumers(calls: _StreamCalls, arn: str) -> tuple[Consumer, ...]:
         if not answer.get("NextToken"):
             return tuple(sorted(found, key=lambda consumer: consumer.name))
         request = {"StreamARN": arn, "NextToken": answer["NextToken"]}
+
+
+def try_subscription(
+    stream: StreamRef, shard: ShardId, consumer: ConsumerArn, connection: ConnectionOptions
+) -> bool:
+    """Try whether the consumer may subscribe to the shard: by `DryRun`, which ends no subscription
+    of a query. Return False if this version of botocore lacks it. Raises SspError if it may not."""
+    request = {
+        "ConsumerARN": consumer,
+        "ShardId": shard,
+        "StartingPosition": {"Type": "LATEST"},
+    }
+    calls = _StreamCalls(stream, connection)
+    return calls.dry_run("SubscribeToShard", request, permitted=_JUST_SUBSCRIBED)
 
 
 class _StreamCalls(ServiceCalls):

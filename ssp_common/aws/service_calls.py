@@ -7,7 +7,7 @@ seen as such.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from botocore import xform_name
@@ -17,6 +17,7 @@ from ssp_common.aws.error_translation import (
     BODY_ERRORS,
     MalformedAnswerError,
     StaleCredentialsError,
+    code_of,
     unreadable,
 )
 from ssp_common.aws.retries import Retrier
@@ -30,6 +31,9 @@ T = TypeVar("T")
 Answer = Mapping[str, Any]
 
 _SDK_ERRORS: Final = (BotoCoreError, ClientError, MalformedAnswerError, StaleCredentialsError)
+
+_WOULD_SUCCEED: Final = "DryRunOperationException"
+"""The error of a call with `DryRun` that would have succeeded."""
 
 
 class ServiceCalls(ABC):
@@ -51,6 +55,26 @@ class ServiceCalls(ABC):
     def ask(self, operation: str, request: Mapping[str, Any]) -> Answer:
         """The answer. Raises SspError."""
         return self.patiently(operation, lambda: self.once(operation, request))
+
+    def dry_run(
+        self, operation: str, request: Mapping[str, Any], *, permitted: Collection[str] = ()
+    ) -> bool:
+        """Call with `DryRun`: nothing is carried out. Return False, without a call, if this version
+        of botocore lacks it for the operation. `permitted`: codes of errors that a permitted call
+        may have. Raises SspError if the call would fail."""
+        shape = self._client.meta.service_model.operation_model(operation).input_shape
+        if shape is None or "DryRun" not in shape.members:
+            return False
+
+        def attempt() -> None:
+            try:
+                self.once(operation, {**request, "DryRun": True})
+            except ClientError as error:
+                if code_of(error) not in (_WOULD_SUCCEED, *permitted):
+                    raise
+
+        self.patiently(operation, attempt)
+        return True
 
     def patiently(self, operation: str, function: Callable[[], T]) -> T:
         """The result of `function`, tried again while that helps. Raises SspError."""

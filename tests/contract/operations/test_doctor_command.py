@@ -108,6 +108,19 @@ def test_consumers(orders: Cloud) -> None:
     orders.kinesis.state.register_consumer("orders", "etl")
     own = orders.run("doctor", *efo, "--option=consumerLifecycle=self", "--json", dynamodb=False)
     assert (own.code, "consumer" in _levels(own)) == (0, False)
+    assert _levels(own)["kinesis:DescribeStreamConsumer"] == "ok"
+    assert _levels(own)["kinesis:SubscribeToShard"] == "ok"
+    assert not orders.kinesis.state.subscriptions("orders")
+    orders.kinesis.faults.add(AccessDenied(), operation="SubscribeToShard")
+    refused = orders.run("doctor", *efo, dynamodb=False)
+    orders.kinesis.faults.clear()
+    assert refused.code == 0
+    (line,) = [line for line in refused.out.splitlines() if line.startswith("warning")]
+    assert "kinesis:SubscribeToShard" in line
+    orders.kinesis.faults.add(AccessDenied(), operation="DescribeStreamConsumer")
+    refused = orders.run("doctor", *efo, dynamodb=False)
+    orders.kinesis.faults.clear()
+    assert (refused.code, "kinesis:DescribeStreamConsumer" in refused.out) == (1, True)
     for name in ("etl", "left-over"):
         orders.kinesis.state.deregister_consumer("orders", name)
 
@@ -119,6 +132,21 @@ def test_the_identity_by_sts(orders: Cloud, moto: str) -> None:
     (identity,) = [one for one in found.document() if one["check"] == "identity"]
     assert identity["level"] == "ok"
     assert identity["found"].startswith("arn:aws:sts::123456789012:assumed-role/r/")
+
+
+def test_an_unreachable_sts_is_a_problem_only_for_a_role(orders: Cloud) -> None:
+    """A query calls STS only to assume a role."""
+    environment = {
+        **KEYS,
+        "AWS_ENDPOINT_URL_KINESIS": orders.kinesis.endpoint_url,
+        "AWS_ENDPOINT_URL_STS": "http://127.0.0.1:1",
+    }
+    options = ("doctor", "--option=streamName=orders", "--region=us-east-1", "--json")
+    found = run(*options, environment=environment, now_ms=orders.clock.now_ms())
+    assert (found.code, _levels(found)["identity"]) == (0, "warning")
+    role = "--role-arn=arn:aws:iam::123456789012:role/r"
+    found = run(*options, role, environment=environment)
+    assert (found.code, _levels(found)["identity"]) == (1, "problem")
 
 
 def test_kafka(kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path) -> None:
