@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,7 +42,13 @@ from operations.terminal.connection import (
     options_file,
 )
 from operations.terminal.environment import Environment
-from operations.terminal.output import Screen, shard_number, time_text, write_json
+from operations.terminal.output import (
+    Screen,
+    shard_number,
+    time_text,
+    unavailable_noted,
+    write_json,
+)
 from operations.terminal.values import to_millis
 from ssp_common.options.endpoints import ConnectionOptions
 from task_grouping.identifiers import ShardKey, StreamName
@@ -146,13 +153,14 @@ def leases_command(
         for pause in pauses:
             if pause is not None:
                 environment.sleep(pause / 1000)
-            found = rows.read()
-            now = environment.now_ms()
-            renewals = observe(renewals, found.rows.leases, now, previous)
-            previous = now
-            if watch or wait is None or pause is not None:
-                reading = _read(settings, found, renewals, now)
-                _write(settings, reading, as_json=as_json, watch=watch)
+            with unavailable_noted() if watch and pause is not None else nullcontext():
+                found = rows.read()
+                now = environment.now_ms()
+                renewals = observe(renewals, found.rows.leases, now, previous)
+                previous = now
+                if watch or wait is None or pause is not None:
+                    reading = _read(settings, found, renewals, now)
+                    _write(settings, reading, as_json=as_json, watch=watch)
     finally:
         rows.close()
     if reading.has_finding:

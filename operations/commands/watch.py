@@ -29,7 +29,7 @@ from operations.terminal.connection import (
     s3_connection,
 )
 from operations.terminal.environment import Environment
-from operations.terminal.output import note, to_document, write_json
+from operations.terminal.output import note, to_document, unavailable_noted, write_json
 from operations.terminal.values import to_millis
 
 
@@ -109,7 +109,8 @@ def watch_command(
         note(f"serving {server.url} until Ctrl-C")
         for _ in itertools.count():
             environment.sleep(interval / 1000)
-            update()
+            with unavailable_noted():
+                update()
     finally:
         if server is not None:
             server.stop()
@@ -121,10 +122,13 @@ def watch_command(
 def _updates(
     reader: CheckpointReader, leases: LeaseTable | None, timelines: Timelines
 ) -> Callable[[], Sequence[QuerySnapshot]]:
+    unowned: list[QuerySnapshot] = []  # kept if the lease table cannot be read
+
     def update() -> Sequence[QuerySnapshot]:
-        snapshots = reader.read_new(MAX_BATCHES)
-        rows = leases.read().rows.leases if leases is not None and snapshots else ()
-        owned = [with_owners(snapshot, rows) for snapshot in snapshots]
+        unowned.extend(reader.read_new(MAX_BATCHES))
+        rows = leases.read().rows.leases if leases is not None and unowned else ()
+        owned = [with_owners(snapshot, rows) for snapshot in unowned]
+        unowned.clear()
         for snapshot in owned:
             timelines.publish(snapshot)
         return owned

@@ -59,19 +59,20 @@ class CheckpointReader:
         found = [n for n in batches_of(self._folder.names("offsets")) if n > last]
         read = [read_batch(self._folder, self._location, n) for n in found[-most:]]
         batches = [batch for batch in read if batch.planned_ms is not None]
-        if batches:
-            self._newest = batches[-1]
-        elif self._measure is not None and self._newest is not None:
-            batches = [self._newest]
-        return [
+        newest = batches[-1] if batches else self._newest
+        if not batches and self._measure is not None and newest is not None:
+            batches = [newest]
+        snapshots = [
             snapshot_of(
                 batch,
                 query=self._id,
                 location=self._location,
-                measure=self._measure if batch is self._newest else None,
+                measure=self._measure if batch is newest else None,
             )
             for batch in batches
         ]
+        self._newest = newest  # after an error the batches are read again
+        return snapshots
 
 
 def snapshot_of(

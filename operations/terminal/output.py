@@ -10,7 +10,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from typing import Any, Final, TextIO
@@ -22,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kinesis_source.model.shard import AfterRecord, AtTimestamp, Latest, Position, ShardEnd
-from ssp_common.errors import printable
+from ssp_common.errors import ServiceUnavailableError, printable
 
 _UNLIMITED: Final = 100_000
 _LONGEST_NUMBER: Final = 16
@@ -167,6 +168,16 @@ def write_json(document: object, *, lines: bool = False) -> None:
 def note(text: str) -> None:
     """Write a remark to the standard error."""
     click.echo(f"spark-ssp: {printable(text)}", err=True)
+
+
+@contextmanager
+def unavailable_noted() -> Iterator[None]:
+    """Note that a service is unavailable instead of raising it, for a command that reads again and
+    again until Ctrl-C."""
+    try:
+        yield
+    except ServiceUnavailableError as error:
+        note(str(error))
 
 
 _PARTITION: Final = re.compile(r"SystemStreamPartition \[\w+, (.+), ([0-9]+)\]")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from embedded_kinesis.core.faults import InternalFailure
 from tests.contract.operations.conftest import Cloud
 from tests.support.operations.command import WIDTHS, check_output, run
 
@@ -129,6 +130,23 @@ def test_watch_reads_until_it_is_interrupted(orders: Cloud) -> None:
     )
     assert (found.code, pauses) == (130, [2.0] * 3)
     assert len([json.loads(line) for line in found.out.splitlines()]) == 3
+
+
+def test_watch_outlives_a_service_that_is_unavailable(orders: Cloud) -> None:
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        orders.kinesis.faults.clear()
+        if len(pauses) == 1:
+            orders.kinesis.faults.add(InternalFailure(), operation="ListShards", count=None)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    options = ("--no-lag", "--watch", "--json", "--option", "retry.maxAttempts=1")
+    found = orders.run("leases", "etl", *options, sleep=pause)
+    assert (found.code, len(found.out.splitlines())) == (130, 2)
+    assert found.err.count("[service-unavailable]") == 1
 
 
 def test_max_lag(orders: Cloud) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from checkpoint.leases.checkpoint_position import Progress, ShardEnded, StartAtTrimHorizon
 from checkpoint.leases.lease import Lease
+from embedded_kinesis.core.faults import InternalFailure
 from operations.live_page.checkpoint_snapshots import with_owners
 from operations.model.snapshot import LeaseCounts, ShardSnapshot
 from task_grouping.identifiers import ShardId, WorkerId
@@ -25,6 +26,7 @@ from tests.support.operations.command import run
 from tests.support.operations.reports import end_offset, kafka_end_offset
 from tests.support.servers.kafka_broker import KafkaBroker
 
+ONE_ATTEMPT = "retry.maxAttempts=1"
 EARLIER = ROOT / "tests" / "golden" / "checkpoints"
 
 
@@ -115,6 +117,32 @@ def test_the_lag_of_shards_is_measured_again_while_no_batch_follows(
     assert ["lag 1 m 30 s" in page for page in pages] == [True, False]
     assert ["lag 2 m 30 s" in page for page in pages] == [False, True]
     assert all("shardId-000000000001; slot 1; open; lag 0 ms" in page for page in pages)
+
+
+def test_the_page_outlives_a_service_that_is_unavailable(cloud: Cloud, tmp_path: Path) -> None:
+    """A batch that could not be measured is read again."""
+    cloud.client.create_stream(StreamName="orders", ShardCount=1)
+    cloud.clock.advance(60_000)
+    position = cloud.put("orders", "key", 0)
+    _write(tmp_path, 0, 1, positions=(position,))
+    pages: list[str] = []
+
+    def sleep(_: float) -> None:
+        pages.append(_get(port))
+        cloud.kinesis.faults.clear()
+        if len(pages) == 1:
+            _write(tmp_path, 1, 1, positions=(position,))
+            cloud.kinesis.faults.add(InternalFailure(), operation="GetShardIterator", count=None)
+        if len(pages) == 3:
+            raise KeyboardInterrupt
+
+    with _listening() as port:
+        pass  # free again
+    arguments = ("watch", str(tmp_path), "--lag", "--port", str(port), "--option", ONE_ATTEMPT)
+    found = cloud.run(*arguments, sleep=sleep)
+    assert found.code == 130
+    assert found.err.count("[service-unavailable]") == 1
+    assert ["batch 1, query" in page for page in pages] == [False, False, True]
 
 
 def test_the_lag_of_partitions(
