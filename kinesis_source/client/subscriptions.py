@@ -95,7 +95,7 @@ class Boto3Subscriber:
         position: Position,
         *,
         inclusive: bool = False,
-    ) -> PushedPages:
+    ) -> Boto3Subscription:
         """Call SubscribeToShard once."""
         _thread.transport = self._transport
         try:
@@ -104,7 +104,7 @@ class Boto3Subscriber:
                 ShardId=shard.shard,
                 StartingPosition=_starting_position(position, inclusive=inclusive),
             )
-            return PushedPages(shard, answer[_MESSAGES], parse_date(answer))
+            return Boto3Subscription(shard, answer[_MESSAGES], parse_date(answer))
         except (*_FAULTS, LookupError, SspError) as error:
             raise _fault(shard, error) from None
         finally:
@@ -159,7 +159,7 @@ def _starting_position(position: Position, *, inclusive: bool) -> dict[str, Any]
     return {_POSITION_NAMES[name]: value for name, value in parameters.items()}
 
 
-class PushedPages:
+class Boto3Subscription:
     """`Subscription` on the messages of a response."""
 
     def __init__(self, shard: ShardKey, messages: MessageStream, date: EpochMillis | None) -> None:

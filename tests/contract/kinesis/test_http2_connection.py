@@ -69,10 +69,10 @@ class Pushing:
 
 
 @contextmanager
-def pushing(*, max_streams: int = 128) -> Iterator[Pushing]:
+def pushing(*, max_streams: int = 128, hold: int = 0) -> Iterator[Pushing]:
     with (
         EmbeddedKinesis() as kinesis,
-        Http2Kinesis(kinesis.state, max_streams=max_streams) as server,
+        Http2Kinesis(kinesis.state, max_streams=max_streams, hold=hold) as server,
         pytest.MonkeyPatch.context() as environment,
     ):
         environment.setenv("AWS_CA_BUNDLE", str(server.authority))
@@ -95,6 +95,15 @@ def test_sixty_four_shards_share_a_connection(service: Pushing) -> None:
     assert service.traffic.connections == before.connections + 1
     assert service.traffic.streams == before.streams + SHARDS
     assert service.fetches(stream) == 0
+
+
+def test_sixty_four_shards_are_read_side_by_side() -> None:
+    """The service answers none of their subscriptions before it has all of them."""
+    with pushing(hold=SHARDS) as service:
+        stream = service.stream()
+        assert sorted(int(row.data) for row in stream.rows()) == list(range(RECORDS))
+        assert service.fetches(stream) == 0
+        assert (service.traffic.connections, service.traffic.streams) == (1, SHARDS)
 
 
 def test_the_bytes_in_flight_are_bounded(service: Pushing) -> None:

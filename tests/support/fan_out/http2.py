@@ -51,15 +51,21 @@ class Http2Kinesis:
     of the authority in the file `authority`."""
 
     def __init__(
-        self, state: KinesisState, *, max_streams: int = _MAX_STREAMS, has_tls: bool = True
+        self,
+        state: KinesisState,
+        *,
+        max_streams: int = _MAX_STREAMS,
+        hold: int = 0,
+        has_tls: bool = True,
     ) -> None:
-        """`max_streams`: the number of streams that a connection may have at a time."""
+        """`max_streams`: the number of streams that a connection may have at a time. `hold`: no
+        response begins until a connection has this many."""
         self.traffic = Traffic()
         self._folder = tempfile.TemporaryDirectory(prefix="http2-")
         folder = Path(self._folder.name)
         write_certificates(folder, "server")
         self.authority = folder / "ca.pem"
-        protocol = either_protocol(self.traffic, max_streams)
+        protocol = either_protocol(self.traffic, max_streams, hold)
         tls = server_tls(folder) if has_tls else None
         self._server = HttpServer(state, port=0, host=LOOPBACK, protocol=protocol, tls=tls)
 
@@ -94,13 +100,14 @@ def server_tls(folder: Path) -> ssl.SSLContext:
 
 
 def either_protocol(
-    counted: Traffic | None = None, max_streams: int = _MAX_STREAMS
+    counted: Traffic | None = None, max_streams: int = _MAX_STREAMS, hold: int = 0
 ) -> type[Http1Protocol]:
     """Return a protocol for uvicorn."""
 
     class Protocol(_EitherProtocol):
         traffic = counted or Traffic()
         most = max_streams
+        least = hold
 
     return Protocol
 
@@ -110,6 +117,7 @@ class _EitherProtocol(Http1Protocol):
 
     traffic: Traffic
     most: int
+    least: int
 
     def connection_made(  # type: ignore[override]
         self, transport: asyncio.Transport
@@ -128,7 +136,9 @@ class _EitherProtocol(Http1Protocol):
             super().data_received(data)
 
     def _switch(self, transport: asyncio.Transport) -> _Http2Connection:
-        other = _Http2Connection(self.app, self.connections, self.traffic, self.most)
+        other = _Http2Connection(
+            self.app, self.connections, self.traffic, max_streams=self.most, hold=self.least
+        )
         transport.set_protocol(other)
         other.connection_made(transport)
         return other
@@ -143,7 +153,13 @@ class _Http2Connection(asyncio.Protocol):
     """A connection: each stream is a call of the ASGI application."""
 
     def __init__(
-        self, app: Any, connections: MutableSet[Any], traffic: Traffic, max_streams: int
+        self,
+        app: Any,
+        connections: MutableSet[Any],
+        traffic: Traffic,
+        *,
+        max_streams: int,
+        hold: int,
     ) -> None:
         self._app = app
         self._connections = connections
@@ -152,6 +168,7 @@ class _Http2Connection(asyncio.Protocol):
             h2.config.H2Configuration(client_side=False, header_encoding=None)
         )
         self._max_streams = max_streams
+        self._hold = hold
         self._streams: dict[int, asyncio.Queue[dict[str, Any]]] = {}
         self._in_flight: dict[int, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -212,6 +229,8 @@ class _Http2Connection(asyncio.Protocol):
             case h2.events.RequestReceived(stream_id=int() as stream):
                 self._traffic.streams += 1
                 self._streams[stream] = asyncio.Queue()
+                if len(self._streams) >= self._hold:
+                    self._hold = 0
                 self._start(self._respond(stream, dict(event.headers or ())))
             case h2.events.DataReceived(stream_id=int() as stream):
                 self._h2.acknowledge_received_data(event.flow_controlled_length or 0, stream)
@@ -264,6 +283,10 @@ class _Http2Connection(asyncio.Protocol):
                 await self._send(stream, message)
 
         self._in_flight[stream] = 0
+        while self._hold and not self._is_lost:
+            await self._changed.wait()
+        if self._is_lost:
+            return
         await self._app(scope, self._streams[stream].get, send)
         self._end(stream)
 
