@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
 import orjson
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 
 from checkpoint.error_translation import TableLocation, translate
+from ssp_common.aws.botocore_bypass import DirectCalls
 from ssp_common.aws.error_translation import MalformedAnswerError, Severity, code_of, severity_of
 from ssp_common.aws.retries import Retrier
-from ssp_common.aws.service_calls import ServiceCalls
+from ssp_common.aws.service_calls import Answer, ServiceCalls, readable
 from ssp_common.errors import SspError
 
 if TYPE_CHECKING:
@@ -21,10 +23,19 @@ _NEVER_SENT: Final = (ConnectTimeoutError, EndpointConnectionError)
 
 
 class DynamoDbCalls(ServiceCalls):
-    """Calls of one client about one table. Thread-safe."""
+    """Calls of one client about one table. Thread-safe.
+
+    `direct` makes those that it can without botocore.
+    """
 
     def __init__(
-        self, client: BaseClient, table: str, retrier: Retrier, *, role_arn: str | None = None
+        self,
+        client: BaseClient,
+        table: str,
+        retrier: Retrier,
+        *,
+        role_arn: str | None = None,
+        direct: DirectCalls | None = None,
     ) -> None:
         self.location = TableLocation(
             table=table,
@@ -34,6 +45,7 @@ class DynamoDbCalls(ServiceCalls):
         )
         super().__init__(client, retrier, subject=self.location.subject)
         self.check_bodies(client)
+        self._direct = direct
 
     @staticmethod
     def check_bodies(client: BaseClient) -> None:
@@ -42,9 +54,20 @@ class DynamoDbCalls(ServiceCalls):
             "before-parse.dynamodb", _check_body, unique_id="spark-ssp-check-body"
         )
 
+    def once(self, operation: str, request: Mapping[str, Any]) -> Answer:
+        """One attempt. Raises the SDK's errors."""
+        direct = self._direct
+        if direct is not None:
+            answer = readable(lambda: direct.call(operation, request))
+            if answer is not None:
+                return answer
+        return super().once(operation, request)
+
     def close(self) -> None:
         """Release the connections of the client."""
         self._client.close()
+        if self._direct is not None:
+            self._direct.forget()
 
     def _translated(self, error: Exception, operation: str) -> SspError:
         return translate(error, self.location, operation, attempts=self._retrier.max_attempts)
@@ -59,6 +82,56 @@ def _check_body(response_dict: Mapping[str, Any], **_: object) -> None:
         orjson.loads(response_dict["body"]), dict
     ):
         raise MalformedAnswerError("an answer that is not a JSON object")
+
+
+_Item = dict[str, dict[str, str | list[str] | bool]]
+"""A row whose values have the same form in JSON as in botocore's answers."""
+_TYPES: Final = frozenset({"S", "N", "SS", "NS", "BOOL", "NULL"})
+"""The types of such values: binary ones are bytes in botocore's answers."""
+
+
+class _Updated(msgspec.Struct):
+    Attributes: _Item
+
+
+class _Scanned(msgspec.Struct):
+    Items: list[_Item]
+    LastEvaluatedKey: _Item | None = None
+
+
+_UPDATED: Final = msgspec.json.Decoder(_Updated)
+_SCANNED: Final = msgspec.json.Decoder(_Scanned)
+
+
+def _decode_update(body: bytes) -> Answer | None:
+    try:
+        answer = _UPDATED.decode(body)
+    except ValueError:
+        return _leave_to_botocore(body)
+    return {"Attributes": answer.Attributes} if _are_plain([answer.Attributes]) else None
+
+
+def _decode_scan(body: bytes) -> Answer | None:
+    try:
+        answer = _SCANNED.decode(body)
+    except ValueError:
+        return _leave_to_botocore(body)
+    if not _are_plain(answer.Items):
+        return None
+    return {"Items": answer.Items, "LastEvaluatedKey": answer.LastEvaluatedKey}
+
+
+def _leave_to_botocore(body: bytes) -> None:
+    _check_body({"status_code": 200, "body": body})
+
+
+def _are_plain(items: list[_Item]) -> bool:
+    return all(value.keys() <= _TYPES for item in items for value in item.values())
+
+
+DECODERS: Final = {"Scan": _decode_scan, "UpdateItem": _decode_update}
+"""The decoders of frequent calls, for `ssp_common.aws.botocore_bypass`: None leaves an answer to
+botocore."""
 
 
 def has_code(error: ClientError, code: str) -> bool:

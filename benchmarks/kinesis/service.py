@@ -3,15 +3,19 @@ processor time is thus measured apart from the driver's."""
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
+import queue
 import threading
 import time
+from asyncio import StreamReader, StreamWriter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import psutil
 
@@ -21,6 +25,8 @@ STREAM: Final = "bench"
 RECORD_BYTES: Final = 200
 KEYS: Final = 5_000
 _ANSWER_S: Final = 60
+_MOST_AT_ONCE: Final = 1 << 16
+"""Bytes that the relay reads at once: more than any request here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,9 +48,14 @@ class ServiceProcess:
             "startingPosition": "trim_horizon",
         }
 
-    def produce(self, rate: int) -> None:
-        """Put `rate` records a second from now on, 20 ms apart at most."""
-        self._ask("produce", rate)
+    def produce(self, rate: int, *, most: int | None = None) -> None:
+        """Put `rate` records a second from now on, 20 ms apart at most, and `most` in all."""
+        self._ask("produce", (rate, most))
+
+    def produced(self) -> int:
+        """Return the number of records put since the last `produce`."""
+        count: int = self._ask("produced", None)
+        return count
 
     def calls(self) -> dict[str, int]:
         """Return the number of calls so far, by operation."""
@@ -56,15 +67,57 @@ class ServiceProcess:
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 
-    def _ask(self, word: str, value: int | None) -> Any:
+    def _ask(self, word: str, value: tuple[int, int | None] | None) -> Any:
         self._pipe.send((word, value))
         if not self._pipe.poll(_ANSWER_S):
             raise TimeoutError("the service's process does not answer")
         return self._pipe.recv()
 
 
-def _serve(shards: int, size: int, limits: Limits, pipe: Connection) -> None:
+@contextmanager
+def _delayed(url: str, latency_s: float) -> Iterator[str]:
+    """The address of a relay within the block, which holds up each request for `latency_s`."""
+    address = urlsplit(url)
+    ready: queue.SimpleQueue[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]
+    ready = queue.SimpleQueue()
+
+    async def pass_on(reader: StreamReader, writer: StreamWriter, delay_s: float) -> None:
+        with suppress(ConnectionError):  # either side may close a connection
+            while data := await reader.read(_MOST_AT_ONCE):
+                await asyncio.sleep(delay_s)
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def connect(reader: StreamReader, writer: StreamWriter) -> None:
+        answers, requests = await asyncio.open_connection(address.hostname, address.port)
+        await asyncio.gather(
+            pass_on(reader, requests, latency_s),
+            pass_on(answers, writer, 0),
+            return_exceptions=True,
+        )
+
+    async def relay() -> None:
+        server = await asyncio.start_server(connect, "127.0.0.1", 0)
+        stop = asyncio.Event()
+        port = server.sockets[0].getsockname()[1]
+        ready.put((f"http://127.0.0.1:{port}", asyncio.get_running_loop(), stop))
+        await stop.wait()
+        server.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(relay(),))
+    thread.start()
+    there, loop, stop = ready.get()
+    try:
+        yield there
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+def _serve(shards: int, size: int, limits: Limits, latency_s: float, pipe: Connection) -> None:
     rate = 0
+    most: int | None = None
     begun = time.monotonic()
     done = 0
     changed = threading.Lock()
@@ -76,6 +129,7 @@ def _serve(shards: int, size: int, limits: Limits, pipe: Connection) -> None:
         while not stop.wait(0.02):
             with changed:
                 due = int((time.monotonic() - begun) * rate)
+                due = due if most is None else min(due, most)
                 for number in range(done, due):
                     kinesis.state.put(STREAM, partition_key=f"key-{number % KEYS}", data=body)
                 done = max(done, due)
@@ -84,31 +138,37 @@ def _serve(shards: int, size: int, limits: Limits, pipe: Connection) -> None:
         kinesis.state.create_stream(STREAM, shards=shards)
         thread = threading.Thread(target=put, daemon=True)
         thread.start()
-        pipe.send(kinesis.client_settings()["endpoint_url"])
-        while True:
-            try:
-                word, value = pipe.recv()
-            except EOFError:
-                break
-            if word == "produce":
-                with changed:
-                    rate, begun, done = value, time.monotonic(), 0
-                pipe.send(None)
-            else:
-                pipe.send(kinesis.state.calls.by_operation())
+        url = kinesis.endpoint_url
+        with _delayed(url, latency_s) if latency_s else nullcontext(url) as address:
+            pipe.send(address)
+            while True:
+                try:
+                    word, value = pipe.recv()
+                except EOFError:
+                    break
+                if word == "produce":
+                    with changed:
+                        (rate, most), begun, done = value, time.monotonic(), 0
+                    pipe.send(None)
+                else:
+                    pipe.send(done if word == "produced" else kinesis.state.calls.by_operation())
         stop.set()
         thread.join()
 
 
 @contextmanager
 def kinesis_service(
-    shards: int, *, size: int = RECORD_BYTES, limits: Limits | None = None
+    shards: int,
+    *,
+    size: int = RECORD_BYTES,
+    limits: Limits | None = None,
+    latency_s: float = 0.0,
 ) -> Iterator[ServiceProcess]:
     """A service with one stream and, by default, no limits, within the block. It puts records of
-    `size` bytes."""
+    `size` bytes. Each call takes `latency_s` longer."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    arguments = (shards, size, limits or Limits(), theirs)
+    arguments = (shards, size, limits or Limits(), latency_s, theirs)
     process = context.Process(target=_serve, args=arguments, daemon=True)
     process.start()
     theirs.close()

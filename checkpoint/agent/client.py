@@ -18,14 +18,15 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import IO, Final, NoReturn
 
 from checkpoint.agent.framing import FrameDecoder, encode_frame
 from checkpoint.agent.settings import AgentSettings
+from checkpoint.agent.status_change import StatusChange, apply_change
 from checkpoint.coordination.protocol import LeaseClient, Report, Status
-from checkpoint.leases.lease import LeaseKey
+from checkpoint.leases.lease import Lease, LeaseKey
 from ssp_common.errors import ServiceUnavailableError, SspError
 from ssp_common.helper_process import module_path, start_helper
 
@@ -66,6 +67,8 @@ class _AgentProcess:
     def __init__(self, process: subprocess.Popen[bytes], settings: AgentSettings) -> None:
         self.process = process
         self._frames = FrameDecoder()
+        self._rows: Mapping[LeaseKey, Lease] = {}
+        """Those of the last answer, which the next one changes."""
         self._unsent = module_path() + encode_frame(settings)
         self._timeout_s = settings.table.wait_s + ANSWER_TIMEOUT_S
 
@@ -101,7 +104,12 @@ class _AgentProcess:
             if not data:
                 raise _LostError("it closed its pipe")
             for value in self._frames.feed(data):
-                if isinstance(value, Status | SspError):
+                if isinstance(value, SspError):
+                    return value
+                if isinstance(value, StatusChange):
+                    value = apply_change(self._rows, value)
+                if isinstance(value, Status):
+                    self._rows = value.rows
                     return value
                 raise TypeError(f"an agent answers with a status, not {type(value).__name__}")
 

@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Final, NoReturn
 
@@ -36,8 +36,10 @@ from checkpoint.agent.event_loop import (
 )
 from checkpoint.agent.framing import FrameDecoder, encode_frame
 from checkpoint.agent.settings import AgentSettings
+from checkpoint.agent.status_change import to_change
 from checkpoint.agent.tables import open_tables
 from checkpoint.coordination.protocol import Report, Status
+from checkpoint.leases.lease import Lease, LeaseKey
 from ssp_common.errors import SspError
 from ssp_common.logs import show_logs
 
@@ -176,9 +178,15 @@ def _start_answer_writer(answers: int, inbox: Inbox) -> Callable[[Status | SspEr
     waiting: queue.SimpleQueue[Status | SspError] = queue.SimpleQueue()
 
     def speak() -> None:
+        rows: Mapping[LeaseKey, Lease] | None = None
         try:
             while True:
-                data = memoryview(encode_frame(waiting.get()))
+                answer = waiting.get()
+                sent: object = answer
+                if isinstance(answer, Status):
+                    sent = answer if rows is None else to_change(rows, answer)
+                    rows = answer.rows
+                data = memoryview(encode_frame(sent))
                 while data:
                     data = data[os.write(answers, data) :]
         except OSError:

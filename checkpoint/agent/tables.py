@@ -8,10 +8,11 @@ from functools import partial
 
 from checkpoint.agent.event_loop import TableOpened
 from checkpoint.agent.settings import AgentSettings, with_short_timeouts
-from checkpoint.dynamodb_calls import DynamoDbCalls
+from checkpoint.dynamodb_calls import DECODERS, DynamoDbCalls
 from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from checkpoint.leases.kcl_tables import DynamoDbKclTables
 from checkpoint.leases.table_schema import TableSettings
+from ssp_common.aws.botocore_bypass import DirectCalls
 from ssp_common.aws.clients import create_client
 from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
 from ssp_common.options.endpoints import ConnectionOptions
@@ -45,8 +46,10 @@ def connect_tables(
         log = RetryLog(time.monotonic)
         return Retrier(retry, log=log, sleep=time.sleep, random=random.random)
 
+    direct = DirectCalls(client, DECODERS)
+
     def calls(name: str, retrier: Retrier) -> DynamoDbCalls:
-        return DynamoDbCalls(client, name, retrier, role_arn=connection.role_arn)
+        return DynamoDbCalls(client, name, retrier, role_arn=connection.role_arn, direct=direct)
 
     store = DynamoDbLeaseStore(calls(table.name, new_retrier()), table)
     # One log for all tables of the KCL: throttling is logged once, not once for each table.

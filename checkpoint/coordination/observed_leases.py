@@ -257,4 +257,6 @@ def without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
     """Return the mapping without one key."""
     if key not in mapping:
         return mapping
-    return {k: v for k, v in mapping.items() if k != key}
+    rest = dict(mapping)
+    del rest[key]
+    return rest

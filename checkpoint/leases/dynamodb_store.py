@@ -25,7 +25,7 @@ from checkpoint.leases.dynamodb_expressions import request_of
 from checkpoint.leases.lease import Item, Lease, LeaseKey
 from checkpoint.leases.lease_serializer import Attribute, text
 from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.row_parsing import parse_lease, parse_rows
+from checkpoint.leases.row_parsing import LeaseCache, parse_lease, parse_rows
 from checkpoint.leases.table_schema import Readiness, TableSettings, creation_request, readiness
 from checkpoint.leases.write_reconciliation import reconcile
 from ssp_common.aws.error_translation import MalformedAnswerError
@@ -52,6 +52,7 @@ class DynamoDbLeaseStore:
         self._settings = settings
         self._monotonic = monotonic
         self._sleep = sleep
+        self._cache = LeaseCache()
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connection belongs to its process: open the store where it is needed")
@@ -119,7 +120,9 @@ class DynamoDbLeaseStore:
             items.extend(answer.get("Items", ()))
             last = answer.get("LastEvaluatedKey")
             if not last:
-                return parse_rows(items)
+                rows = parse_rows(items, self._cache.decode)
+                self._cache.retain(rows.leases)
+                return rows
             request = {**request, "ExclusiveStartKey": last}
 
     def write(self, write: Write) -> Outcome:
@@ -136,7 +139,7 @@ class DynamoDbLeaseStore:
                 return Conflict(found=self._found(error, write.lease.key))
             if isinstance(change, PutRow | DeleteRow):
                 return Done(lease=write.lease)
-            lease = parse_lease(answer.get("Attributes"))
+            lease = parse_lease(answer.get("Attributes"), self._cache.decode)
             if lease is None:
                 raise MalformedAnswerError("an answer without the written row")
             return Done(lease=lease)
@@ -152,7 +155,7 @@ class DynamoDbLeaseStore:
         """Return the row that failed the condition, reading it if the answer does not contain
         it."""
         item: Item | None = error.response.get("Item")  # type: ignore[assignment]
-        return parse_lease(item or self._item(key))
+        return parse_lease(item or self._item(key), self._cache.decode)
 
     def _item(self, key: LeaseKey) -> Item | None:
         request = {

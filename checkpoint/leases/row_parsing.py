@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
 
 from checkpoint.errors import LeaseTableError, MalformedLeaseError
 from checkpoint.leases.lease import Item, Lease
-from checkpoint.leases.lease_serializer import ForeignRow, decode
+from checkpoint.leases.lease_serializer import Attribute, ForeignRow, decode
 from checkpoint.leases.lease_store import Rows
 
+Decode = Callable[[Item], Lease | ForeignRow]
 
-def parse_rows(items: Iterable[Item]) -> Rows:
+
+class LeaseCache:
+    """Parses the leases of one table, with a cache of the last form of each. Thread-safe.
+
+    Most rows of a scan are those that the scan before, or the answer to a write, has returned, and
+    comparing two is cheaper than parsing one. The items must not be changed afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Item, Lease]] = {}
+
+    def decode(self, item: Item) -> Lease | ForeignRow:
+        """Parse a row. Raises MalformedLeaseError."""
+        known = self._known.get(item.get(Attribute.KEY, {}).get("S"))
+        if known is not None and known[0] == item:
+            return known[1]
+        row = decode(item)
+        if isinstance(row, Lease):
+            self._known[row.key] = (item, row)
+        return row
+
+    def retain(self, leases: Collection[Lease]) -> None:
+        """Drop all other leases than these."""
+        for key in self._known.keys() - {lease.key for lease in leases}:
+            self._known.pop(key, None)
+
+
+def parse_rows(items: Iterable[Item], decode: Decode = decode) -> Rows:
     """Return the rows by kind. Raises nothing."""
     leases: list[Lease] = []
     foreign: list[ForeignRow] = []
@@ -32,7 +61,7 @@ def parse_rows(items: Iterable[Item]) -> Rows:
     )
 
 
-def parse_lease(item: Item | None) -> Lease | None:
+def parse_lease(item: Item | None, decode: Decode = decode) -> Lease | None:
     """Parse the row of a lease's key. Raises MalformedLeaseError, or LeaseTableError for a row of
     another type, which no shard's key can have."""
     if not item:

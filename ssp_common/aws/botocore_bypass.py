@@ -169,17 +169,19 @@ class DirectCalls:
                 kept = {"date": date} if (date := headers.get("date")) is not None else {}
                 return {**decoded, "ResponseMetadata": {"HTTPHeaders": kept}}
         model: Any = self._client.meta.service_model.operation_model(operation)
-        parsed: Any = create_parser(protocol_of(model.service_model)).parse(
-            {
-                "status_code": status,
-                "headers": HeadersDict(headers),
-                "body": body,
-                "context": {"operation_name": operation},
-            },
-            model.output_shape,
-        )
+        parser: Any = create_parser(protocol_of(model.service_model))
+        answer = {
+            "status_code": status,
+            "headers": HeadersDict(headers),
+            "body": body,
+            "context": {"operation_name": operation},
+        }
+        parsed = parser.parse(answer, model.output_shape)
         if status >= 300:
             code = parsed.get("Error", {}).get("Code")
+            shape = None if code is None else model.service_model.shape_for_error_code(code)
+            if shape is not None:  # such as the row that failed a condition of DynamoDB
+                parsed |= parser.parse(answer, shape)
             kind: Any = self._client.exceptions.from_code(code)  # a subclass of ClientError
             raise kind(parsed, operation)
         if not isinstance(parsed, dict):  # botocore stumbles over it a little later
@@ -254,7 +256,7 @@ def _encode(request: Request) -> bytes:
     return orjson.dumps(request, option=orjson.OPT_PASSTHROUGH_DATETIME)
 
 
-_Kind = tuple[str, str | None, str | None]
+_Kind = tuple[str, str | None, str | None, str | None]
 
 
 def protocol_of(service_model: Any) -> str:
@@ -265,7 +267,8 @@ def protocol_of(service_model: Any) -> str:
 
 def _kind(operation: str, request: Request) -> _Kind:
     """Calls of a kind go to one URL. It depends on these, and on the account of the credentials."""
-    return operation, request.get("StreamARN"), request.get("StreamId")
+    get = request.get
+    return operation, get("StreamARN"), get("StreamId"), get("TableName")
 
 
 def _credentials(signer: Any, scope: Scope) -> Any:

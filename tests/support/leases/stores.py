@@ -7,6 +7,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -17,14 +18,15 @@ import boto3
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.compat import HTTPHeaders
 from botocore.config import Config
-from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
+from botocore.exceptions import ClientError, ConnectionClosedError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
-from checkpoint.dynamodb_calls import DynamoDbCalls
+from checkpoint.dynamodb_calls import DECODERS, DynamoDbCalls
 from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from checkpoint.leases.lease import Item
 from checkpoint.leases.lease_store import LeaseStore
 from checkpoint.leases.table_schema import TableSettings
+from ssp_common.aws.botocore_bypass import Answer, DirectCalls, Request
 from ssp_common.aws.clients import create_client
 from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
 from ssp_common.options.endpoints import ConnectionOptions
@@ -69,6 +71,7 @@ class Table:
     """Returns all rows by key."""
     mishaps: deque[Mishap]
     """Faults of the next calls, in order."""
+    direct: FaultyDirectCalls | None = None
     slept: list[float] = field(default_factory=list)
 
 
@@ -99,11 +102,34 @@ def in_memory() -> Table:
 _numbers = count()
 
 
+class FaultyDirectCalls(DirectCalls):
+    """Direct calls that leave a call with a fault to botocore, in whose events it is injected."""
+
+    def __init__(self, client: BaseClient, mishaps: deque[Mishap]) -> None:
+        super().__init__(client, DECODERS)
+        self._mishaps = mishaps
+        self.made = 0
+
+    def call(self, operation: str, request: Request) -> Answer | None:
+        if self._mishaps:
+            return None
+        answer = super().call(operation, request)
+        self.made += answer is not None
+        return answer
+
+
 @cache
 def _clients(endpoint_url: str) -> tuple[DynamoDBClient, DynamoDBClient, deque[Mishap]]:
     """Return a client without faults, one with the faults in the queue, and the queue."""
     asking = client(endpoint_url)
     return client(endpoint_url), asking, hooked(asking)
+
+
+@cache
+def direct_calls(endpoint_url: str) -> FaultyDirectCalls:
+    """Return the direct calls of the client with faults, as a lease agent makes them."""
+    _, asking, mishaps = _clients(endpoint_url)
+    return FaultyDirectCalls(asking, mishaps)
 
 
 def client(endpoint_url: str) -> DynamoDBClient:
@@ -119,12 +145,16 @@ def client(endpoint_url: str) -> DynamoDBClient:
 
 
 def lease_store(
-    client: BaseClient, settings: TableSettings, sleep: Callable[[float], None]
+    client: BaseClient,
+    settings: TableSettings,
+    sleep: Callable[[float], None],
+    direct: DirectCalls | None = None,
 ) -> DynamoDbLeaseStore:
     """Return a store on the client, with a fixed sequence of random numbers."""
     draw = random.Random(1).random
     retrier = Retrier(RETRY, log=RetryLog(lambda: 0.0), sleep=sleep, random=draw)
-    return DynamoDbLeaseStore(DynamoDbCalls(client, settings.name, retrier), settings, sleep=sleep)
+    calls = DynamoDbCalls(client, settings.name, retrier, direct=direct)
+    return DynamoDbLeaseStore(calls, settings, sleep=sleep)
 
 
 def open_store(connection: ConnectionOptions, settings: TableSettings) -> LeaseStore:
@@ -139,9 +169,11 @@ def on_dynamodb(endpoint_url: str) -> Table:
     slept: list[float] = []
     behind, asking, mishaps = _clients(endpoint_url)
     mishaps.clear()
-    store = lease_store(asking, TableSettings(name=name), slept.append)
+    direct = direct_calls(endpoint_url)
+    store = lease_store(asking, TableSettings(name=name), slept.append, direct)
     store.prepare()
     slept.clear()
+    _teach(asking, name)
 
     def put_item(item: Item) -> None:
         behind.put_item(TableName=name, Item=dict(item))
@@ -150,7 +182,20 @@ def on_dynamodb(endpoint_url: str) -> Table:
         found: list[Any] = behind.scan(TableName=name, ConsistentRead=True)["Items"]
         return sorted(found, key=lambda item: str(item["leaseKey"]["S"]))
 
-    return Table(store=store, put_item=put_item, items=items, mishaps=mishaps, slept=slept)
+    return Table(
+        store=store, put_item=put_item, items=items, mishaps=mishaps, direct=direct, slept=slept
+    )
+
+
+def _teach(asking: DynamoDBClient, table: str) -> None:
+    """Make the first calls of a table, from which the direct ones are learned."""
+    asking.scan(TableName=table, ConsistentRead=True)
+    with suppress(ClientError):
+        asking.update_item(
+            TableName=table,
+            Key={"leaseKey": {"S": "absent"}},
+            ConditionExpression="attribute_exists(leaseKey)",
+        )
 
 
 def hooked(asking: DynamoDBClient) -> deque[Mishap]:
