@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 import orjson
@@ -18,6 +18,8 @@ from ssp_common.errors import SspError
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
+
+T = TypeVar("T")
 
 _NEVER_SENT: Final = (ConnectTimeoutError, EndpointConnectionError)
 
@@ -104,25 +106,26 @@ _SCANNED: Final = msgspec.json.Decoder(_Scanned)
 
 
 def _decode_update(body: bytes) -> Answer | None:
-    try:
-        answer = _UPDATED.decode(body)
-    except ValueError:
-        return _leave_to_botocore(body)
+    answer = _decoded(_UPDATED, body)
+    if answer is None:
+        return None
     return {"Attributes": answer.Attributes} if _are_plain([answer.Attributes]) else None
 
 
 def _decode_scan(body: bytes) -> Answer | None:
-    try:
-        answer = _SCANNED.decode(body)
-    except ValueError:
-        return _leave_to_botocore(body)
-    if not _are_plain(answer.Items):
+    answer = _decoded(_SCANNED, body)
+    if answer is None or not _are_plain(answer.Items):
         return None
     return {"Items": answer.Items, "LastEvaluatedKey": answer.LastEvaluatedKey}
 
 
-def _leave_to_botocore(body: bytes) -> None:
-    _check_body({"status_code": 200, "body": body})
+def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
+    """Return an answer, or None to leave it to botocore. Raises as botocore's hook does."""
+    try:
+        return decoder.decode(body)
+    except ValueError:
+        _check_body({"status_code": 200, "body": body})
+        return None
 
 
 def _are_plain(items: list[_Item]) -> bool:

@@ -36,9 +36,7 @@ def to_change(before: Mapping[LeaseKey, Lease], status: Status) -> StatusChange:
     return StatusChange(
         # Most rows are the same objects as before.
         changed=tuple(
-            row
-            for key, row in rows.items()
-            if (old := before.get(key)) is not row and old != row
+            row for key, row in rows.items() if (old := before.get(key)) is not row and old != row
         ),
         removed=tuple(sorted(before.keys() - rows.keys())),
         held=tuple(status.held),

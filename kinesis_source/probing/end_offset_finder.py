@@ -348,8 +348,10 @@ class EndOffsetFinder:
         """Run the probes; shards that were throttled are left out, with their cursor kept."""
         results = self._run(probes, patient=self._targets is not None)
         for key, result in results.items():
-            if result.end is None:  # the cursor continues at the shard's position
-                cursor = replace(result.cursor, position=states[key].position)
+            position = states[key].position
+            if result.end is None and result.cursor.position != position:
+                # The cursor continues at the shard's position.
+                cursor = replace(result.cursor, position=position)
                 results[key] = replace(result, cursor=cursor)
             self._limiter.record_probe(key, calls=result.fetches, size=result.fetched_bytes)
             if result.start_lost:

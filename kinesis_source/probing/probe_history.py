@@ -79,7 +79,7 @@ class ProbeHistory:
     def last_probes(self, stream: StreamName) -> dict[ShardId, LastProbe]:
         """Return the last successful probes of the shards of a stream."""
         return {
-            key.shard: replace(probe, is_failing=key in self._failing)
+            key.shard: replace(probe, is_failing=True) if key in self._failing else probe
             for key, probe in self._last_probes.items()
             if key.stream == stream
         }

@@ -98,6 +98,8 @@ class PageView:
     def is_cut(self) -> bool:
         """Return whether the page may have been cut by its limit, so that more records may
         follow."""
+        if not self.records:
+            return False
         return len(self.records) >= self.limit or self.size_bytes >= CUT_BYTES
 
     @property

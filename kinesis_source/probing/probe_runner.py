@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import replace
 
 from kinesis_source.aggregation.deaggregation import last_sub
@@ -45,18 +44,36 @@ class PageBudget:
         self._held = 0
         self._changed = threading.Condition()
 
-    @contextmanager
-    def reserved(self, size: int) -> Iterator[None]:
+    def reserved(self, size: int) -> _Reservation:
         """Wait until `size` bytes may be held, or nothing else is; hold them within the block."""
+        return _Reservation(self, size)
+
+    def _acquire(self, size: int) -> None:
         with self._changed:
-            self._changed.wait_for(lambda: not self._held or self._held + size <= self._limit)
+            while self._held and self._held + size > self._limit:
+                self._changed.wait()
             self._held += size
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._held -= size
-                self._changed.notify_all()
+
+    def _release(self, size: int) -> None:
+        with self._changed:
+            self._held -= size
+            self._changed.notify_all()
+
+
+class _Reservation:
+    """Bytes of a budget, held within a block. A generator would take longer than the rest of it."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, budget: PageBudget, size: int) -> None:
+        self._budget = budget
+        self._size = size
+
+    def __enter__(self) -> None:
+        self._budget._acquire(self._size)
+
+    def __exit__(self, *_: object) -> None:
+        self._budget._release(self._size)
 
 
 def run_probe(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from checkpoint.agent.status_change import apply_change, to_change
 from checkpoint.coordination.protocol import Status
 from checkpoint.leases.lease import Lease, LeaseKey
-from tests.support.leases.values import ANNE, BERT, COUNTERS, lease, shard_id
+from tests.support.leases.values import ANNE, BERT, lease
 
 _KEYS = st.integers(min_value=0, max_value=5)
 
@@ -19,8 +19,8 @@ _KEYS = st.integers(min_value=0, max_value=5)
 def _statuses(draw: st.DrawFn) -> Status:
     leases = [
         lease(
-            shard=shard_id(number),
-            counter=draw(COUNTERS),
+            shard=f"shardId-{number:012d}",
+            counter=draw(st.integers(min_value=0, max_value=3)),
             owner=draw(st.sampled_from([ANNE, BERT])),
             extra_attributes=draw(st.sampled_from([{}, {"colour": {"S": "blue"}}])),
         )
