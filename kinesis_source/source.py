@@ -34,7 +34,7 @@ from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
-from ssp_common.spark.gc_freeze import freeze_after_task
+from ssp_common.spark.gc_freeze import collect_rarely, freeze_after_task
 from ssp_common.spark.pyspark_api import (
     PYSPARK_WITHOUT_LIMITS,
     PlanningStreamReader,
@@ -192,6 +192,7 @@ class KinesisStreamReader(PlanningStreamReader):
     def _plan(self) -> BatchPlanner:
         if self._planner is None:
             show_logs()
+            collect_rarely()
             self._worker = lease_worker(self._options)
             service = connect(self._options.connection)
             self._planner = BatchPlanner(

@@ -1,16 +1,18 @@
 """Small batches and idle streams of Kinesis: time, calls and processor time by number of shards.
 
     python -m benchmarks.kinesis.triggers [--shards 1 16 128 1000] [--slots 4] [--seconds 20]
+    python -m benchmarks.kinesis.triggers --shards 10000 --modes idle
 
 `idle`: nothing arrives, the fastest trigger; its time is mostly the wait until shards may be probed
-again (`minFetchPeriod`, 400 ms). `busy`: 1,000 records/s of 200 B over all shards, a trigger every
-two seconds, so that none waits. Calls are those of driver and tasks together. Driver CPU is that of
-the Python process that holds the session (without the time of the measuring thread) and of the one
-on the driver that runs the source's planner; JVM (driver and executors in one), the workers that
-run tasks, and the service are measured separately; all in milliseconds of a trigger. `planning` is
-Spark's `latestOffset`. `pure part`: offsets and planning without any call (`kinesis.planning`), as
-a part of the trigger's time. Latency: from a record's arrival to the end of the batch that has it,
-at a trigger of one second.
+again (`minFetchPeriod`, 400 ms). `bare`: the same with a source of a few lines of Python that waits
+as long and has nothing, whose CPU is that of Spark's own exchange with a source. `busy`: 1,000
+records/s of 200 B over all shards, a trigger every two seconds, so that none waits. Calls are those
+of driver and tasks together. Driver CPU is that of the Python process that holds the session
+(without the time of the measuring thread) and of the one on the driver that runs the source's
+planner; JVM (driver and executors in one), the workers that run tasks, and the service are measured
+separately; all in milliseconds of a trigger. `planning` is Spark's `latestOffset`. `pure part`:
+offsets and planning without any call (`kinesis.planning`), as a part of the trigger's time.
+Latency: from a record's arrival to the end of the batch that has it, at a trigger of one second.
 
 The service is the embedded one, in a separate process on the same machine: it answers about 2,000
 calls a second on one core, which bounds the time of a trigger with many shards, not the driver's
@@ -32,13 +34,17 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.kinesis.planning import parts
 from benchmarks.kinesis.service import ServiceProcess, kinesis_service
+from benchmarks.support.idle_source import IdleSource
 from benchmarks.support.plot import log_lines
 from benchmarks.support.processes import ROLES, Role, cpu_seconds, used_since
 from benchmarks.support.report import OUTPUT, Report, Spread, quantile, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
 
 RATE: Final = 1_000
-BUSY_TRIGGER: Final = "2 seconds"
+TRIGGERS: Final = {"idle": "0 seconds", "busy": "2 seconds", "bare": "0 seconds"}
+"""The triggers' intervals, by mode."""
+MODES: Final = ("idle", "busy")
+"""The modes that are measured for each number of shards."""
 WARM_UP: Final = 3
 """Batches that do not count."""
 _TIMEOUT_S: Final = 300
@@ -177,6 +183,11 @@ def _stream(spark: SparkSession, service: ServiceProcess, options: dict[str, str
     return spark.readStream.format("kinesis-ssp").options(**settings).load()
 
 
+def _bare(spark: SparkSession) -> DataFrame:
+    spark.dataSource.register(IdleSource)
+    return spark.readStream.format(IdleSource.name()).load()
+
+
 def measure(
     spark: SparkSession,
     folder: Path,
@@ -186,18 +197,19 @@ def measure(
     seconds: float,
     rounds: int,
     rate: int,
+    modes: Sequence[str],
 ) -> list[Found]:
-    """An idle query and a busy one."""
+    """A query for each of the modes."""
     found: list[Found] = []
     options = {"slots": str(slots)}
     with kinesis_service(shards) as service:
-        for mode, trigger in (("idle", "0 seconds"), ("busy", BUSY_TRIGGER)):
-            busy = mode == "busy"
+        for mode in modes:
+            trigger, busy = TRIGGERS[mode], mode == "busy"
             if busy:
                 service.produce(rate)
+            stream = _bare(spark) if mode == "bare" else _stream(spark, service, options)
             query = (
-                _stream(spark, service, options)
-                .writeStream.format("noop")
+                stream.writeStream.format("noop")
                 .option("checkpointLocation", checkpoint_in(folder, f"{shards}-{mode}"))
                 .trigger(processingTime=trigger)
                 .start()
@@ -329,6 +341,7 @@ def run(
     seconds: float,
     rounds: int,
     rate: int = RATE,
+    modes: Sequence[str] = MODES,
     plot: Path = OUTPUT / "kinesis_triggers.png",
 ) -> Report:
     """Measure, and draw how it grows into `plot`. Leaves the session's settings as they were."""
@@ -336,7 +349,7 @@ def run(
         name="kinesis.triggers",
         command="python -m benchmarks.kinesis.triggers "
         f"--shards {' '.join(str(count) for count in shards)} --slots {slots} "
-        f"--seconds {seconds:g} --rounds {rounds}",
+        f"--seconds {seconds:g} --rounds {rounds} --modes {' '.join(modes)}",
         columns=(
             "shards",
             "trigger ms: median, p99",
@@ -360,7 +373,8 @@ def run(
         for count in shards:
             pure = {
                 mode: parts(count, slots=slots, rounds=max(3, rounds), idle=mode == "idle").both
-                for mode in ("idle", "busy")
+                for mode in modes
+                if mode != "bare"
             }
             for found in measure(
                 spark,
@@ -370,8 +384,9 @@ def run(
                 seconds=seconds,
                 rounds=rounds,
                 rate=rate,
+                modes=modes,
             ):
-                _add(report, found, pure[found.mode])
+                _add(report, found, pure.get(found.mode, 0.0))
                 every.append(found)
     finally:
         spark.conf.set(setting, before or "10s")
@@ -385,6 +400,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--modes", nargs="+", choices=TRIGGERS, default=list(MODES))
     arguments = parser.parse_args()
     spark = local_spark(2)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -395,6 +411,7 @@ def main() -> None:
             slots=arguments.slots,
             seconds=arguments.seconds,
             rounds=arguments.rounds,
+            modes=arguments.modes,
         )
     spark.stop()
     report.publish()

@@ -367,7 +367,7 @@ def latest_checkpoints(
 def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) -> Processed:
     """Return the checkpoint to report: the last one, if only the caught-up time has advanced and
     the reported one is not yet old."""
-    if last is None or replace(last, last_caught_up_ms=now.last_caught_up_ms) != now:
+    if last is None or (last.sequence_number, last.sub) != (now.sequence_number, now.sub):
         return now
     if last.last_caught_up_ms is None or (
         now.last_caught_up_ms is not None

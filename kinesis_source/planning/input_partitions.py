@@ -13,7 +13,6 @@ them), starts by shard. A shard that was taken over from another worker starts a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 
 from kinesis_source.model.offset import Offset
@@ -55,11 +54,10 @@ def plan_ranges(
     check_streams(end, streams.keys())
     by_slot: dict[SlotId, list[ShardRange]] = {}
     for key in sorted(end.states):
-        shard_range = _shard_range(key, start, end, streams)
+        shard_range = _shard_range(
+            key, start, end, streams, hash_ranges.get(key), expected.get(key)
+        )
         if shard_range is not None:
-            shard_range = replace(
-                shard_range, hash_range=hash_ranges.get(key), expected=expected.get(key)
-            )
             by_slot.setdefault(end.assignment[key], []).append(shard_range)
     return tuple(SlotRange(slot=slot, shards=tuple(by_slot[slot])) for slot in sorted(by_slot))
 
@@ -69,6 +67,8 @@ def _shard_range(
     start: Offset,
     end: Offset,
     streams: Mapping[StreamName, StreamRef],
+    hash_range: HashRange | None,
+    expected: ExpectedSize | None,
 ) -> ShardRange | None:
     state = end.states[key]
     before = start_state(key, start, end)
@@ -91,7 +91,8 @@ def _shard_range(
     return ShardRange(
         stream=streams[key.stream],
         shard=key.shard,
-        hash_range=None,
+        hash_range=hash_range,
+        expected=expected,
         stragglers=_stragglers(key, end),
         created=end.streams[key.stream].created,
         start=first,

@@ -1,4 +1,6 @@
-"""Freezes long-lived objects (`gc.freeze`) so that PySpark's per-task collection stays cheap.
+"""Keeps garbage collections cheap: in the processes of tasks, and in the one of a stream reader.
+
+Objects that live long are frozen (`gc.freeze`) so that PySpark's per-task collection stays cheap.
 
 A collection visits every object of the process, mostly modules, classes and functions that live as
 long as it: about 25 ms with pyarrow loaded, more than a small task takes. Objects are frozen at the
@@ -15,6 +17,9 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 T = TypeVar("T")
+
+PLANNER_THRESHOLDS: Final = (50_000, 20, 100)
+"""Python's are 700, 10, 10."""
 
 TASKS: Final = 3
 """The number of tasks of a process after which objects are frozen."""
@@ -36,6 +41,16 @@ class _Tasks:
 
 
 _tasks = _Tasks()
+
+
+def collect_rarely() -> None:
+    """Make this process's garbage collections rare: the process of a stream reader, on the driver.
+
+    A trigger over ten thousand shards replaces some hundred objects for each of them, which
+    collections visit again and again: by Python's thresholds, a quarter of the time of planning.
+    Planning leaves hardly any cycles, and reference counts free all other objects.
+    """
+    gc.set_threshold(*PLANNER_THRESHOLDS)
 
 
 def freeze_after_task(rows: Iterator[T]) -> Iterator[T]:
