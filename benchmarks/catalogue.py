@@ -36,6 +36,11 @@ CATALOGUE: Final = (
         minutes=30,
         small="--shards 1 --slots 1 --seconds 1 --rounds 1",
     ),
+    Benchmark(
+        name="kinesis.backlog",
+        minutes=6,
+        small="--shards 1 --records 1000 --over 1 --silence 0 --rounds 1",
+    ),
     Benchmark(name="kinesis.metrics", minutes=4, small="--shards 2 --seconds 3"),
     Benchmark(name="kinesis.memory", minutes=3, small="--gigabytes 0.05"),
     Benchmark(name="kinesis.neighbour", minutes=6, small="--shards 1 --seconds 10"),

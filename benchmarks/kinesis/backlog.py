@@ -1,8 +1,8 @@
 """A backlog that ended: the batches and GetRecords that a query needs until it has read all of it.
 
-    python -m benchmarks.kinesis.backlog [--shards 4] [--records 200000] [--silence 60] [--rounds 3]
+    python -m benchmarks.kinesis.backlog [--shards 4] [--records 200000] [--over 20] [--silence 60]
 
-Records of 200 bytes arrive within 20 seconds, then nothing more. After the silence a query with
+Records of 200 bytes arrive within `over` seconds, then nothing more. After the silence a query with
 Spark's default trigger starts at the beginning of the stream, on the embedded service in a separate
 process, each of whose calls takes 15 ms longer. `looks` are GetRecords of the driver until the
 planning of the last batch with records is over, for each shard; `fetches` are those of the tasks.
@@ -25,7 +25,6 @@ from benchmarks.kinesis.service import ServiceProcess, kinesis_service
 from benchmarks.support.report import Report, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
 
-PUT_S: Final = 20
 LATENCY_S: Final = 0.015
 _TIMEOUT_S: Final = 300
 
@@ -89,13 +88,21 @@ def _get_records(service: ServiceProcess) -> int:
 
 
 def run(
-    spark: SparkSession, folder: Path, *, shards: int, records: int, silence: float, rounds: int
+    spark: SparkSession,
+    folder: Path,
+    *,
+    shards: int,
+    records: int,
+    over: float,
+    silence: float,
+    rounds: int,
 ) -> Report:
     """Measure, each round with another stream."""
     report = Report(
         name="kinesis.backlog",
         command="python -m benchmarks.kinesis.backlog "
-        f"--shards {shards} --records {records} --silence {silence:g} --rounds {rounds}",
+        f"--shards {shards} --records {records} --over {over:g} --silence {silence:g} "
+        f"--rounds {rounds}",
         columns=(
             "shards, records, silence",
             "batches",
@@ -108,7 +115,7 @@ def run(
     readings: list[Reading] = []
     for number in range(rounds):
         with kinesis_service(shards, latency_s=LATENCY_S) as service:
-            service.produce(records // PUT_S, most=records)
+            service.produce(round(records / over), most=records)
             while service.produced() < records:
                 time.sleep(0.1)
             time.sleep(silence)
@@ -137,6 +144,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--shards", type=int, default=4)
     parser.add_argument("--records", type=int, default=200_000)
+    parser.add_argument("--over", type=float, default=20)
     parser.add_argument("--silence", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
@@ -147,6 +155,7 @@ def main() -> None:
             Path(folder),
             shards=arguments.shards,
             records=arguments.records,
+            over=arguments.over,
             silence=arguments.silence,
             rounds=arguments.rounds,
         )

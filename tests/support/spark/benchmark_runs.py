@@ -77,6 +77,13 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
         "rounds": 1,
         "warm_up": 0,
     },
+    "kinesis.backlog": {
+        "shards": 1,
+        "records": 1_000,
+        "over": 1.0,
+        "silence": 0.0,
+        "rounds": 1,
+    },
     "kinesis.metrics": {"shards": [2], "slots": 1, "seconds": 1.0},
     "kinesis.memory": {"gigabytes": 0.02, "size": 1_000},
     "kinesis.neighbour": {"shards": 1, "seconds": 20.0, "rounds": 1},
