@@ -101,6 +101,15 @@ def test_programs_are_there(page: Path) -> None:
     assert [name for name in named if find_spec(name) is None] == []
 
 
+def test_recipes_are_shown_as_they_are() -> None:
+    """Each file of `examples/recipes` is a block of one guide."""
+    shown = [block for page in PAGES for block in blocks(page, "python")]
+    files = list((ROOT / "examples" / "recipes").glob("[a-z]*.py"))
+    assert files
+    texts = {path.name: path.read_text(encoding="utf-8") for path in files}
+    assert {name for name, text in texts.items() if shown.count(text) != 1} == set()
+
+
 # --- Kafka ----------------------------------------------------------------------------------------
 
 

@@ -1,0 +1,1 @@
+"""Jobs to copy. Each has a rehearsal on local services in `examples/rehearsals/`."""

@@ -1,0 +1,65 @@
+"""Avro as AWS Glue's serializers write it, decoded in bulk with the schemas of Glue's registry."""
+
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+import boto3
+import fastavro
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+SOURCE = {"streamName": "departures", "region": "eu-west-1", "startingPosition": "trim_horizon"}
+REGISTRY = {"region_name": "eu-west-1"}
+# The schema to read. A writer may have another one that Avro resolves to it, older or newer.
+READER = """{"type": "record", "name": "Departure", "fields": [
+    {"name": "index", "type": "long"},
+    {"name": "carrier", "type": "string"},
+    {"name": "tailnum", "type": ["null", "string"], "default": null}]}"""
+FIELDS = [("index", pa.int64()), ("carrier", pa.string()), ("tailnum", pa.string())]
+POSITION = [("shardId", pa.string()), ("sequenceNumber", pa.string())]
+COLUMNS = pa.schema([*FIELDS, *POSITION, ("error", pa.string())])
+
+
+@cache
+def schemas(version: UUID, *registry: Any) -> tuple[Any, Any]:
+    """Return the writer's schema and the reader's; each Python worker fetches a version once."""
+    client = boto3.client("glue", **dict(registry))
+    writer = client.get_schema_version(SchemaVersionId=str(version))["SchemaDefinition"]
+    return fastavro.parse_schema(json.loads(writer)), fastavro.parse_schema(json.loads(READER))
+
+
+def decode(records: DataFrame, registry: dict[str, str]) -> DataFrame:
+    """Return a row for each record: the fields, or the error and nulls."""
+
+    def row(data: bytes, **position: str) -> dict[str, Any]:
+        try:
+            # Version 3 of the header, compression (0: none, 5: zlib), the schema's version, Avro.
+            if len(data) < 18 or data[0] != 3 or data[1] not in (0, 5):
+                raise ValueError("not written by a serializer of Glue")
+            avro = zlib.decompress(data[18:]) if data[1] == 5 else data[18:]
+            both = schemas(UUID(bytes=data[2:18]), *registry.items())
+            fields: Any = fastavro.schemaless_reader(io.BytesIO(avro), *both)
+            return {**position, **fields}
+        # Errors of the registry are not caught: the query fails, and reads the batch again.
+        except (ValueError, LookupError, EOFError, TypeError, zlib.error) as error:
+            return {**position, "error": f"{type(error).__name__}: {len(data)} bytes"}
+
+    def batches(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in records:
+            yield pa.RecordBatch.from_pylist([row(**each) for each in batch.to_pylist()], COLUMNS)
+
+    schema = records.sparkSession.createDataFrame(COLUMNS.empty_table()).schema
+    return records.select("data", *dict(POSITION)).mapInArrow(batches, schema)
+
+
+def start(spark: SparkSession, folder: str, **trigger: Any) -> StreamingQuery:
+    records = spark.readStream.format("kinesis-ssp").options(**SOURCE).load()
+    writer = decode(records, REGISTRY).writeStream.format("parquet").trigger(**trigger)
+    writer = writer.option("checkpointLocation", f"{folder}/checkpoint")
+    return writer.start(f"{folder}/departures")

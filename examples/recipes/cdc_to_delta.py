@@ -1,0 +1,58 @@
+"""Changes of a database, applied to a Delta table: inserts, updates and deletes."""
+
+from typing import Any
+
+from deltalake import CommitProperties, DeltaTable, Transaction
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+
+SOURCE = {
+    "streamName": "plane-changes",
+    "region": "eu-west-1",
+    "startingPosition": "trim_horizon",
+    # The driver merges: its memory holds the newest change of each key of a batch.
+    "maxRecordsPerTrigger": "100000",
+}
+# One for each checkpoint: the table remembers the last batch that was merged under this name.
+APPLICATION = "plane-changes-1"
+CHANGE = "op string, tailnum string, model string, seats bigint"
+
+
+def newest(records: DataFrame) -> DataFrame:
+    """Return the newest change of each key, by its position in the stream."""
+    # A record that is not JSON fails the query, so that no change is lost.
+    change = F.from_json(F.col("data").cast("string"), CHANGE, {"mode": "FAILFAST"})
+    changes = records.withColumn("change", change)
+    position = F.struct(F.length("sequenceNumber"), "sequenceNumber", "subSequenceNumber")
+    last = changes.groupBy("change.tailnum").agg(F.max_by("change", position).alias("last"))
+    return last.select("last.*")
+
+
+def start(spark: SparkSession, table: str, checkpoint: str, **trigger: Any) -> StreamingQuery:
+    """Merge each batch into the table, once."""
+
+    def merge(records: DataFrame, batch: int) -> None:
+        delta = DeltaTable(table)
+        merged = delta.transaction_version(APPLICATION)
+        if merged is not None and merged >= batch:
+            return  # The query ended between this commit and Spark's, and runs the batch again.
+        transaction = CommitProperties(app_transactions=[Transaction(APPLICATION, batch)])
+        columns = {field.name: f"change.{field.name}" for field in delta.schema().fields}
+        (
+            delta.merge(
+                newest(records).toArrow(),
+                "plane.tailnum = change.tailnum",
+                source_alias="change",
+                target_alias="plane",
+                commit_properties=transaction,
+            )
+            .when_matched_delete("change.op = 'delete'")
+            .when_matched_update(columns)
+            .when_not_matched_insert(columns, "change.op <> 'delete'")
+            .execute()
+        )
+
+    records = spark.readStream.format("kinesis-ssp").options(**SOURCE).load()
+    writer = records.writeStream.foreachBatch(merge).trigger(**trigger)
+    return writer.option("checkpointLocation", checkpoint).start()

@@ -1,0 +1,28 @@
+"""The position at which a new query continues after the rows of a table, for each shard."""
+
+import json
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+
+
+def start_after(table: DataFrame) -> str:
+    """Return a value for `startingPosition`: after the last row of each shard, and shards without
+    rows from their beginning.
+
+    The table has the columns `shardId` and `sequenceNumber`, and a row for each record. Leave out
+    rows that are older than the stream's retention: a shard that has expired cannot be named.
+    """
+    # Sequence numbers are numbers, with more digits than Spark's types have.
+    order = F.struct(F.length("sequenceNumber"), "sequenceNumber")
+    rows = table.groupBy("shardId", "sequenceNumber").count()
+    last = rows.groupBy("shardId").agg(F.max_by(F.struct("*"), order).alias("last"))
+    positions = {
+        row.shardId: {
+            "after_sequence_number": row.sequenceNumber,
+            # Of an aggregated record, the table has a row for each user record.
+            "sub_sequence_number": row["count"] - 1,
+        }
+        for row in last.select("last.*").collect()
+    }
+    return json.dumps({**positions, "default": "trim_horizon"})

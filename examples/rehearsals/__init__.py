@@ -1,0 +1,1 @@
+"""Rehearsals of the recipes on local services: `python -m examples.rehearsals.json_records`."""
