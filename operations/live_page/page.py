@@ -6,6 +6,7 @@ file that `snapshot` writes has no script.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from typing import Final
@@ -236,7 +237,13 @@ def _counters(latest: SourceSnapshot) -> Iterator[str]:
     if not latest.counters:
         return
     yield "<h3>Since the start of the query</h3>"
-    yield _table(("event", "count"), [(name, count_text(n)) for name, n in latest.counters.items()])
+    rows = [(_in_words(name), count_text(n)) for name, n in latest.counters.items()]
+    yield _table(("event", "count"), rows)
+
+
+def _in_words(name: str) -> str:
+    """Return the words of a name in camelCase."""
+    return re.sub("[A-Z]", lambda capital: f" {capital[0].lower()}", name)
 
 
 def _shards(latest: SourceSnapshot) -> Iterator[str]:

@@ -9,6 +9,7 @@ import socket
 import threading
 from collections.abc import AsyncIterator, Callable
 from typing import Final
+from urllib.parse import urlencode
 
 import uvicorn
 from starlette.applications import Starlette
@@ -71,7 +72,7 @@ class PageServer:
     @property
     def url(self) -> str:
         """The address of the page, with its token."""
-        query = "" if self._token is None else f"?token={self._token}"
+        query = "" if self._token is None else f"?{urlencode({'token': self._token})}"
         return f"http://{self._bracketed}:{self._socket.getsockname()[1]}/{query}"
 
     @property
@@ -153,7 +154,8 @@ class PageServer:
     def _is_allowed(self, request: Request) -> bool:
         if self._token is None:
             return True
-        return secrets.compare_digest(request.query_params.get("token", ""), self._token)
+        given = request.query_params.get("token", "")
+        return secrets.compare_digest(given.encode(), self._token.encode())
 
 
 def _refusal() -> Response:

@@ -49,7 +49,7 @@ def snapshot(
         streams=(stream,),
         tasks=tuple(map(str, range(slots))),
         rows=rows,
-        counters={"throttles": 2, "retries": 3, "reshards": 1},
+        counters={"throttles": 2, "retries": 3, "reshards": 1, "dataLossWarnings": 0},
         worker=worker,
     )
     return QuerySnapshot(

@@ -107,6 +107,7 @@ def test_leases_and_owners_are_listed() -> None:
     assert "1 pushed and 2 polled" in text
     assert "anne (this query)" in text
     assert "no owner" in text
+    assert "data loss warnings" in text
     assert re.search(r'class="lag1 owner0"', text)
     assert re.search(r'class="lag1 owner1"', text)
 

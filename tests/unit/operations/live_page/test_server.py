@@ -100,6 +100,16 @@ def test_a_token_is_needed_for_page_and_events() -> None:
             assert _event(stream) == "<p>version 0</p>"
 
 
+def test_a_token_of_any_characters_opens_the_page() -> None:
+    token = "a&b+c d/ä"
+    with serving(Content(), token=token) as server:
+        path = server.url.partition("/?")[2]
+        with request(server, f"/?{path}") as answer:
+            assert answer.status == 200
+        with request(server, "/?token=%C3%A4") as answer:
+            assert answer.status == 403
+
+
 def test_a_name_that_resolves_to_this_machine_is_refused() -> None:
     """A page of another site can resolve its own name to 127.0.0.1 (DNS rebinding)."""
     with serving(Content()) as server:
