@@ -63,6 +63,8 @@ def run(
         with sampled_memory(lambda: server.served() / load.pages) as memory:
             read_by_us(spark, server.url, checkpoint, slots=1, **BY[by])
         took = time.perf_counter() - began
+        if by != "poll" and server.polled() > 1 + load.pages / 2:
+            raise RuntimeError(f"{server.polled()} of {load.pages} pages were polled, not pushed")
     peak = memory.peak()
     for role in ROLES:
         resident = [memory.at(part)[role] for part in PARTS]

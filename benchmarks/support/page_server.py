@@ -71,11 +71,13 @@ class Load:
 
 
 class Pages:
-    """An ASGI application. `served` counts the pages that were given."""
+    """An ASGI application. `served` counts the pages that were given, `polled` those of them by
+    GetRecords."""
 
-    def __init__(self, load: Load, served: Synchronized[int]) -> None:
+    def __init__(self, load: Load, served: Synchronized[int], polled: Synchronized[int]) -> None:
         self._load = load
         self._served = served
+        self._polled = polled
         self._records = self._make_records()
         self._template = b",".join(self._records)
         kept = max(1, KEPT_BYTES // len(self._template))
@@ -149,8 +151,7 @@ class Pages:
         self, position: dict[str, str], send: Callable[[Message], Awaitable[None]]
     ) -> None:
         """Send all events from a sequence number on, or from the beginning."""
-        digits = position.get("SequenceNumber", 2 * _RECORD_DIGITS * "0")[-2 * _RECORD_DIGITS :]
-        page, record = int(digits[:_RECORD_DIGITS]), int(digits[_RECORD_DIGITS:])
+        page, record = _place_of(position["Type"], position.get("SequenceNumber"))
         headers = [(b"content-type", CONTENT_TYPE)]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": initial_response(), "more_body": True})
@@ -168,24 +169,33 @@ class Pages:
             last = min(start + step, self._load.page_records) - 1
             body = self._part(number, b",".join(self._records[start : last + 1]), left=1)
             if number + 1 == self._load.pages and last + 1 == self._load.page_records:
-                body += b',"ChildShards":[]}'
+                body += b',"ChildShards":%s}' % orjson.dumps([self._child()])
             else:
                 following = f"{_FIRST}{number:0{_RECORD_DIGITS}}{last:0{_RECORD_DIGITS}}"
                 body += b',"ContinuationSequenceNumber":"%s"}' % following.encode()
             yield encode_message(_EVENT, body)
 
+    def _child(self) -> dict[str, Any]:
+        """The last event of a closed shard has its children, which nobody reads here."""
+        hashes = {"StartingHashKey": "0", "EndingHashKey": str(_LAST_HASH)}
+        return {"ShardId": "child", "ParentShards": ["parent"], "HashKeyRange": hashes}
+
     def _answer(self, target: str, request: dict[str, Any]) -> bytes:
         match target:
             case "GetRecords":
-                shard, page, start = request["ShardIterator"].split(":")
-                with self._served.get_lock():
-                    self._served.value += 1
+                shard, number, start = request["ShardIterator"].split(":")
+                for counter in (self._served, self._polled):
+                    with counter.get_lock():
+                        counter.value += 1
                 limit = request.get("Limit", PAGE_RECORDS)
-                return self._read(shard, int(page), int(start), limit)
+                return self._read(shard, int(number), int(start), limit)
             case "PutRecords":
                 return self._put(request["Records"])
             case "GetShardIterator":
-                return orjson.dumps({"ShardIterator": f"{request['ShardId']}:0:0"})
+                page, record = _place_of(
+                    request["ShardIteratorType"], request.get("StartingSequenceNumber")
+                )
+                return orjson.dumps({"ShardIterator": f"{request['ShardId']}:{page}:{record}"})
             case "ListShards":
                 return orjson.dumps({"Shards": [self._shard(n) for n in range(self._load.shards)]})
             case "DescribeStreamConsumer":
@@ -239,20 +249,40 @@ class Pages:
         }
 
 
+def _place_of(kind: str, sequence_number: str | None) -> tuple[int, int]:
+    """Return the page of a position, and the number of its first record there."""
+    if sequence_number is None:
+        return 0, 0
+    digits = sequence_number[-2 * _RECORD_DIGITS :]
+    record = int(digits[_RECORD_DIGITS:]) + (kind == "AFTER_SEQUENCE_NUMBER")
+    return int(digits[:_RECORD_DIGITS]), record
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageServer:
     """Address of the server, and the number of pages it has served."""
 
     url: str
     _served: Synchronized[int]
+    _polled: Synchronized[int]
 
     def served(self) -> int:
         """Return the number of pages served so far."""
         return self._served.value
 
+    def polled(self) -> int:
+        """Return the number of pages that GetRecords has returned so far."""
+        return self._polled.value
 
-def _serve(load: Load, port: int, served: Synchronized[int], certificates: Path | None) -> None:
-    app = Pages(load, served)
+
+def _serve(
+    load: Load,
+    port: int,
+    served: Synchronized[int],
+    polled: Synchronized[int],
+    certificates: Path | None,
+) -> None:
+    app = Pages(load, served, polled)
     config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", http="httptools")
     if certificates is not None:
         config.http = either_protocol()
@@ -270,7 +300,9 @@ def page_server(load: Load, *, certificates: Path | None = None) -> Iterator[Pag
         port = probe.getsockname()[1]
     context = multiprocessing.get_context("spawn")
     served: Synchronized[int] = context.Value("q", 0)
-    process = context.Process(target=_serve, args=(load, port, served, certificates), daemon=True)
+    polled: Synchronized[int] = context.Value("q", 0)
+    arguments = (load, port, served, polled, certificates)
+    process = context.Process(target=_serve, args=arguments, daemon=True)
     process.start()
     try:
         deadline = time.monotonic() + _ANSWER_S
@@ -282,7 +314,7 @@ def page_server(load: Load, *, certificates: Path | None = None) -> Iterator[Pag
                 raise RuntimeError("the page server did not start")
             time.sleep(0.05)
         scheme = "http" if certificates is None else "https"
-        yield PageServer(url=f"{scheme}://127.0.0.1:{port}", _served=served)
+        yield PageServer(url=f"{scheme}://127.0.0.1:{port}", _served=served, _polled=polled)
     finally:
         process.terminate()
         process.join()
