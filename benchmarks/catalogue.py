@@ -43,7 +43,7 @@ CATALOGUE: Final = (
     ),
     Benchmark(name="kinesis.metrics", minutes=4, small="--shards 2 --seconds 3"),
     Benchmark(name="kinesis.memory", minutes=3, small="--gigabytes 0.05"),
-    Benchmark(name="kinesis.neighbour", minutes=6, small="--shards 1 --seconds 10"),
+    Benchmark(name="kinesis.neighbour", minutes=10, small="--shards 1 --seconds 10"),
     Benchmark(name="kinesis.bulk", minutes=10, small="--shards 2 --records 20000 --rounds 1"),
     Benchmark(name="kinesis.sink", minutes=4, small="--records 20000 --rounds 1 --seconds 4"),
     Benchmark(

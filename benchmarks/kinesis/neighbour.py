@@ -1,15 +1,15 @@
 """Throughput of a query beside a reader that uses up the stream's GetRecords.
 
-    python -m benchmarks.kinesis.neighbour [--shards 2] [--seconds 60] [--rounds 1]
+    python -m benchmarks.kinesis.neighbour [--shards 2] [--seconds 120] [--rounds 1]
 
 The embedded service with the limits of AWS, in a process of its own, takes in 1 MB/s in each shard,
 as much as AWS allows, in records of 1,000 bytes. The neighbour, a process with a thread for each
 shard, reads the shard again and again in pages of 400 kB, and tries again 20 ms after it was
 throttled: so it takes all five calls and 2 MB of a second. The query polls, or has a consumer of
 enhanced fan-out (HTTP/1.1), with a trigger interval of six seconds. `MB/s` is what its batches have
-read between the start of production and the end of the time; `of alone` is relative to the
-same mode without the neighbour, in the same round. `neighbour` has its calls per second and shard
-that succeeded.
+read between the start of production and the end of the time, whole batches only; `of alone` is
+relative to the same mode without the neighbour, in the same round. `neighbour` has its calls per
+second and shard that succeeded.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def run(spark: SparkSession, folder: Path, *, shards: int, seconds: float, round
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--shards", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
     spark = local_spark(2)
