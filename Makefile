@@ -23,7 +23,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help demo pipeline test check long soak interop bench release-check lock wheel clean lint compiled machine node
+.PHONY: help demo pipeline test check long soak interop bench release-check site lock wheel clean lint compiled machine node
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,7 +68,7 @@ lint: $(READY) ## check format, lint, types and documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/properdocs build --strict --site-dir .cache/site
+	$(BIN)/python -m website check
 
 # Compiles the modules once, before parallel test processes would each do it.
 compiled: $(READY)
@@ -77,6 +77,9 @@ compiled: $(READY)
 
 release-check: node $(READY) ## build and install the distributions of a release, and check them: ten minutes
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadscope -m release tests/release
+
+site: node $(READY) ## build the documentation site, to be looked at on this machine
+	$(BIN)/python -m website build
 
 wheel: $(READY) ## build the distribution into dist/
 	$(BIN)/python -m hatchling build -d dist

@@ -65,7 +65,7 @@ class ProcessorIdGenerator(Protocol):
 
 
 class UuidGenerator:
-    """A random id. The default."""
+    """The default: generates a random id."""
 
     def __init__(self, new_uuid: Callable[[], uuid.UUID] = uuid.uuid4) -> None:
         self._new_uuid = new_uuid
@@ -76,7 +76,8 @@ class UuidGenerator:
 
 
 class HostAndQueryGenerator:
-    """A readable id: `host:query:process`, with a number from the second id of a process on.
+    """Generates a readable id: `host:query:process`, with a number from the second id of a
+    process on.
 
     Unique if host names are.
     """

@@ -67,7 +67,8 @@ class EmbeddedKinesis:
         self._dynamodb = DynamoDbServer(port=dynamodb_port, host=host) if dynamodb else None
 
     def start(self) -> Self:
-        """Start serving, after a `stop` at the same address. OSError if the port is taken."""
+        """Start serving, after a `stop` at the same address. Raises OSError if the port is
+        taken."""
         if self._http is None:
             self._http = HttpServer(self.state, port=self._port, host=self._host)
             self._port = self._http.port
@@ -141,7 +142,7 @@ class EmbeddedKinesis:
 
     @property
     def faults(self) -> Faults:
-        """The injected faults; add more here (`embedded_kinesis.core.faults`)."""
+        """The injected faults, to which others can be added."""
         return self.state.faults
 
     @property

@@ -182,8 +182,8 @@ class KafkaSystem:
         return BATCH_WRITE_ID.name
 
     def drop_duplicates(self, frame: DataFrame) -> DataFrame:
-        """Return the rows of a topic without those that a sink wrote again (see
-        `dedup.deduplicate`)."""
+        """Return the rows of a topic without those that a sink wrote again, as the function
+        `drop_duplicates` does."""
         # Only this method needs Spark.
         from kafka_source.dedup.deduplicate import drop_duplicates
 

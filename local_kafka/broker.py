@@ -92,18 +92,21 @@ class LocalKafka:
 
     @property
     def bootstrap_servers(self) -> str:
+        """The address of the listener without encryption."""
         return self.address("PLAINTEXT")
 
     @property
     def options(self) -> dict[str, str]:
-        """As options of a query."""
+        """The options of a query that reads from this broker."""
         return {"kafka.bootstrap.servers": self.bootstrap_servers}
 
     def address(self, protocol: str) -> str:
+        """Return the address of the listener of a security protocol."""
         return f"{self._host}:{self._ports[protocol]}"
 
     @property
     def pid(self) -> int:
+        """The id of the broker's Java process."""
         return self._running().pid
 
     @property
@@ -120,7 +123,7 @@ class LocalKafka:
     def create_topic(
         self, name: str, partitions: int = 1, config: Mapping[str, str] | None = None
     ) -> None:
-        """A new topic. Raises confluent_kafka.KafkaException, as when it is there already."""
+        """Create a topic. Raises confluent_kafka.KafkaException, as for one that exists."""
         from confluent_kafka.admin import AdminClient
         from confluent_kafka.cimpl import NewTopic
 
@@ -172,7 +175,7 @@ class LocalKafka:
         self._gateway = self._server = None
 
     def start_again(self) -> None:
-        """After `stop` or `kill`."""
+        """Start the broker after `stop` or `kill`, with the same data at the same address."""
         if self._gateway is None:
             self._launch()
         self._serve()

@@ -27,7 +27,8 @@ def printable(text: str) -> str:
 class SspError(Exception):
     """Base of all errors raised on purpose.
 
-    `kind` is a stable, lower-case name for programs to match on; it also opens the text.
+    `kind` is a stable, lower-case name for programs to match on; it also opens the text. `subject`,
+    `found`, `expected` and `next_step` are the parts of the text.
     """
 
     kind: ClassVar[str] = "error"
@@ -99,7 +100,7 @@ class InvalidRequestError(SspError):
 
 
 class InvalidRowsError(SspError):
-    """Rows that are to be written cannot be: correct the query's columns or values, restart."""
+    """Rows cannot be written: correct the query's columns or values, then restart."""
 
     kind = "invalid-rows"
 

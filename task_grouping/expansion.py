@@ -22,17 +22,17 @@ class PartitionExpansionAlgorithm(Protocol):
     def partition_before_expansion(
         self, current: int, current_count: int, initial_count: int
     ) -> int:
-        """The partition that had all the keys of partition `current` when there were
+        """Return the partition that had all the keys of partition `current` when there were
         `initial_count` partitions, a divisor of `current_count`.
 
-        A pure function into ``range(initial_count)``. A partition below
+        A pure function into `range(initial_count)`. A partition below
         `initial_count` maps to itself: its keys stayed. It is called for each observed change of
         the count, which may be several expansions: the result must not depend on counts between.
         """
 
 
 class ModuloExpansion:
-    """For streams whose producers go by hash(key) mod n, as Kafka's do. The default."""
+    """The default: for streams whose producers choose partition hash(key) mod n, as Kafka's do."""
 
     def partition_before_expansion(
         self, current: int, current_count: int, initial_count: int

@@ -39,7 +39,7 @@ class PartitionCountError(SspError):
 
 
 class PartitionExpansionError(SspError):
-    """An expansion algorithm gave an answer that breaks its contract: mend the class."""
+    """An expansion algorithm returned a partition that breaks its contract: correct the class."""
 
     kind = "partition-expansion"
 

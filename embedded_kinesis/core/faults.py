@@ -212,7 +212,10 @@ class Faults:
         count: int | None = 1,
         when: Callable[[Call], bool] | None = None,
     ) -> Injection:
-        """Inject `fault` into the calls that match; an argument not given matches every call."""
+        """Inject `fault` into the calls that match; an argument not given matches every call.
+
+        It takes effect from the `nth` matching call on, for `count` of them; None: for all.
+        """
         injection = Injection(
             fault=fault,
             operation=operation,

@@ -131,8 +131,7 @@ class Pipeline:
         root: str | None = None,
         recorded: Plan | None = None,
     ) -> PlannedPipeline:
-        """Build the graph, request every stream's count from `admin`, and plan (see
-        `planning.make_plan`).
+        """Build the graph, request every stream's count from `admin`, and plan.
 
         `root` is the folder of the pipeline's checkpoints and of the plans of its runs: a plan that
         contradicts the newest one there is rejected (PlanContradictionError). Without a root,

@@ -70,7 +70,12 @@ class PlannedPipeline:
 
     def apply(self, services: Services) -> Applied:
         """Create the missing intermediate streams, then record the plan under the root, if there is
-        one. Idempotent, also when run concurrently. Raises as `running.apply.apply` does."""
+        one. Idempotent, also when run concurrently.
+
+        Raises InvalidPipelineError when a system is missing, PartitionCountConflictError with every
+        conflict (before any creation), or when a created stream has another count than planned; and
+        the errors of the systems.
+        """
         applied = apply(self.graph, self.plan, services)
         self.record()
         return applied

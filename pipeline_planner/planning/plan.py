@@ -76,7 +76,8 @@ class TablePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Streams and tables are sorted; a stage comes after those whose streams it reads."""
+    """The streams, tables and stages of a pipeline. Streams and tables are sorted; a stage comes
+    after those whose streams it reads."""
 
     pipeline: str
     streams: tuple[StreamPlan, ...]

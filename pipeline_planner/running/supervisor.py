@@ -87,7 +87,7 @@ class RunningPipeline:
     def __init__(
         self, pipeline: str, phases: Sequence[Phase], start: Start, *, poll_s: float = POLL_S
     ) -> None:
-        """Create it; `launch` starts it. `start` may raise any exception."""
+        """Create it without starting it; `launch` does. `start` may raise any exception."""
         self._pipeline = pipeline
         self._phases = tuple(phases)
         self._start = start

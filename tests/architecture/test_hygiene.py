@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -92,6 +93,22 @@ def test_links_between_documents_lead_somewhere() -> None:
 def _targets(text: str) -> list[str]:
     links = [link.partition("#")[0] for link in _LINK.findall(text) if "://" not in link]
     return [link for link in links if link]
+
+
+def _pages(nav: object) -> Iterator[str]:
+    """Yield the documents in the navigation of the site, of which each entry has a title or not."""
+    match nav:
+        case str():
+            yield nav
+        case dict() | list():
+            for entry in nav.values() if isinstance(nav, dict) else nav:
+                yield from _pages(entry)
+
+
+def test_the_navigation_of_the_site_has_every_document_once() -> None:
+    project = tomllib.loads(_text("website/zensical.toml"))["project"]
+    documents = [name for name in TRACKED if re.fullmatch(r"docs/.*\.md", name)]
+    assert sorted(f"docs/{page}" for page in _pages(project["nav"])) == documents
 
 
 def test_design_records_have_a_status_and_its_date() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ def test_every_name_is_what_type_checkers_see() -> None:
     assert set(dir(spark_ssp)) == {*declared(), "__version__"}
     for name, module in declared().items():
         assert getattr(spark_ssp, name) is getattr(sys.modules[module], name)
+
+
+def test_every_name_is_in_the_api_reference_once() -> None:
+    pages = (SOURCE.parents[1] / "docs" / "reference").glob("*.md")
+    text = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert sorted(re.findall(r"(?m)^::: spark_ssp\.(\w+)$", text)) == sorted(declared())
 
 
 def test_errors_have_distinct_names_and_kinds() -> None:
