@@ -38,7 +38,7 @@ def decode(records: DataFrame, registry: dict[str, str]) -> DataFrame:
         try:
             context = SerializationContext(topic, MessageField.VALUE)
             return {**row, **deserializer(*registry.items())(value, context)}
-        # Errors of the registry are not caught: the query fails, and reads the batch again.
+        # Another error, as of the registry, fails the query, which then reads the batch again.
         except (SerializationError, ValueError, LookupError, EOFError, TypeError) as error:
             return {**row, "error": f"{type(error).__name__}: {len(value or b'')} bytes"}
 

@@ -38,15 +38,15 @@ def decode(records: DataFrame, registry: dict[str, str]) -> DataFrame:
     """Return a row for each record: the fields, or the error and nulls."""
 
     def row(data: bytes, **position: str) -> dict[str, Any]:
+        # Version 3 of the header, compression (0: none, 5: zlib), the schema's version, Avro.
+        if len(data) < 18 or data[0] != 3 or data[1] not in (0, 5):
+            return {**position, "error": "not written by a serializer of Glue"}
+        # An error of the registry fails the query, which then reads the batch again.
+        both = schemas(UUID(bytes=data[2:18]), *registry.items())
         try:
-            # Version 3 of the header, compression (0: none, 5: zlib), the schema's version, Avro.
-            if len(data) < 18 or data[0] != 3 or data[1] not in (0, 5):
-                raise ValueError("not written by a serializer of Glue")
             avro = zlib.decompress(data[18:]) if data[1] == 5 else data[18:]
-            both = schemas(UUID(bytes=data[2:18]), *registry.items())
             fields: Any = fastavro.schemaless_reader(io.BytesIO(avro), *both)
             return {**position, **fields}
-        # Errors of the registry are not caught: the query fails, and reads the batch again.
         except (ValueError, LookupError, EOFError, TypeError, zlib.error) as error:
             return {**position, "error": f"{type(error).__name__}: {len(data)} bytes"}
 

@@ -83,10 +83,12 @@ def rehearse(spark: SparkSession, folder: Path) -> bool:
         versions = register(settings)
         for row in rows():
             kinesis.state.put("departures", row["carrier"], encode(row, versions))
-        for bad in BAD:
-            kinesis.state.put("departures", "broken producer", bad)
+        # And two that end too early, compressed and not.
+        bad = (*BAD, *(encode(row, versions)[:20] for row in rows()[:2]))
+        for data in bad:
+            kinesis.state.put("departures", "broken producer", data)
         avro_glue.start(spark, str(folder), availableNow=True).awaitTermination()
-    return check(spark, folder, BAD)
+    return check(spark, folder, bad)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,63 @@
+"""`kill -9` for the recipe that merges changes into a Delta table, as soon as it has merged a
+batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+
+from embedded_kinesis import EmbeddedKinesis
+from examples.recipes.cdc_to_delta import APPLICATION
+from examples.rehearsals.cdc_to_delta import COLUMNS, changes
+from examples.rehearsals.laptop import connection, put
+from tests.architecture.layers import ROOT
+from tests.support.spark.drivers import Driver
+from tests.support.spark.queries import wait_until
+
+_STREAM = "plane-changes"
+_KILLS = 3
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("spark_environment")
+def test_each_batch_is_merged_once(kinesis: EmbeddedKinesis, tmp_path: Path) -> None:
+    table = tmp_path / "output-0"
+    state: dict[str, dict[str, Any]] = {}
+    DeltaTable.create(table, COLUMNS)
+    kinesis.state.create_stream(_STREAM, shards=2)
+    options = connection(kinesis) | {"maxRecordsPerTrigger": "300"}
+
+    def driver() -> Driver:
+        program = ROOT / "tests" / "spark" / "programs" / "merge_changes.py"
+        return Driver(tmp_path, [options], program=program)
+
+    for kill in range(_KILLS):
+        put(kinesis, _STREAM, changes(state, seed=kill), key="tailnum")
+        before = DeltaTable(table).version()
+        with driver() as running:
+            # Spark commits the batch after the table: most likely it has not yet.
+            wait_until(
+                lambda: DeltaTable(table).version() > before or not running.alive,  # noqa: B023
+                "another batch is merged",
+            )
+            assert "java" in running.kill(), running.log
+        kinesis.state.scale(_STREAM, 3 + kill)
+
+    with driver() as running:
+        wait_until(
+            lambda: _rows(table) == [state[key] for key in sorted(state)] or not running.alive,
+            "all changes are merged",
+        )
+    assert _rows(table) == [state[key] for key in sorted(state)], running.log
+    merges = [one for one in DeltaTable(table).history() if one["operation"] == "MERGE"]
+    last = DeltaTable(table).transaction_version(APPLICATION)
+    assert last is not None
+    assert len(merges) == last + 1
+
+
+def _rows(table: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = DeltaTable(table).to_pyarrow_table().sort_by("tailnum").to_pylist()
+    return rows
