@@ -1,7 +1,8 @@
 """Departures in two versions of a schema: `python -m examples.rehearsals.avro_confluent`.
 
 Apicurio Registry serves the API of Confluent's registry. It is fetched the first time, 142 MB, and
-so is Kafka, 43 MB. Needed: pip install '.[demo]' --group recipes in a checkout.
+so is Kafka, 43 MB. Needed: pip install '.[demo]' 'confluent-kafka[avro,schemaregistry]' in a
+checkout.
 """
 
 from __future__ import annotations

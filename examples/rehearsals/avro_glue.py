@@ -1,6 +1,6 @@
 """Departures in two versions of a schema: `python -m examples.rehearsals.avro_glue`.
 
-moto serves Glue's registry. Needed: pip install '.[demo]' --group recipes in a checkout.
+moto serves Glue's registry. Needed: pip install '.[demo]' fastavro 'moto[glue]' in a checkout.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Planes inserted, changed and deleted, with a batch that is repeated:
 `python -m examples.rehearsals.cdc_to_delta`.
 
-Needed: pip install '.[demo]' --group recipes in a checkout.
+Needed: pip install '.[demo]' deltalake in a checkout.
 """
 
 from __future__ import annotations
