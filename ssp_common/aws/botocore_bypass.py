@@ -40,7 +40,7 @@ from botocore.parsers import create_parser
 from urllib3.response import HTTPResponse
 
 from ssp_common.aws.http_exchange import is_supported, post
-from ssp_common.aws.signing import ALGORITHM, Scope, authorization, signing_key
+from ssp_common.aws.signing import ALGORITHM, RequestSigner, Scope, signing_key
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -83,6 +83,18 @@ class _Pattern:
     pool: HTTPConnectionPool
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Second:
+    """The part that the requests of a pattern have in common for a second: all but the body and
+    its signature."""
+
+    pattern: _Pattern
+    seconds: int
+    credentials: Any
+    sent: Mapping[str, str]
+    signer: RequestSigner
+
+
 class DirectCalls:
     """Makes the calls named in `decoders` for a boto3 client that does not retry. Thread-safe.
 
@@ -103,6 +115,8 @@ class DirectCalls:
         self._encoders = encoders or {}
         self._now = now
         self._patterns: dict[_Kind, _Pattern] = {}
+        self._seconds: dict[_Kind, _Second] = {}
+        """Those of the last requests."""
         self._signer: Any = None
         self._learned = threading.local()
         """The kind and pattern of the request that botocore sends in a thread: older versions pass
@@ -119,13 +133,15 @@ class DirectCalls:
     def forget(self) -> None:
         """Go the long way once more: for connections that were closed."""
         self._patterns.clear()
+        self._seconds.clear()
 
     def call(self, operation: str, request: Request) -> Answer | None:
         """Return the answer, or None if the call must go through botocore.
 
         Raises the same errors as the client's method.
         """
-        pattern = self._patterns.get(_kind(operation, request))
+        kind = _kind(operation, request)
+        pattern = self._patterns.get(kind)
         if pattern is None:
             return None
         try:
@@ -135,29 +151,41 @@ class DirectCalls:
         credentials = _credentials(pattern.signer, pattern.scope)
         if credentials is None or _account(credentials) != pattern.account:
             return None
-        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(self._now()))
+        now, last = int(self._now()), self._seconds.get(kind)
+        if (
+            last is None
+            or last.seconds != now
+            or last.pattern is not pattern
+            or last.credentials != credentials
+        ):
+            last = self._seconds[kind] = self._second(pattern, now, credentials)
+        sent = {**last.sent, "Authorization": last.signer.authorization(body)}
+        status, received, content = _send(pattern, sent, body)
+        return self._answer(operation, status, received, content)
+
+    def _second(self, pattern: _Pattern, seconds: int, credentials: Any) -> _Second:
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seconds))
         sent = {**pattern.sent, "X-Amz-Date": moment}
         signed = {**pattern.signed, "x-amz-date": moment}
         if credentials.token:
             sent["X-Amz-Security-Token"] = signed["x-amz-security-token"] = credentials.token
-        sent["Authorization"] = self._signature(pattern.scope, signed, body, credentials)
-        status, received, content = _send(pattern, sent, body)
-        return self._answer(operation, status, received, content)
+        return _Second(
+            pattern=pattern,
+            seconds=seconds,
+            credentials=credentials,
+            sent=sent,
+            signer=self._request_signer(pattern.scope, signed, credentials),
+        )
 
-    def _signature(
-        self, scope: Scope, signed: Mapping[str, str], body: bytes, credentials: Any
-    ) -> str:
+    def _request_signer(
+        self, scope: Scope, signed: Mapping[str, str], credentials: Any
+    ) -> RequestSigner:
         what = (credentials.secret_key, signed["x-amz-date"][:8], scope)
         last = self._last_key
         if last is None or last[0] != what:
             last = self._last_key = (what, signing_key(*what))
-        return authorization(
-            access_key=credentials.access_key,
-            key=last[1],
-            scope=scope,
-            path="/",
-            headers=signed,
-            body=body,
+        return RequestSigner(
+            access_key=credentials.access_key, key=last[1], scope=scope, path="/", headers=signed
         )
 
     def _answer(
@@ -236,7 +264,8 @@ class DirectCalls:
         signed = host | {name: lower[name] for name in lower.keys() - _UNSIGNED}
         # Credentials that were refreshed in between give another signature: the next call that goes
         # this way is as good to learn from.
-        if self._signature(scope, signed, request.body, credentials) != lower["authorization"]:
+        signer = self._request_signer(scope, signed, credentials)
+        if signer.authorization(request.body) != lower["authorization"]:
             return None
         return _Pattern(
             url=request.url,

@@ -35,31 +35,33 @@ def signing_key(secret_key: str, day: str, scope: Scope) -> bytes:
     return key
 
 
-def authorization(
-    *,
-    access_key: str,
-    key: bytes,
-    scope: Scope,
-    path: str,
-    headers: Mapping[str, str],
-    body: bytes,
-) -> str:
-    """The header `Authorization` of a POST to `path`.
+class RequestSigner:
+    """Signs POST requests to `path` that differ only in their bodies.
 
     `headers` are those to sign, by their names in lower case, without spaces at the ends of values
     or two in a row within; `host` and `x-amz-date` (YYYYMMDDTHHMMSSZ) must be among them. `key` is
     the `signing_key` of that day.
     """
-    moment = headers["x-amz-date"]
-    scoped = scope.on(moment[:8])
-    names = sorted(headers)
-    signed = ";".join(names)
-    lines = "".join(f"{name}:{headers[name]}\n" for name in names)
-    request = f"POST\n{path}\n\n{lines}\n{signed}\n{hashlib.sha256(body).hexdigest()}"
-    digest = hashlib.sha256(request.encode()).hexdigest()
-    text = f"{ALGORITHM}\n{moment}\n{scoped}\n{digest}"
-    signature = hmac.digest(key, text.encode(), "sha256").hex()
-    return (
-        f"{ALGORITHM} Credential={access_key}/{scoped}, SignedHeaders={signed}, "
-        f"Signature={signature}"
-    )
+
+    __slots__ = ("_header", "_key", "_request", "_text")
+
+    def __init__(
+        self, *, access_key: str, key: bytes, scope: Scope, path: str, headers: Mapping[str, str]
+    ) -> None:
+        moment = headers["x-amz-date"]
+        scoped = scope.on(moment[:8])
+        names = sorted(headers)
+        signed = ";".join(names)
+        lines = "".join(f"{name}:{headers[name]}\n" for name in names)
+        self._key = key
+        self._request = f"POST\n{path}\n\n{lines}\n{signed}\n"
+        self._text = f"{ALGORITHM}\n{moment}\n{scoped}\n"
+        self._header = (
+            f"{ALGORITHM} Credential={access_key}/{scoped}, SignedHeaders={signed}, Signature="
+        )
+
+    def authorization(self, body: bytes) -> str:
+        """Return the header `Authorization` of the request with this body."""
+        request = self._request + hashlib.sha256(body).hexdigest()
+        text = self._text + hashlib.sha256(request.encode()).hexdigest()
+        return self._header + hmac.digest(self._key, text.encode(), "sha256").hex()
