@@ -98,6 +98,7 @@ class Reader:
                 leave=leave,
             )
         )
+        self._create = tuple(row for row in self._create if row.key not in status.rows)
         self._reading = frozenset(status.held) - status.asked_for
         if status.asked_for:
             status = self.client.exchange(Report(reading=self._reading, leave=leave))

@@ -57,7 +57,7 @@ NEAR_MS = 1000
 MAX_TIME_PROBES = 3
 """The most probes by time in one trigger; a later one continues. With the page from the start and
 the rest they are the five GetRecords that a shard answers in a second (Kinesis API reference); a
-second page from the start is a sixth."""
+second page from the start is a sixth, and so is a check of an old quiet period."""
 QUIET_MS = 5000
 """The time that a quiet period is assumed to last before it is checked for new records."""
 WIDE_GAP_MS = 5 * 60 * 1000
@@ -295,15 +295,15 @@ def search_near_latest(
     if result.end is None or result.time - result.end.arrival <= MIN_WINDOW_MS:
         return result
     gap = _Gap(result)
-    for _ in range(MAX_TIME_PROBES):
-        if not gap.best.has_more or gap.is_narrow:
-            break
+    probes = 0
+    while probes < MAX_TIME_PROBES and gap.best.has_more and not gap.is_narrow:
         try:
             gap.record((yield from find_by_time(gap.best, gap.next_target())))
         except ThrottledError:
             if gap.best is result:
                 raise
             break
+        probes += not gap.is_confirmed
     best = gap.result()
     if not best.has_more or (best.found_by_time and not gap.is_quiet) or gap.is_wide:
         return best
@@ -325,6 +325,8 @@ class _Gap:
         self._high = result.time if self._quiet is None else self._quiet.since
         self._probes = 0
         self._target = self._time
+        self.is_confirmed = False
+        """True if the last probe showed that an old quiet period lasts, so it narrowed nothing."""
 
     @property
     def is_quiet(self) -> bool:
@@ -367,6 +369,7 @@ class _Gap:
 
     def record(self, later: ProbeResult | None) -> None:
         """Record the result of the probe at the last target."""
+        self.is_confirmed = later is None and self._quiet is not None and self._is_old(self._quiet)
         if later is None:
             since = self._target if self._quiet is None else min(self._target, self._quiet.since)
             self._quiet = QuietPeriod(since=since, at=self._time)

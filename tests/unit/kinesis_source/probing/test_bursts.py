@@ -108,6 +108,19 @@ def test_a_backlog_that_has_ended_takes_two_batches_and_twelve_looks(
     query.close()
 
 
+@pytest.mark.parametrize("every_seconds", [25, 60])
+def test_a_backlog_that_has_ended_takes_two_batches_however_slow_they_are(
+    every_seconds: float,
+) -> None:
+    query = _Query(record=b"x" * 200)
+    query.put(50_000, over_ms=20_000)
+    query.wait(60)
+    calls = query.count_calls(strict=True)
+    query.batches_to_tip(every_seconds=every_seconds, at_most=2)
+    assert calls()["GetRecords"] <= 12
+    query.close()
+
+
 def test_records_of_one_moment_are_read_a_page_at_a_time() -> None:
     query = _Query()
     query.put(10_000, over_ms=1)
