@@ -312,8 +312,7 @@ def search_near_latest(
 
 
 class _Gap:
-    """The time between the last record found (`low`) and the time after which none was found
-    (`high`)."""
+    """The time from the last record found (`low`) to that after which none was found (`high`)."""
 
     def __init__(self, result: ProbeResult) -> None:
         self.best = self._found = result
