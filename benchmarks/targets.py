@@ -223,6 +223,14 @@ def _counted(shards: int) -> str:
 AIMS: Final = (
     *(_kafka_bulk(200, partitions, 1.5) for partitions in (4, 16)),
     *(_kafka_bulk(size, partitions, 1.0) for size in (20, 1_000) for partitions in (4, 16)),
+    Aim(
+        subject="Kafka, 1,000 partitions, offsets and lag in a progress report",
+        benchmark="planning.offset_size",
+        row={"of": "1,000 partitions"},
+        values=lambda row: [row["reported_bytes"] / 1000],
+        limit=below(40),
+        unit=" KB",
+    ),
     _kafka_triggers(4, "ours", "4 partitions", at_most(1.2)),
     _kafka_triggers(64, "ours, 4 tasks", "64 partitions by 4 tasks", below(1.0)),
     *(_kinesis_bulk(n, "parse", "a bare loop that fetches and parses", 0.8) for n in (1, 16, 128)),

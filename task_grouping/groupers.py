@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from task_grouping.identifiers import SystemStreamPartition, TaskName, WorkerId
 
 Grouping = Mapping[TaskName, frozenset[SystemStreamPartition]]
 """The partitions of each task: disjoint, none empty."""
+
+
+_BOUNDED: Final = "partition mod "
 
 
 class Grouper(Protocol):
@@ -49,7 +52,7 @@ class GroupByPartition:
     @property
     def label(self) -> str:
         """The name stored in an assignment."""
-        return "partition" if self.tasks is None else f"partition mod {self.tasks}"
+        return "partition" if self.tasks is None else f"{_BOUNDED}{self.tasks}"
 
     def group(
         self, ssps: Collection[SystemStreamPartition]
@@ -98,6 +101,19 @@ class AllSspToSingleTask:
     ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
         """Assign each partition to a task."""
         return tasks_of(dict.fromkeys(ssps, TaskName(f"Task-{self.worker}")))
+
+
+def grouper_of(label: str) -> Grouper | None:
+    """Return the grouper of this label; None for one whose tasks do not follow from the label."""
+    if label == GroupBySystemStreamPartition().label:
+        return GroupBySystemStreamPartition()
+    if label == GroupByPartition().label:
+        return GroupByPartition()
+    tasks = label.removeprefix(_BOUNDED)
+    if label.startswith(_BOUNDED) and tasks.isdecimal() and int(tasks):
+        bounded = GroupByPartition(tasks=int(tasks))
+        return bounded if bounded.label == label else None
+    return None
 
 
 def tasks_of(

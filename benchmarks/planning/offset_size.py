@@ -5,7 +5,8 @@
 Spark writes an offset into the checkpoint for every batch, and hands each to Python and back
 several times. Of Kinesis every shard has a position after a record and was once read to its latest
 record; of Kafka there is one topic, with a task for each partition. Milliseconds are of CPU; `read`
-compares the offset with the one that was written.
+compares the offset with the one that was written. `reported bytes` are those of a progress report:
+the start, the end, and of Kafka the lag, or the latest offset of Spark's own source.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from benchmarks.planning import partition_planning
 from benchmarks.support.growth import cpu_ms
 from benchmarks.support.report import Report
 from kafka_source.model import offset as kafka
+from kafka_source.planning.plan_batch import BatchRules
+from kafka_source.planning.progress_metrics import lag_metrics
 from kinesis_source.model import offset as kinesis
 from kinesis_source.model.shard import AfterRecord, EpochMillis, SequenceNumber, ShardState
+from ssp_common.documents.versioned_json import Json
+from task_grouping.fixed_tasks import FixedTasks
+from task_grouping.groupers import GroupBySystemStreamPartition
 from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 
 SLOTS = 64
@@ -48,8 +54,9 @@ def of_kinesis(shards: int) -> kinesis.Offset:
 
 
 def of_kafka(partitions: int) -> kafka.Offset:
-    """Every partition a billion records further than where the batch before began."""
-    rules = partition_planning.rules(None)
+    """Every partition a billion records further than where the batch before began, with the tasks
+    of the default options."""
+    rules = BatchRules(grouping=FixedTasks(grouper=GroupBySystemStreamPartition()))
     first = partition_planning.after(
         kafka.BEFORE_FIRST_BATCH, partition_planning.found(partitions, 0), rules
     )
@@ -58,13 +65,27 @@ def of_kafka(partitions: int) -> kafka.Offset:
     )
 
 
+def of_spark(offset: kafka.Offset) -> Json:
+    """The offset of Spark's own source with the same positions."""
+    document: Json = {}
+    for ssp in sorted(offset.positions):
+        document.setdefault(ssp.stream, {})[str(ssp.partition)] = offset.positions[ssp]
+    return document
+
+
+def reported_bytes(offset: Json, latest: Json | None) -> int:
+    """The bytes of a batch in a progress report, without the blanks of indented JSON."""
+    documents = {"startOffset": offset, "endOffset": offset, "latestOffset": latest}
+    return len(json.dumps(documents, separators=(",", ":")))
+
+
 def run(*, parts: Sequence[int], rounds: int) -> Report:
     """Measure offsets of each number of shards and of as many partitions."""
     report = Report(
         name="planning.offset_size",
         command="python -m benchmarks.planning.offset_size "
         f"--parts {' '.join(str(count) for count in parts)} --rounds {rounds}",
-        columns=("offset of", "bytes", "bytes each", "written ms", "read ms"),
+        columns=("offset of", "bytes", "bytes each", "written ms", "read ms", "reported bytes"),
     )
     for count in parts:
         _add(
@@ -77,15 +98,21 @@ def run(*, parts: Sequence[int], rounds: int) -> Report:
             rounds,
         )
     for count in parts:
+        offset = of_kafka(count)
+        lag: dict[StreamName, dict[int, int]] = {}
+        for ssp, position in offset.positions.items():
+            lag.setdefault(ssp.stream, {})[ssp.partition] = position
         _add(
             report,
             f"{count:,} partitions",
             count,
-            of_kafka(count),
+            offset,
             kafka.encode,
             kafka.decode,
             rounds,
+            latest=lag_metrics(lag),
         )
+        _add_spark(report, count, of_spark(offset))
     return report
 
 
@@ -97,8 +124,10 @@ def _add(
     encode: Callable[[Any], Any],
     decode: Callable[[Any], Any],
     rounds: int,
+    latest: Json | None = None,
 ) -> None:
-    text = json.dumps(encode(offset))
+    document = encode(offset)
+    text, reported = json.dumps(document), reported_bytes(document, latest)
     written = cpu_ms(lambda: json.dumps(encode(offset)), rounds)
     read = cpu_ms(partial(_read, text, offset, decode), rounds)
     report.add(
@@ -107,11 +136,33 @@ def _add(
         f"{len(text) / count:.0f}",
         written.text(1),
         read.text(1),
+        f"{reported:,}",
         of=name,
         parts=count,
         bytes=len(text),
         written_ms=written.median,
         read_ms=read.median,
+        reported_bytes=reported,
+    )
+
+
+def _add_spark(report: Report, count: int, document: Json) -> None:
+    name, text = (
+        f"{count:,} partitions, Spark's source",
+        json.dumps(document, separators=(",", ":")),
+    )
+    reported = reported_bytes(document, document)
+    report.add(
+        name,
+        f"{len(text):,}",
+        f"{len(text) / count:.0f}",
+        "",
+        "",
+        f"{reported:,}",
+        of=name,
+        parts=count,
+        bytes=len(text),
+        reported_bytes=reported,
     )
 
 

@@ -1,7 +1,8 @@
 """The stored form of an assignment: `task_grouping.assignment`, version 1, as JSON on one line.
 
-Equal assignments have equal text. It contains names of topics and tasks, and numbers, but no
-secrets.
+Version 1 is complete without the rules of a grouper, for other readers of a store and for earlier
+releases; the versions of offsets are also read. Equal assignments have equal text. It contains
+names of topics and tasks, and numbers, but no secrets.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import json
 
 from checkpoint.assignments.errors import AssignmentStoreError
 from ssp_common.errors import IncompatibleStateError
-from task_grouping.assignment import TaskAssignment, decode_assignment, encode_assignment
+from task_grouping.assignment import TaskAssignment, decode_assignment, encode_assignment_v1
 
 
 def encode_text(assignment: TaskAssignment) -> str:
     """Return the stored form of an assignment."""
-    return json.dumps(encode_assignment(assignment), separators=(",", ":")) + "\n"
+    return json.dumps(encode_assignment_v1(assignment), separators=(",", ":")) + "\n"
 
 
 def decode_text(text: str | bytes, subject: str) -> TaskAssignment:

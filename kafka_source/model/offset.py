@@ -1,17 +1,21 @@
-"""Offsets, version 1: the position of every partition, and the task that it belongs to.
+"""Offsets, version 2: the position of every partition, and the task that it belongs to.
 
-    {"v": 1,
-     "topics": {"orders": {"id": "4mWqrD…", "next": {"0": 23, "1": 9, "2": 4}, "begin": {"2": 0}}},
-     "assignment": {"v": 1, "grouper": "partition", …}}
+    {"v": 2,
+     "topics": {"orders": {"id": "4mWqrD…", "next": [23, 9, 4], "begin": {"2": 0}}},
+     "assignment": {"v": 2, "grouper": "partition", …}}
 
-* `next` is, by partition, the offset of the next record to read.
+* `next` is the offset of the next record to read: a list if its partitions are 0 to n - 1,
+  otherwise an object by partition.
 * `id` is the topic's id; it is absent if the brokers return none.
 * `begin` appears only in the first offset that contains a partition, or in the first after a
-  tolerated gap. It is the position where reading starts, instead of the one in the previous offset.
-  So a batch can be planned again from its two offsets, without options and without a request.
+  tolerated gap. It is the position where reading starts, instead of the one in the previous
+  offset, in the form of `next`. So a batch can be planned again from its two offsets, without
+  options and without a request.
 * `assignment` (`task_grouping.assignment`) has the same partitions, and the partition counts that
   the topics have had, which define the generations of partitions.
 * The offset before a query's first batch is empty.
+
+In version 1 `next` and `begin` are always objects, and the assignment is of version 1.
 
 Spark compares offsets as text, and PySpark writes a dict in insertion order. So every level is
 inserted in sorted order, partitions by number, and equal offsets are equal text.
@@ -19,28 +23,28 @@ inserted in sorted order, partitions by number, and equal offsets are equal text
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kafka_source.model.topic import TopicId, kafka_name, partition_of
-from ssp_common.documents.versioned_json import Json, VersionedDocument, whole_number
+from ssp_common.documents.versioned_json import Codec, Json, VersionedDocument, whole_number
 from task_grouping.assignment import (
     NO_ASSIGNMENT,
     TaskAssignment,
     decode_assignment,
     encode_assignment,
+    encode_assignment_v1,
 )
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
-OFFSET_VERSION = 1
+OFFSET_VERSION = 2
 
 _DOCUMENT: Final = VersionedDocument(
     subject="checkpoint of a kafka-ssp query",
     article="an",
     noun="offset",
     full_name="a kafka-ssp offset",
-    version=OFFSET_VERSION,
     next_step="run the query with the spark-ssp version that wrote this checkpoint, or start it on "
     "a new checkpoint location",
 )
@@ -67,10 +71,7 @@ BEFORE_FIRST_BATCH = Offset()
 
 def encode(offset: Offset) -> Json:
     """Return the offset as the JSON that Spark stores."""
-    document: Json = {"v": OFFSET_VERSION, "topics": _encode_topics(offset)}
-    if offset.assignment != NO_ASSIGNMENT:
-        document["assignment"] = encode_assignment(offset.assignment)
-    return document
+    return _encode(offset, OFFSET_VERSION, _encode_numbers, encode_assignment)
 
 
 def is_offset(document: object) -> bool:
@@ -84,35 +85,64 @@ def is_offset(document: object) -> bool:
 
 
 def decode(document: Any) -> Offset:
-    """Parse a stored offset. Raise IncompatibleStateError unless this version wrote it."""
-    return _DOCUMENT.read(document, _decode_v1, encode)
+    """Parse a stored offset. Raise IncompatibleStateError for an unknown version."""
+    return _DOCUMENT.read(document, _CODECS)
 
 
 # --- Writing -------------------------------------------------------------------------------------
 
 
-def _encode_topics(offset: Offset) -> Json:
-    document: Json = {}
+def _encode_v1(offset: Offset) -> Json:
+    return _encode(offset, 1, _encode_numbers_v1, encode_assignment_v1)
+
+
+def _encode(
+    offset: Offset,
+    version: int,
+    encode_numbers: Callable[[Mapping[int, int]], object],
+    encode_tasks: Callable[[TaskAssignment], Json],
+) -> Json:
+    nexts, begins = _by_topic(offset.positions), _by_topic(offset.explicit_starts)
+    topics: Json = {}
     for topic in sorted(offset.topics):
         entry: Json = {}
         topic_id = offset.topics[topic]
         if topic_id is not None:
             entry["id"] = topic_id
-        entry["next"] = {}
-        document[topic] = entry
-    for ssp in sorted(offset.positions):
-        document[ssp.stream]["next"][str(ssp.partition)] = offset.positions[ssp]
-    for ssp in sorted(offset.explicit_starts):
-        document[ssp.stream].setdefault("begin", {})[str(ssp.partition)] = offset.explicit_starts[
-            ssp
-        ]
+        entry["next"] = encode_numbers(nexts.get(topic, {}))
+        if topic in begins:
+            entry["begin"] = encode_numbers(begins[topic])
+        topics[topic] = entry
+    document: Json = {"v": version, "topics": topics}
+    if offset.assignment != NO_ASSIGNMENT:
+        document["assignment"] = encode_tasks(offset.assignment)
     return document
+
+
+def _by_topic(positions: Positions) -> dict[StreamName, dict[int, int]]:
+    """Return positions by topic and partition, sorted."""
+    topics: dict[StreamName, dict[int, int]] = {}
+    for ssp, position in positions.items():
+        topics.setdefault(ssp.stream, {})[ssp.partition] = position
+    return {topic: dict(sorted(topics[topic].items())) for topic in sorted(topics)}
+
+
+def _encode_numbers_v1(positions: Mapping[int, int]) -> object:
+    return {str(partition): position for partition, position in positions.items()}
+
+
+def _encode_numbers(positions: Mapping[int, int]) -> object:
+    if positions and max(positions) == len(positions) - 1:
+        return list(positions.values())
+    return _encode_numbers_v1(positions)
 
 
 # --- Reading -------------------------------------------------------------------------------------
 
 
-def _decode_v1(document: Json) -> Offset:
+def _decode(document: Json) -> Offset:
+    """Parse an offset of either version: reading accepts both forms of positions, and the
+    comparison with the written document refuses the other version's."""
     topics: dict[StreamName, TopicId | None] = {}
     positions: dict[SystemStreamPartition, int] = {}
     explicit_starts: dict[SystemStreamPartition, int] = {}
@@ -131,16 +161,29 @@ def _decode_v1(document: Json) -> Offset:
     return offset
 
 
+_CODECS: Final = {
+    1: Codec(parse=_decode, write=_encode_v1),
+    OFFSET_VERSION: Codec(parse=_decode, write=encode),
+}
+
+
 def _topic_id(value: object) -> TopicId:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{value!r} is not a topic id")
     return TopicId(value)
 
 
-def _decode_positions(topic: StreamName, document: Json) -> dict[SystemStreamPartition, int]:
+def _decode_positions(
+    topic: StreamName, document: Json | list[object]
+) -> dict[SystemStreamPartition, int]:
+    numbers = (
+        enumerate(document)
+        if isinstance(document, list)
+        else ((_partition(text), position) for text, position in document.items())
+    )
     return {
-        partition_of(topic, _partition(number)): whole_number(position, what="position")
-        for number, position in document.items()
+        partition_of(topic, partition): whole_number(position, what="position")
+        for partition, position in numbers
     }
 
 

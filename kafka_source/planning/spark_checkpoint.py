@@ -65,7 +65,7 @@ def _decode_spark(document: Json) -> SparkOffset:
         raise IncompatibleStateError(
             _SUBJECT,
             found=f"neither an offset of kafka-ssp nor one of Spark's Kafka source ({error})",
-            expected='{"v": 1, "topics": ...}, or positions by topic and partition',
+            expected='{"v": 2, "topics": ...}, or positions by topic and partition',
             next_step="start the query on a new checkpoint location",
         ) from error
     return SparkOffset(positions={ssp: positions[ssp] for ssp in sorted(positions)})

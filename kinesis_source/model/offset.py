@@ -45,7 +45,7 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from ssp_common.documents.versioned_json import Json, VersionedDocument, whole_number
+from ssp_common.documents.versioned_json import Codec, Json, VersionedDocument, whole_number
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 
 OFFSET_VERSION = 1
@@ -55,7 +55,6 @@ _DOCUMENT: Final = VersionedDocument(
     article="an",
     noun="offset",
     full_name="a kinesis-ssp offset",
-    version=OFFSET_VERSION,
     next_step="run the query with the spark-ssp version that wrote this checkpoint, or start it on "
     "a new checkpoint location",
 )
@@ -116,7 +115,7 @@ def is_offset(document: object) -> bool:
 
 def decode(document: Any) -> Offset:
     """Parse a stored offset. Raises IncompatibleStateError unless this version can read it."""
-    return _DOCUMENT.read(document, _decode_v1, encode)
+    return _DOCUMENT.read(document, {OFFSET_VERSION: Codec(parse=_decode_v1, write=encode)})
 
 
 # --- Writing -------------------------------------------------------------------------------------

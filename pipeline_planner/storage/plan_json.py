@@ -24,7 +24,7 @@ from typing import Any, Final
 from pipeline_planner.graph.names import OperatorName, StreamId, SystemKind, SystemName, TableName
 from pipeline_planner.planning.partition_counts import Case, Count, Origin, PartitionGroup
 from pipeline_planner.planning.plan import Plan, Role, StagePlan, StreamPlan, TablePlan
-from ssp_common.documents.versioned_json import Json, VersionedDocument
+from ssp_common.documents.versioned_json import Codec, Json, VersionedDocument
 
 PLAN_VERSION: Final = 1
 
@@ -33,7 +33,6 @@ _DOCUMENT: Final = VersionedDocument(
     article="a",
     noun="plan",
     full_name="a plan",
-    version=PLAN_VERSION,
     next_step="run the pipeline with the spark-ssp version that recorded the plan, or start it "
     "under a new checkpoint root and with other intermediate streams",
 )
@@ -51,7 +50,9 @@ def from_text(text: str) -> Plan:
         document = json.loads(text)
     except ValueError:
         raise _DOCUMENT.incompatible("text that is not JSON", "a plan as it was written") from None
-    return _DOCUMENT.read(document, _plan_from_json, _plan_to_json)
+    return _DOCUMENT.read(
+        document, {PLAN_VERSION: Codec(parse=_plan_from_json, write=_plan_to_json)}
+    )
 
 
 def is_equivalent(recorded: Plan, planned: Plan) -> bool:

@@ -7,9 +7,9 @@ policy for versions and keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from ssp_common.errors import IncompatibleStateError
 from ssp_common.options.spec import shown
@@ -23,6 +23,15 @@ _MOST_SHOWN: Final = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Codec(Generic[T]):
+    """The reader and the writer of one version of a document. `write` is the inverse of
+    `parse`."""
+
+    parse: Callable[[Json], T]
+    write: Callable[[T], Json]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VersionedDocument:
     """Reads one kind of document; the names are for errors."""
 
@@ -33,48 +42,51 @@ class VersionedDocument:
     """Article and noun: `an` `offset`."""
     full_name: str
     """The noun in full, with its article: `a kinesis-ssp offset`."""
-    version: int
     next_step: str
 
-    def read(self, document: Any, parse: Callable[[Json], T], write: Callable[[T], Json]) -> T:
-        """Return the value that `parse` reads from a document of this version.
+    def read(self, document: Any, codecs: Mapping[int, Codec[T]]) -> T:
+        """Return the value of a document that one of `codecs`, by version, can read.
 
-        `write` is the inverse of `parse`: a document that it would not write has a key or a value
-        that this release does not know, and `parse` has dropped it.
+        A document that its codec would not write has a key or a value that this release does not
+        know, and that `parse` has dropped.
 
         Raises IncompatibleStateError, also where `parse` meets another layout and raises KeyError,
         TypeError, ValueError, AttributeError or RecursionError.
         """
-        checked = self.of_this_version(document)
+        version = self._version(document, codecs)
+        codec, noun = codecs[version], f"{self.article} {self.noun}"
         try:
-            value = parse(checked)
+            value = codec.parse(document)
         except KeyError as error:
-            raise self.other_layout(f"{self.article} {self.noun} without {error}") from None
+            raise self._other_layout(f"{noun} without {error}", version) from None
         except (TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise self.other_layout(
-                f"{self.article} {self.noun} that does not parse ({_cut(str(error))})"
+            raise self._other_layout(
+                f"{noun} that does not parse ({_cut(str(error))})", version
             ) from None
-        added = _addition(checked, write(value), ())
+        added = _addition(document, codec.write(value), ())
         if added is not None:
-            raise self.other_layout(f"{self.article} {self.noun} with {added}")
+            raise self._other_layout(f"{noun} with {added}", version)
         return value
 
-    def of_this_version(self, document: Any) -> Json:
-        """Return the document. Raises IncompatibleStateError for another version."""
+    def _version(self, document: Any, known: Mapping[int, object]) -> int:
+        """Return the version of a document. Raises IncompatibleStateError for one that is not
+        known."""
+        versions = " or ".join(map(str, sorted(known)))
         if not isinstance(document, dict) or "v" not in document:
-            raise self.incompatible("no version", f'{self.full_name} with "v": {self.version}')
-        if type(document["v"]) is not int or document["v"] != self.version:
+            raise self.incompatible("no version", f'{self.full_name} with "v": {versions}')
+        version = document["v"]
+        if type(version) is not int or version not in known:
             raise self.incompatible(
-                f"{self.noun} version {_cut(repr(document['v']))}", f"version {self.version}"
+                f"{self.noun} version {_cut(repr(version))}", f"version {versions}"
             )
-        return document
+        return version
 
-    def other_layout(self, found: str) -> IncompatibleStateError:
-        """Return the error for a document with this version's number and another layout."""
-        return self.incompatible(found, f"the layout of version {self.version}")
+    def _other_layout(self, found: str, version: int) -> IncompatibleStateError:
+        """Return the error for a document with the number of a version and another layout."""
+        return self.incompatible(found, f"the layout of version {version}")
 
     def incompatible(self, found: str, expected: str) -> IncompatibleStateError:
-        """The error for a document that cannot be used."""
+        """Return the error for a document that cannot be used."""
         return IncompatibleStateError(
             self.subject, found=found, expected=expected, next_step=self.next_step
         )

@@ -1,6 +1,7 @@
-"""Offsets of Kafka, version 1: what was written once must be read for ever, equal ones equal text.
+"""Offsets of Kafka, versions 1 and 2: what was written once must be read for ever, equal ones be
+equal text.
 
-The files `tests/golden/kafka_offset_v1_*.json` are checkpoints as PySpark writes them. They are
+The files `tests/golden/kafka_offset_v*.json` are checkpoints as PySpark writes them. They are
 never written by a test: a change of one of them is a change of what users have on disk.
 """
 
@@ -72,28 +73,50 @@ EXPECTED: dict[str, Offset] = {
         assignment=assigned("single", {"orders": (11,)}, {"Task-w": ssps({"orders": 11})}),
     ),
 }
+"""The values of the golden files of each version."""
+
+ADDED: dict[str, Offset] = {
+    "chosen": Offset(
+        topics={ORDERS: ORDERS_ID, CLICKS: CLICKS_ID},
+        positions={ssp("orders", 2): 9, ssp("orders", 10): 23, ssp("clicks", 0): 7},
+        explicit_starts={ssp("orders", 10): 5, ssp("clicks", 0): 0},
+        assignment=assigned(
+            "ssp",
+            {"orders": (2,), "clicks": (1,)},
+            {
+                "SystemStreamPartition [kafka, orders, 2]": [ssp("orders", 2)],
+                "SystemStreamPartition [kafka, orders, 10]": [ssp("orders", 10)],
+                "SystemStreamPartition [kafka, clicks, 0]": [ssp("clicks", 0)],
+            },
+        ),
+    ),
+}
+"""The values of golden files since version 2."""
+
+VALUES = {
+    **{("v1", name): value for name, value in EXPECTED.items()},
+    **{("v2", name): value for name, value in {**EXPECTED, **ADDED}.items()},
+}
 
 
-def _golden(name: str) -> str:
-    return (GOLDEN / f"kafka_offset_v1_{name}.json").read_text().removesuffix("\n")
+def _golden(name: str, version: str = "v2") -> str:
+    return (GOLDEN / f"kafka_offset_{version}_{name}.json").read_text().removesuffix("\n")
 
 
 def test_each_golden_file_has_its_value() -> None:
-    files = {
-        path.stem.removeprefix("kafka_offset_v1_") for path in GOLDEN.glob("kafka_offset_*.json")
-    }
-    assert files == set(EXPECTED)
+    files = {path.stem.removeprefix("kafka_offset_") for path in GOLDEN.glob("kafka_offset_*.json")}
+    assert files == {f"{version}_{name}" for version, name in VALUES}
 
 
-@pytest.mark.parametrize("name", EXPECTED)
-def test_a_golden_offset_reads_as_it_was_meant(name: str) -> None:
-    assert decode(json.loads(_golden(name))) == EXPECTED[name]
+@pytest.mark.parametrize(("version", "name"), VALUES)
+def test_a_golden_offset_reads_as_it_was_meant(version: str, name: str) -> None:
+    assert decode(json.loads(_golden(name, version))) == VALUES[version, name]
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@pytest.mark.parametrize("name", [*EXPECTED, *ADDED])
 def test_a_golden_offset_is_written_to_the_letter(name: str) -> None:
     # PySpark writes what `latestOffset` gives with json.dumps and its defaults.
-    assert json.dumps(encode(EXPECTED[name])) == _golden(name)
+    assert json.dumps(encode(VALUES["v2", name])) == _golden(name)
 
 
 # --- Equal offsets are equal text -----------------------------------------------------------------
@@ -146,7 +169,7 @@ def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
     assert json.dumps(encode(other)) == text
 
 
-def test_an_offset_of_10_000_partitions_takes_at_most_80_bytes_a_partition() -> None:
+def test_an_offset_of_10_000_partitions_takes_at_most_16_bytes_a_partition() -> None:
     fixed = FixedTasks(grouper=GroupByPartition())
     assignment = fixed.group(NO_ASSIGNMENT, ssps({"orders": 10_000}))
     offset = Offset(
@@ -154,7 +177,7 @@ def test_an_offset_of_10_000_partitions_takes_at_most_80_bytes_a_partition() -> 
         positions=dict.fromkeys(assignment.owners(), 123_456_789_012),
         assignment=assignment,
     )
-    assert len(json.dumps(encode(offset))) <= 80 * 10_000
+    assert len(json.dumps(encode(offset))) <= 16 * 10_000
 
 
 # --- Offsets that are none of ours ----------------------------------------------------------------
@@ -173,18 +196,18 @@ def _refusal(document: object) -> IncompatibleStateError:
 def test_another_sources_offset_is_refused(document: object) -> None:
     error = _refusal(document)
     assert error.subject == "checkpoint of a kafka-ssp query"
-    assert (error.found, error.expected) == ("no version", 'a kafka-ssp offset with "v": 1')
+    assert (error.found, error.expected) == ("no version", 'a kafka-ssp offset with "v": 1 or 2')
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.0, {"0": 12}])
+@pytest.mark.parametrize("version", [0, 3, "1", None, True, 1.0, {"0": 12}])
 def test_an_unknown_version_is_refused_by_its_name(version: object) -> None:
     error = _refusal(json.loads(_golden("plain")) | {"v": version})
-    assert (error.found, error.expected) == (f"offset version {version!r}", "version 1")
+    assert (error.found, error.expected) == (f"offset version {version!r}", "version 1 or 2")
 
 
-def _edited(path: list[str], value: object) -> object:
-    """The golden offset `expanded` with one value replaced, or dropped where it is ..."""
-    document: Any = json.loads(_golden("expanded"))
+def _edited(golden: str, path: list[str], value: object) -> object:
+    """A golden offset with one value replaced, or dropped where it is ..."""
+    document: Any = json.loads(golden)
     level = document
     for step in path[:-1]:
         level = level[step]
@@ -204,7 +227,7 @@ TOPIC = ["topics", "orders"]
         (["topics"], ..., "'topics'"),
         (["topics"], [], "'list' object has no attribute 'items'"),
         ([*TOPIC, "next"], ..., "'next'"),
-        ([*TOPIC, "next"], [], "'list' object has no attribute 'items'"),
+        ([*TOPIC, "next"], [100, 99, 98, 97], "in topics / orders / next"),
         ([*TOPIC, "id"], 7, "7 is not a topic id"),
         ([*TOPIC, "id"], "", "'' is not a topic id"),
         ([*TOPIC, "next", "0"], "23", "'23' is no position"),
@@ -222,15 +245,43 @@ TOPIC = ["topics", "orders"]
         (["assignment"], ..., "0] is not both in the positions and in the assignment"),
     ],
 )
-def test_a_damaged_offset_is_refused_by_what_is_wrong(
+def test_a_damaged_offset_of_version_1_is_refused_by_what_is_wrong(
     path: list[str], value: object, found: str
 ) -> None:
-    error = _refusal(_edited(path, value))
+    error = _refusal(_edited(_golden("expanded", "v1"), path, value))
     assert error.subject == "checkpoint of a kafka-ssp query"
     assert found in error.found
     assert error.expected == "the layout of version 1"
 
 
-def test_a_damaged_assignment_is_told_as_such() -> None:
-    error = _refusal(_edited(["assignment", "v"], 2))
-    assert (error.subject, error.found) == ("task assignment", "assignment version 2")
+@pytest.mark.parametrize(
+    ("path", "value", "found"),
+    [
+        ([*TOPIC, "next"], ..., "'next'"),
+        ([*TOPIC, "next"], [], "0] is not both in the positions and in the assignment"),
+        ([*TOPIC, "next"], 7, "'int' object has no attribute 'items'"),
+        ([*TOPIC, "next"], [100, 99, 98], "3] is not both in the positions and in the assignment"),
+        ([*TOPIC, "next"], [100, 99, 98, -1], "-1 is no position"),
+        ([*TOPIC, "next"], [100, 99, 98, True], "True is no position"),
+        (
+            [*TOPIC, "next"],
+            {"0": 100, "1": 99, "2": 98, "3": 97},
+            "another value than this version writes in topics / orders / next",
+        ),
+        ([*TOPIC, "begin"], [99, 99, 99], "orders-2 starts after its position"),
+        (["assignment"], ..., "0] is not both in the positions and in the assignment"),
+        (["assignment"], json.loads(_golden("expanded", "v1"))["assignment"], "in assignment"),
+    ],
+)
+def test_a_damaged_offset_is_refused_by_what_is_wrong(
+    path: list[str], value: object, found: str
+) -> None:
+    error = _refusal(_edited(_golden("expanded"), path, value))
+    assert error.subject == "checkpoint of a kafka-ssp query"
+    assert found in error.found
+    assert error.expected == "the layout of version 2"
+
+
+def test_a_damaged_assignment_is_named() -> None:
+    error = _refusal(_edited(_golden("expanded"), ["assignment", "v"], 3))
+    assert (error.subject, error.found) == ("task assignment", "assignment version 3")

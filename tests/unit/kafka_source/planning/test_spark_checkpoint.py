@@ -58,8 +58,8 @@ def test_a_topic_may_be_called_like_our_version() -> None:
 def test_ours_stays_ours() -> None:
     for offset in (BEFORE_FIRST_BATCH, after({"orders": [5, 5]})):
         assert decode_any(json.loads(json.dumps(encode(offset)))) == offset
-    with pytest.raises(IncompatibleStateError, match="offset version 2"):
-        decode_any({"v": 2, "topics": {}})
+    with pytest.raises(IncompatibleStateError, match="offset version 3"):
+        decode_any({"v": 3, "topics": {}})
 
 
 @pytest.mark.parametrize(
