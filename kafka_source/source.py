@@ -3,6 +3,10 @@
 Spark creates the stream reader twice: in the driver's long-lived process, which requests offsets,
 and again only to pickle it for the executors, which call `read`. So the constructor does no I/O and
 starts nothing, and the pickle contains only the options.
+
+Each of these is another process, and every start of a query waits for its imports. So this module
+imports what all of them need; the client, planning and reading are imported by the methods that use
+them.
 """
 
 from __future__ import annotations
@@ -14,21 +18,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from checkpoint.assignments.open import open_assignment_store
-from checkpoint.assignments.store import AssignmentStore
-from kafka_source.batch_planner import BatchPlanner
-from kafka_source.batch_read import plan_read
-from kafka_source.client.admin_client import KafkaAdminClient, connect
-from kafka_source.client.group_offsets import GroupOffsets
-from kafka_source.consumers.pool import check_consumers
-from kafka_source.group_committer import GroupCommitter
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
-from kafka_source.model.ranges import TaskRange
 from kafka_source.options.values import KafkaOptions, QueryKind
-from kafka_source.planning.progress_metrics import lag_metrics
-from kafka_source.planning.rate_limit import ReadLimits
-from kafka_source.planning.spark_checkpoint import decode_any
-from kafka_source.reading.task_reader import read_task
 from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
 from ssp_common.spark.gc_freeze import freeze_after_task
@@ -44,6 +35,14 @@ from ssp_common.spark.reader_counters import COUNTERS, ReaderCounters
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from checkpoint.assignments.store import AssignmentStore
+    from kafka_source.batch_planner import BatchPlanner
+    from kafka_source.client.admin_client import KafkaAdminClient
+    from kafka_source.group_committer import GroupCommitter
+    from kafka_source.model.ranges import TaskRange
+    from kafka_source.planning.rate_limit import ReadLimits
+    from kafka_source.planning.spark_checkpoint import AnyOffset
 
 _NO_LIMIT: Final = (1 << 63) - 1
 
@@ -70,7 +69,7 @@ class KafkaStreamReader(PlanningStreamReader):
         self._service: KafkaAdminClient | None = None
         self._committer: GroupCommitter | None = None
         self._group_id = _group_id(self._options)
-        self._offsets = OffsetCache(encode, decode_any)
+        self._offsets = OffsetCache(encode, _decode)
 
     def __getstate__(self) -> dict[str, Any]:
         return {
@@ -80,7 +79,7 @@ class KafkaStreamReader(PlanningStreamReader):
             "_service": None,
             "_committer": None,
             "_group_id": "",
-            "_offsets": OffsetCache(encode, decode_any),
+            "_offsets": OffsetCache(encode, _decode),
         }
 
     # --- Called on the driver ---------------------------------------------------------------------
@@ -123,6 +122,8 @@ class KafkaStreamReader(PlanningStreamReader):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the lag for the query's progress, where it appears under `latestOffset`, and the
         counts of the reader."""
+        from kafka_source.planning.progress_metrics import lag_metrics
+
         if self._planner is None or self._service is None:
             return None
         lag = lag_metrics(self._planner.lag())
@@ -157,6 +158,8 @@ class KafkaStreamReader(PlanningStreamReader):
     def _limits(self, limit: ReadLimit) -> ReadLimits | None:
         if isinstance(limit, ReadAllAvailable):
             return None  # No limit is set, or Trigger.Once: Spark reads all available records
+        from kafka_source.planning.rate_limit import ReadLimits
+
         return ReadLimits(
             max_offsets=self._options.max_offsets_per_trigger,
             max_bytes=self._options.max_bytes_per_trigger,
@@ -164,6 +167,11 @@ class KafkaStreamReader(PlanningStreamReader):
 
     def _batch_planner(self) -> BatchPlanner:
         if self._planner is None:
+            from kafka_source.batch_planner import BatchPlanner
+            from kafka_source.client.admin_client import connect
+            from kafka_source.consumers.pool import check_consumers
+            from kafka_source.reading.task_reader import read_task
+
             show_logs()
             check_consumers(self._options.client, self._group_id)
             self._service = connect(self._options)
@@ -177,6 +185,9 @@ class KafkaStreamReader(PlanningStreamReader):
             )
             group = self._options.commit_offsets_to_group
             if group is not None:
+                from kafka_source.client.group_offsets import GroupOffsets
+                from kafka_source.group_committer import GroupCommitter
+
                 self._committer = GroupCommitter(group, GroupOffsets(self._options.client, group))
                 self._committer.flush_on_termination()
         return self._planner
@@ -198,6 +209,10 @@ class KafkaBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
+        from kafka_source.batch_read import plan_read
+        from kafka_source.client.admin_client import connect
+        from kafka_source.consumers.pool import check_consumers
+
         show_logs()
         group_id = _group_id(self._options)
         check_consumers(self._options.client, group_id)
@@ -230,15 +245,23 @@ def _group_id(options: KafkaOptions) -> str:
 
 
 def _store(options: KafkaOptions) -> AssignmentStore | None:
-    return (
-        None
-        if options.assignment_store is None
-        else open_assignment_store(options.assignment_store, options.store_connection)
-    )
+    if options.assignment_store is None:
+        return None
+    from checkpoint.assignments.open import open_assignment_store
+
+    return open_assignment_store(options.assignment_store, options.store_connection)
+
+
+def _decode(document: Any) -> AnyOffset:
+    from kafka_source.planning.spark_checkpoint import decode_any
+
+    return decode_any(document)
 
 
 def _read(partition: InputPartition, options: KafkaOptions) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, TaskPartition):
         raise TypeError(f"a TaskPartition is expected, not a {type(partition).__name__}")
+    from kafka_source.reading.task_reader import read_task
+
     show_logs()
     return freeze_after_task(read_task(partition.value, options, partition.group_id))
