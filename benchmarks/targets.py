@@ -142,6 +142,32 @@ def _kafka_bulk(size: int, partitions: int, times: float) -> Aim:
     )
 
 
+def _kafka_whole(size: int, partitions: int, times: float) -> Aim:
+    return Aim(
+        subject=f"Kafka, a whole query, {size:,} bytes, {partitions} partitions, "
+        "times as fast as Spark's source",
+        benchmark="kafka.bulk",
+        row={"size": size, "partitions": partitions},
+        values=lambda row: (
+            ratio(row["seconds"]["whole_spark"], row["seconds"]["whole_ours"]).values
+        ),
+        limit=at_least(times),
+        digits=2,
+    )
+
+
+def _start(source: str, words: str, figure: str, limit: Limit) -> Aim:
+    return Aim(
+        subject=f"{source}, from start() to the first planned batch{words}",
+        benchmark="planning.start",
+        row={"source": source},
+        values=lambda row: row[figure],
+        limit=limit,
+        unit=" s",
+        digits=2,
+    )
+
+
 def _kafka_triggers(partitions: int, name: str, words: str, limit: Limit) -> Aim:
     return Aim(
         subject=f"Kafka in small batches, {words}, a trigger's time over that of Spark's source",
@@ -223,6 +249,15 @@ def _counted(shards: int) -> str:
 AIMS: Final = (
     *(_kafka_bulk(200, partitions, 1.5) for partitions in (4, 16)),
     *(_kafka_bulk(size, partitions, 1.0) for size in (20, 1_000) for partitions in (4, 16)),
+    _kafka_whole(200, 4, 1.6),
+    *(
+        aim
+        for source in ("kafka-ssp", "kinesis-ssp")
+        for aim in (
+            _start(source, "", "planned_s", below(0.9)),
+            _start(source, ", above a source without work", "above_floor_s", below(0.5)),
+        )
+    ),
     Aim(
         subject="Kafka, 1,000 partitions, offsets and lag in a progress report",
         benchmark="planning.offset_size",

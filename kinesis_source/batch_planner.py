@@ -8,12 +8,11 @@ state between two calls may be lost at any time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from kinesis_source.client.api import KinesisService
-from kinesis_source.leases.lease_session import WAITING_PERIOD_S, LeaseSession
-from kinesis_source.leases.lease_worker import LeaseWorker
 from kinesis_source.model.offset import Offset, StreamEntry
 from kinesis_source.model.ranges import ExpectedSize
 from kinesis_source.model.shard import (
@@ -60,10 +59,14 @@ from kinesis_source.planning.shard_lineage import families, split_waiting
 from kinesis_source.probing.end_offset_finder import EndOffsetFinder
 from kinesis_source.probing.initial_positions import initial_states
 from kinesis_source.probing.position_advance import ShardAdvance
-from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS
-from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
+from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
+from ssp_common.errors import StreamNotFoundError
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
+
+if TYPE_CHECKING:
+    from kinesis_source.leases.lease_session import LeaseSession
+    from kinesis_source.leases.lease_worker import LeaseWorker
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -112,6 +115,9 @@ class BatchPlanner:
         self._batch_log = BatchLog(options.starting_position, worker_id)
         self.leases: LeaseSession | None = None
         if worker is not None:
+            # Imported only by queries with leases: a fifth of the imports of this process.
+            from kinesis_source.leases.lease_session import LeaseSession
+
             self.leases = LeaseSession(
                 options,
                 worker,
@@ -154,7 +160,7 @@ class BatchPlanner:
                 table,
             )
         if self.leases is not None and self.leases.drain(start):
-            self._sleep(WAITING_PERIOD_S)
+            self.leases.pause()
             return None
         self._end_finder.wait(start.states, limits)
         began = self._monotonic()
@@ -168,8 +174,16 @@ class BatchPlanner:
                 began = self._monotonic()
             waited = round((self._monotonic() - began) * 1000)
             if waited >= END_TIMEOUT_MS:
-                raise _not_reached_error(awaited, waited)
-            self._sleep(AWAITING_PERIOD_S if awaited else WAITING_PERIOD_S)
+                raise not_reached_error(
+                    awaited,
+                    waited,
+                    since="the run began",
+                    again=", which resumes after its last batch",
+                )
+            if awaited or self.leases is None:
+                self._sleep(AWAITING_PERIOD_S)
+            else:
+                self.leases.pause()
 
     def next_offset_of_all(self, start: Offset) -> Offset | None:
         """Return the end of a batch of all records that the streams contain now, except those of
@@ -437,14 +451,3 @@ class BatchPlanner:
 
 def _with_resume_from(state: ShardState, begin: ShardState | None) -> ShardState:
     return state if state.resume_from == begin else replace(state, resume_from=begin)
-
-
-def _not_reached_error(awaited: Sequence[ShardKey], waited: int) -> ServiceUnavailableError:
-    others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
-    return ServiceUnavailableError(
-        f"shard {awaited[0]}{others}",
-        found=f"neither a further record nor the end of the shard for {waited} ms",
-        expected="the records that the shard had when the run began",
-        next_step="run the query again, which resumes after its last batch; if the error stays, "
-        "check endpointUrl and the service's health",
-    )

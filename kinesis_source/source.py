@@ -3,6 +3,10 @@
 Spark builds the stream reader twice: in the driver's long-lived process, which plans offsets, and
 once more only to pickle it for the executors, which call `read`. So building does no I/O and starts
 nothing, and the pickle contains only the options.
+
+Each of these is another process, and every start of a query waits for its imports. So this module
+imports what all of them need; the client, planning and reading are imported by the methods that use
+them.
 """
 
 from __future__ import annotations
@@ -14,23 +18,10 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.batch_read.read_plan import plan_read
-from kinesis_source.client.boto3_client import connect
-from kinesis_source.client.subscriptions import open_subscriber
-from kinesis_source.fan_out.fan_out import FanOut, open_fan_out
-from kinesis_source.leases.drain_command import DRAIN_TOKEN
-from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kinesis_source.model.ranges import SlotRange
 from kinesis_source.model.schema import spark_schema
 from kinesis_source.options.values import KinesisOptions, QueryKind
-from kinesis_source.planning.admission_control import UNLIMITED, Limits
-from kinesis_source.planning.input_partitions import plan_ranges
-from kinesis_source.planning.shard_lag import progress_entry
-from kinesis_source.reader_activity import ReaderActivity
-from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES
-from kinesis_source.reading.task_reader import read_slot
 from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
@@ -47,6 +38,12 @@ from task_grouping.identifiers import StreamName
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from kinesis_source.batch_planner import BatchPlanner
+    from kinesis_source.fan_out.fan_out import FanOut
+    from kinesis_source.leases.lease_worker import LeaseWorker
+    from kinesis_source.planning.admission_control import Limits
+    from kinesis_source.reader_activity import ReaderActivity
 
 
 class SlotPartition(InputPartition):
@@ -123,6 +120,8 @@ class KinesisStreamReader(PlanningStreamReader):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the status for the query's progress, under `latestOffset`: the lag, the counts of
         `ReaderActivity`, and the drain token."""
+        from kinesis_source.planning.shard_lag import progress_entry
+
         if self._planner is None or self._activity is None:
             return None
         return {
@@ -139,6 +138,8 @@ class KinesisStreamReader(PlanningStreamReader):
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[InputPartition]:
         """Return one partition for each slot that has records to read."""
+        from kinesis_source.planning.input_partitions import plan_ranges
+
         streams = {ref.name: ref for ref in self._options.streams}
         begin, until = self._offsets.decode(start), self._offsets.decode(end)
         reshard = begin.states and begin.states.keys() != until.states.keys()
@@ -177,9 +178,13 @@ class KinesisStreamReader(PlanningStreamReader):
     def _worker_entry(self) -> dict[str, str]:
         if self._worker is None:
             return {}
+        from kinesis_source.leases.drain_command import DRAIN_TOKEN
+
         return {"worker": self._worker.id, DRAIN_TOKEN: self._worker.drain_signal.token}
 
     def _limits(self, limit: ReadLimit) -> Limits:
+        from kinesis_source.planning.admission_control import UNLIMITED, Limits
+
         if isinstance(limit, ReadAllAvailable):
             return UNLIMITED  # Trigger.Once: Spark reads everything
         limits = Limits(
@@ -191,9 +196,16 @@ class KinesisStreamReader(PlanningStreamReader):
 
     def _plan(self) -> BatchPlanner:
         if self._planner is None:
+            from kinesis_source.batch_planner import BatchPlanner
+            from kinesis_source.client.boto3_client import connect
+            from kinesis_source.reader_activity import ReaderActivity
+
             show_logs()
             collect_rarely()
-            self._worker = lease_worker(self._options)
+            if self._options.leases is not None:
+                from kinesis_source.leases.lease_worker import lease_worker
+
+                self._worker = lease_worker(self._options)
             service = connect(self._options.connection)
             self._planner = BatchPlanner(
                 self._options,
@@ -205,7 +217,10 @@ class KinesisStreamReader(PlanningStreamReader):
             self._activity = ReaderActivity(
                 self._planner, service, self._worker, monotonic=time.monotonic
             )
-            self._fan_out = open_fan_out(self._options, service)
+            if self._options.fan_out is not None:
+                from kinesis_source.fan_out.fan_out import open_fan_out
+
+                self._fan_out = open_fan_out(self._options, service)
         return self._planner
 
     # --- Run on executors ------------------------------------------------------------------------
@@ -231,6 +246,10 @@ class KinesisBatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read. Spark calls this before it
         starts tasks: once for each `load()`, and before PySpark 4.1 with most actions."""
+        from kinesis_source.batch_read.read_plan import plan_read
+        from kinesis_source.client.boto3_client import connect
+        from kinesis_source.fan_out.fan_out import open_fan_out
+
         show_logs()
         service = connect(self._options.connection)
         ranges = plan_read(self._options, service, monotonic=time.monotonic, sleep=time.sleep)
@@ -250,6 +269,11 @@ class KinesisBatchReader(DataSourceReader):
 def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SlotPartition):
         raise TypeError(f"a SlotPartition is expected, not a {type(partition).__name__}")
+    from kinesis_source.client.boto3_client import connect
+    from kinesis_source.client.subscriptions import open_subscriber
+    from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES
+    from kinesis_source.reading.task_reader import read_slot
+
     show_logs()
     service = connect(options.connection)
     rows = read_slot(

@@ -5,13 +5,15 @@
 One batch of all records into the sink `noop`. `ours` and `Spark` are the same batch read
 (`spark.read`) with the one format and the other; `client` is confluent-kafka's `consume(10000)`, in
 as many processes as there are cores, which looks at no record; `ceiling` is a Python source that
-has the same rows ready as Arrow. Seconds are wall time; the first rounds warm up and are dropped
-(`--warm-up`).
+has the same rows ready as Arrow. `whole` is a whole query with either format, from `start()` to its
+end: a stream of all records with the trigger availableNow. Seconds are wall time; the first rounds
+warm up and are dropped (`--warm-up`).
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -53,6 +55,21 @@ def kafka_frame(spark: SparkSession, kafka: LocalKafka, name: str, topic: str) -
     )
 
 
+def run_to_the_end(spark: SparkSession, kafka: LocalKafka, name: str, topic: str) -> None:
+    """Run a query of the whole topic by one of the formats, from its start to its end."""
+    source = (
+        spark.readStream.format(name)
+        .options(**kafka.options)
+        .option("subscribe", topic)
+        .option("startingOffsets", "earliest")
+        .load()
+    )
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writer = source.writeStream.format("noop").trigger(availableNow=True)
+        query = writer.option("checkpointLocation", checkpoint).start()
+        query.awaitTermination()
+
+
 def consumed(kafka: LocalKafka, topic: str, partitions: int, records: int) -> float:
     """Seconds of the bare client."""
     took, found = consume_in_processes(kafka.bootstrap_servers, topic, partitions, CORES)
@@ -85,6 +102,9 @@ def run(
             "client s",
             "ceiling s",
             "ours records/s",
+            "times Spark's",
+            "whole s",
+            "whole Spark s",
             "times Spark's",
             "part of the ceiling",
         ),
@@ -122,13 +142,17 @@ def _rounds(
     for name, frame in frames.items():
         if (found := frame.count()) != records:
             raise AssertionError(f"{name}: {found:,} records were read of {records:,}")
-    took: Took = {"ours": [], "spark": [], "client": [], "ceiling": []}
+    took: Took = {
+        name: [] for name in ("ours", "spark", "client", "ceiling", "whole_ours", "whole_spark")
+    }
     for number in range(warm_up + rounds):
         now = {
             "ours": seconds(partial(read_into_nothing, frames["ours"])),
             "spark": seconds(partial(read_into_nothing, frames["spark"])),
             "client": consumed(kafka, topic, partitions, records),
             "ceiling": seconds(partial(read_into_nothing, frames["ceiling"])),
+            "whole_ours": seconds(partial(run_to_the_end, spark, kafka, "kafka-ssp", topic)),
+            "whole_spark": seconds(partial(run_to_the_end, spark, kafka, "kafka", topic)),
         }
         if number >= warm_up:
             for name, value in now.items():
@@ -139,17 +163,22 @@ def _rounds(
 def _add(report: Report, size: int, partitions: int, records: int, took: Took) -> None:
     times = ratio(took["spark"], took["ours"])
     part = ratio(took["ceiling"], took["ours"])
+    whole = ratio(took["whole_spark"], took["whole_ours"])
     report.add(
         f"{size:,} B, {partitions}",
         *(spread(took[name]).text(2) for name in ("ours", "spark", "client", "ceiling")),
         f"{records / spread(took['ours']).median:,.0f}",
         times.text(2),
+        spread(took["whole_ours"]).text(2),
+        spread(took["whole_spark"]).text(2),
+        whole.text(2),
         part.text(2),
         size=size,
         partitions=partitions,
         records=records,
         seconds=took,
         times_spark=times.median,
+        times_spark_whole=whole.median,
         part_of_ceiling=part.median,
     )
 

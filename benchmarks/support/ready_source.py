@@ -6,7 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
 
 BATCH_ROWS: Final = 10_000
@@ -55,3 +60,32 @@ def _batch(rows: int, size: int) -> pa.RecordBatch:
             "timestampType": pa.array([0] * rows, pa.int32()),
         }
     )
+
+
+class ReadyStreamSource(DataSource):
+    """A stream of one batch, planned without any work: measures Spark's own start of a query whose
+    source is Python."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ready-stream"
+
+    def schema(self) -> str:
+        return "value binary"
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return _StreamReader()
+
+
+class _StreamReader(DataSourceStreamReader):
+    def initialOffset(self) -> dict[str, int]:
+        return {"batch": 0}
+
+    def latestOffset(self) -> dict[str, int]:  # type: ignore[override]
+        return {"batch": 1}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> Sequence[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        yield pa.record_batch({"value": pa.array([b""], pa.binary())})

@@ -35,8 +35,7 @@ from kinesis_source.probing.end_offset_finder import EndOffsetFinder
 from kinesis_source.probing.initial_positions import check_not_future
 from kinesis_source.probing.latest_probe import EndPoint
 from kinesis_source.probing.position_advance import ShardAdvance
-from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS
-from ssp_common.errors import ServiceUnavailableError
+from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
 from ssp_common.logs import count_of, versions
 from task_grouping.identifiers import ShardKey, SlotId
 from task_grouping.slots import mapper_for
@@ -223,12 +222,5 @@ def _find_ends(
             continue
         waited = round((monotonic() - moved_at) * 1000)
         if waited >= END_TIMEOUT_MS:
-            others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
-            raise ServiceUnavailableError(
-                f"shard {awaited[0]}{others}",
-                found=f"neither a further record nor the end of the shard for {waited} ms",
-                expected="the records that the shard had when the read was planned",
-                next_step="run the query again; if the error stays, check endpointUrl and the "
-                "service's health",
-            )
+            raise not_reached_error(awaited, waited, since="the read was planned")
         sleep(AWAITING_PERIOD_S)

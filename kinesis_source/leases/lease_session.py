@@ -96,6 +96,10 @@ class LeaseSession:
             self._worker.drain_signal.confirm()
         return True
 
+    def pause(self) -> None:
+        """Wait before the next exchange, while leases are about to change."""
+        self._sleep(WAITING_PERIOD_S)
+
     def active_shards(self, start: Offset) -> ActiveShardsResult:
         """Return the shards of the next offset. `start` is committed."""
         self._driver.check_not_recreated(start)
@@ -103,7 +107,7 @@ class LeaseSession:
         began = self._monotonic()
         snapshot = self._driver.choose(start)
         while is_first and self._is_claimable(snapshot) and not self._is_wait_over(began):
-            self._sleep(WAITING_PERIOD_S)
+            self.pause()
             snapshot = self._driver.choose(start)
         self._snapshot = snapshot
         self._log_differences(start, snapshot, restarted=is_first)

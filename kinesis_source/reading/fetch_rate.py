@@ -8,11 +8,14 @@ the last answer has used them up. `shared_read_rates` decides whether the servic
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from kinesis_source.client.api import BYTES_PER_SECOND
 from kinesis_source.model.shard import RecordPage
 from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES, memory_bytes
+from ssp_common.errors import ServiceUnavailableError
+from task_grouping.identifiers import ShardKey
 
 CALL_INTERVAL_MS: Final = 250
 """The time between two calls on a shard that is far behind: 4 of its 5 calls per second."""
@@ -81,3 +84,18 @@ def backoff_ms(attempt: int, *, longest: int, draw: float) -> float:
     """
     full: float = min(longest, _FIRST_BACKOFF_MS * 2.0 ** min(attempt - 1, 32))
     return full * (0.5 + draw / 2)
+
+
+def not_reached_error(
+    awaited: Sequence[ShardKey], waited_ms: int, *, since: str, again: str = ""
+) -> ServiceUnavailableError:
+    """Return the error for shards without a further record for END_TIMEOUT_MS before their ends of
+    `since`. `again` describes another run."""
+    others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
+    return ServiceUnavailableError(
+        f"shard {awaited[0]}{others}",
+        found=f"neither a further record nor the end of the shard for {waited_ms} ms",
+        expected=f"the records that the shard had when {since}",
+        next_step=f"run the query again{again}; if the error stays, check endpointUrl and the "
+        "service's health",
+    )

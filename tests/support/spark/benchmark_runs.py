@@ -55,6 +55,7 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
         "rounds": 1,
         "warm_up": 0,
     },
+    "planning.start": {"rounds": 1, "warm_up": 0},
     "kafka.native": {
         "records": 2_000,
         "sizes": [200],
@@ -98,8 +99,8 @@ TICKING: Final = frozenset(
 )
 """Figures from a clock that ticks a hundred times a second: little work may take no tick."""
 
-SIGNED: Final = frozenset({"growth"})
-"""A slope: of small sizes on a busy machine it may fall."""
+SIGNED: Final = frozenset({"growth", "above_floor_s"})
+"""Slopes and differences: of small sizes on a busy machine they may fall."""
 
 NOT_IDLE: Final = frozenset({"latency_ms_median", "latency_ms_p99"})
 """Figures that an idle stream does not have."""

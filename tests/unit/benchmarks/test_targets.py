@@ -71,10 +71,23 @@ def bulk(ours: float, **theirs: float) -> dict[str, dict[str, list[float]]]:
 
 GOOD: Mapping[str, list[dict[str, Any]]] = {
     "kafka.bulk": [
-        {"size": size, "partitions": partitions, **bulk(2, spark=2 * times)}
+        {
+            "size": size,
+            "partitions": partitions,
+            **bulk(2, spark=2 * times, whole_ours=5, whole_spark=8),
+        }
         for size, times in ((200, 1.5), (20, 1), (1_000, 1))
         for partitions in (4, 16)
     ],
+    "planning.start": [
+        {
+            "source": source,
+            "planned_s": [0.5, 0.89, 2.0],
+            "above_floor_s": [0.1, 0.49, 0.9],
+        }
+        for source in ("kafka-ssp", "kinesis-ssp")
+    ],
+    "planning.offset_size": [{"of": "1,000 partitions", "reported_bytes": 39_999}],
     "kafka.triggers": [
         {"partitions": 4, "format": "ours", "part_of_spark_rounds": [0.9, 1.2, 1.3]},
         {"partitions": 64, "format": "ours", "part_of_spark_rounds": [3.0]},
@@ -131,6 +144,7 @@ _GROWING = {
     "exchange_ms",
     "latency_ms_median",
     "pure_ms",
+    "reported_bytes",
 }
 
 
@@ -139,8 +153,9 @@ def worse(figures: dict[str, Any]) -> dict[str, Any]:
     changed = dict(figures)
     for word, value in figures.items():
         if word == "seconds":
-            changed[word] = value | {"ours": [1.02 * s for s in value["ours"]]}
-        elif word == "part_of_spark_rounds":
+            ours = [name for name in value if name.endswith("ours")]
+            changed[word] = value | {name: [1.02 * s for s in value[name]] for name in ours}
+        elif word in {"part_of_spark_rounds", "planned_s", "above_floor_s"}:
             changed[word] = [1.02 * part for part in value]
         elif word in _GROWING:
             changed[word] = 1.02 * value
