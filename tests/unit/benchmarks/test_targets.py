@@ -83,7 +83,7 @@ GOOD: Mapping[str, list[dict[str, Any]]] = {
         {
             "source": source,
             "planned_s": [0.5, 0.89, 2.0],
-            "above_floor_s": [0.1, 0.49, 0.9],
+            "above_floor_s": [0.1, 0.495, 0.9],
         }
         for source in ("kafka-ssp", "kinesis-ssp")
     ],
