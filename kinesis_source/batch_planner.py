@@ -174,12 +174,7 @@ class BatchPlanner:
                 began = self._monotonic()
             waited = round((self._monotonic() - began) * 1000)
             if waited >= END_TIMEOUT_MS:
-                raise not_reached_error(
-                    awaited,
-                    waited,
-                    since="the run began",
-                    again=", which resumes after its last batch",
-                )
+                raise not_reached_error(awaited, waited, since="the run began")
             if awaited or self.leases is None:
                 self._sleep(AWAITING_PERIOD_S)
             else:

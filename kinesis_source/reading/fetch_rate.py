@@ -87,15 +87,15 @@ def backoff_ms(attempt: int, *, longest: int, draw: float) -> float:
 
 
 def not_reached_error(
-    awaited: Sequence[ShardKey], waited_ms: int, *, since: str, again: str = ""
+    awaited: Sequence[ShardKey], waited_ms: int, *, since: str
 ) -> ServiceUnavailableError:
     """Return the error for shards without a further record for END_TIMEOUT_MS before their ends of
-    `since`. `again` describes another run."""
+    `since`."""
     others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
     return ServiceUnavailableError(
         f"shard {awaited[0]}{others}",
         found=f"neither a further record nor the end of the shard for {waited_ms} ms",
         expected=f"the records that the shard had when {since}",
-        next_step=f"run the query again{again}; if the error stays, check endpointUrl and the "
-        "service's health",
+        next_step="run the query again; if the error stays, check endpointUrl and the service's "
+        "health",
     )
