@@ -12,10 +12,12 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from kafka_source import source
+from kafka_source.client import admin_client
 from kafka_source.model.ranges import TaskRange
 from kafka_source.options.values import KafkaOptions
+from kafka_source.planning import spark_checkpoint
 from kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
+from kafka_source.reading import task_reader
 from kafka_source.source import KafkaBatchReader, KafkaStreamReader, TaskPartition
 from pyspark_kafka_ssp import DefaultSource
 from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, UnsupportedError
@@ -61,8 +63,8 @@ class Service:
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     service = Service()
-    monkeypatch.setattr(source, "connect", service.connect)
-    monkeypatch.setattr(source, "read_task", service.read_task)
+    monkeypatch.setattr(admin_client, "connect", service.connect)
+    monkeypatch.setattr(task_reader, "read_task", service.read_task)
     return service
 
 
@@ -135,7 +137,7 @@ def test_each_offset_is_read_once(service: Service, monkeypatch: pytest.MonkeyPa
         read.append(document)
         return decode_any(document)
 
-    monkeypatch.setattr(source, "decode_any", reading)
+    monkeypatch.setattr(spark_checkpoint, "decode_any", reading)
     reader = KafkaStreamReader(OPTIONS)
     start = through_spark(reader.initialOffset())
     for number in range(1, 4):

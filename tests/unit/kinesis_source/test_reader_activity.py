@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embedded_kinesis import KinesisState, ManualClock
-from kinesis_source import source
+from kinesis_source.client import boto3_client
 from kinesis_source.source import KinesisStreamReader
 from ssp_common.spark.pyspark_api import ReadAllAvailable
 from tests.support.fakes.in_process import InProcessKinesis
@@ -28,7 +28,7 @@ def test_a_reshard_is_counted_and_its_shards_are_listed_for_a_while(
     clock = ManualClock()
     state = KinesisState(clock=clock)
     state.create_stream("orders", 2)
-    monkeypatch.setattr(source, "connect", lambda _: InProcessKinesis(state))
+    monkeypatch.setattr(boto3_client, "connect", lambda _: InProcessKinesis(state))
     reader = KinesisStreamReader(OPTIONS)
 
     def put(count: int) -> None:

@@ -17,7 +17,7 @@ from checkpoint.coordination.protocol import Report, Status
 from checkpoint.leases.lease import Lease, LeaseKey
 from checkpoint.leases.table_schema import Capacity, TableSettings
 from embedded_kinesis import KinesisState, ManualClock
-from kinesis_source import source
+from kinesis_source.client import boto3_client
 from kinesis_source.leases import lease_worker
 from kinesis_source.options.values import ConnectionOptions
 from kinesis_source.source import KinesisStreamReader, SlotPartition
@@ -66,7 +66,7 @@ class Service:
 @pytest.fixture
 def service(monkeypatch: pytest.MonkeyPatch) -> Service:
     service = Service()
-    monkeypatch.setattr(source, "connect", service.connect)
+    monkeypatch.setattr(boto3_client, "connect", service.connect)
     return service
 
 
