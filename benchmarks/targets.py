@@ -115,6 +115,11 @@ def _times(theirs: str) -> Callable[[Figures], Sequence[float]]:
     return lambda row: ratio(row["seconds"][theirs], row["seconds"]["ours"]).values
 
 
+def _rates_over(rates: Mapping[str, Sequence[float]], theirs: str) -> Sequence[float]:
+    """Return the ratio of our rate to theirs, round by round."""
+    return ratio(rates["ours"], rates[theirs]).values
+
+
 def _seconds_of_a_trigger(row: Figures) -> Sequence[float]:
     return [spread(row["triggers_ms"]).median / 1000]
 
@@ -277,6 +282,22 @@ AIMS: Final = (
         row={"mode": "push"},
         values=lambda row: row["kept"],
         limit=at_least(0.8),
+        digits=2,
+    ),
+    Aim(
+        subject="Kinesis sink, 200 bytes, records per second of CPU, times boto3's client",
+        benchmark="kinesis.sink",
+        row={"size": 200},
+        values=lambda row: _rates_over(row["records_per_cpu_second"], "boto3"),
+        limit=at_least(8),
+    ),
+    Aim(
+        subject="Kinesis sink, records throttled by a strict service",
+        benchmark="kinesis.sink",
+        row={"size": 200},
+        values=lambda row: [100 * row["throttled"]],
+        limit=below(2),
+        unit=" %",
         digits=2,
     ),
     *(_kinesis_idle_cpu(shards) for shards in (1, 16, 128, 1_000)),

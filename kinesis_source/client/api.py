@@ -16,14 +16,13 @@ Contract for every implementation:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, Protocol
 
 from kinesis_source.model.shard import (
     ConsumerArn,
-    Entry,
     EpochMillis,
     Position,
+    PutEntries,
     PutOutcome,
     RecordPage,
     Shard,
@@ -187,7 +186,7 @@ class KinesisWriter(Protocol):
         """As `KinesisService.list_shards`; without `retry`, each page is requested once."""
         ...
 
-    def put_records(self, stream: StreamRef, entries: Sequence[Entry]) -> PutOutcome:
+    def put_records(self, stream: StreamRef, entries: PutEntries) -> PutOutcome:
         """Call PutRecords once, with at most 500 entries and 10 MiB. Raises ThrottledError if the
         whole request is throttled or, as UnreachableError, if it may have been carried out."""
         ...

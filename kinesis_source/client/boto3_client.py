@@ -11,12 +11,10 @@ import random
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
-import msgspec
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -37,9 +35,9 @@ from kinesis_source.client.timestamps import register_exact_times
 from kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
-    Entry,
     EpochMillis,
     Position,
+    PutEntries,
     PutOutcome,
     RecordPage,
     Shard,
@@ -252,14 +250,14 @@ class Boto3Kinesis:
 
     # --- Writing ---------------------------------------------------------------------------------
 
-    def put_records(self, stream: StreamRef, entries: Sequence[Entry]) -> PutOutcome:
+    def put_records(self, stream: StreamRef, entries: PutEntries) -> PutOutcome:
         """Call PutRecords once."""
         call = self._api_call("PutRecords", stream)
         request = _stream_parameters(stream) | {"Records": entries}
         return self._call(
             call,
             request,
-            lambda answer, _: responses.parse_outcome(answer, len(entries)),
+            lambda answer, _: responses.parse_outcome(answer, entries.count),
             retry=False,
         )
 
@@ -323,9 +321,10 @@ class Boto3Kinesis:
         try:
             answer = self._direct.call(operation, request)
             if answer is None:
-                # Entries of PutRecords as dictionaries, anything else as it is.
-                plain = msgspec.to_builtins(request, builtin_types=(bytes, datetime))
-                answer = getattr(self._client, xform_name(operation))(**plain)
+                entries = request.get("Records")
+                if isinstance(entries, PutEntries):
+                    request = request | {"Records": responses.to_parameters(entries)}
+                answer = getattr(self._client, xform_name(operation))(**request)
         except ClientError as error:
             if error.operation_name == operation and status_of(error) < 500:
                 self._record_date(error.response, requested_at)

@@ -20,9 +20,11 @@ from functools import lru_cache
 from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
 
 import msgspec
+import orjson
 
 from kinesis_source.model.shard import (
     EpochMillis,
+    PutEntries,
     PutOutcome,
     RecordPage,
     SequenceNumber,
@@ -177,6 +179,26 @@ def _decode_put(body: bytes) -> Mapping[str, Any] | None:
     }
 
 
+def _encode_put(request: Mapping[str, Any]) -> bytes:
+    """Encode a request whose `Records` are encoded already."""
+    entries: PutEntries = request["Records"]
+    stream = orjson.dumps({name: request[name] for name in request if name != "Records"})
+    *others, last = entries.text
+    return b"".join((stream[:-1], b',"Records":[', *others, last[:-1], b"]}"))
+
+
+class _Entry(msgspec.Struct, rename="pascal", omit_defaults=True):
+    data: bytes
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+
+
+def to_parameters(entries: PutEntries) -> Any:
+    """Return entries as the parameter `Records` of boto3's `put_records`."""
+    decoded = msgspec.json.decode(b"[%b]" % b"".join(entries.text)[:-1], type=list[_Entry])
+    return msgspec.to_builtins(decoded, builtin_types=(bytes,))
+
+
 DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
     "GetRecords": _decode_page,
     "GetShardIterator": _decode_iterator,
@@ -185,10 +207,9 @@ DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
 }
 """The decoders of the most frequent calls, for `ssp_common.aws.botocore_bypass`."""
 ENCODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], bytes]]] = {
-    # Encodes bytes as base64, which JSON libraries do not.
-    "PutRecords": msgspec.json.encode,
+    "PutRecords": _encode_put,
 }
-"""The encoders of calls that send bytes."""
+"""The encoders of calls whose parameters are encoded already."""
 
 
 def _before_parse(

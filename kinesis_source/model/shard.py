@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
-import msgspec
-
 from task_grouping.identifiers import EpochMillis as EpochMillis
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
 from task_grouping.identifiers import SequenceNumber as SequenceNumber
@@ -163,15 +161,13 @@ class RecordPage:
         return len(self.sequence_numbers)
 
 
-class Entry(msgspec.Struct, rename="pascal", omit_defaults=True, gc=False):
-    """An entry of PutRecords, encoded under the names of the API.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutEntries:
+    """The entries of a PutRecords request, as JSON in the form of the API reference."""
 
-    Not tracked by the garbage collector, which otherwise takes more time than the encoding.
-    """
-
-    data: bytes
-    partition_key: str | None = None
-    explicit_hash_key: str | None = None
+    count: int
+    text: Sequence[bytes | memoryview]
+    """The text of one or more entries each, with a comma after every entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ The message is written as bytes, since protobuf's objects cost more than the res
 from __future__ import annotations
 
 import hashlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,7 +20,8 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from kinesis_source.aggregation.deaggregation import MAGIC, has_aggregate_magic
-from kinesis_source.aggregation.repeat_keys import COUNT_TAG, WRITE_TAG, WriteId
+from kinesis_source.aggregation.repeat_keys import COUNT_TAG, WRITE_TAG, RowCounter, WriteId
+from kinesis_source.sink.columns import Rows
 from kinesis_source.sink.shard_map import ShardMap
 from task_grouping.identifiers import HashRange, ShardId, hash_of
 
@@ -115,11 +116,43 @@ def take_record(
 
 def group_by_shard(rows: Iterable[Row], shard_map: ShardMap) -> dict[ShardId, deque[Row]]:
     """Return the rows of each predicted shard, in order."""
-    groups: dict[ShardId, deque[Row]] = {}
-    for row in rows:
-        shard = shard_map.shard_of(hash_of(row.partition_key, row.explicit_hash_key))
-        groups.setdefault(shard, deque()).append(row)
+    every = list(rows)
+    keys, hash_keys = [row.partition_key for row in every], [row.explicit_hash_key for row in every]
+    places = shard_map.place(keys, hash_keys if any(hash_keys) else None)
+    groups = defaultdict[ShardId, deque[Row]](deque)
+    for row, place in zip(every, places, strict=True):
+        groups[shard_map.shards[place]].append(row)
     return groups
+
+
+class Packing:
+    """Packs the rows of a task for one stream. With `write` the aggregates contain repeat keys,
+    which a row keeps when it is packed again."""
+
+    def __init__(
+        self, shard_map: ShardMap, limits: AggregateLimits, write: WriteId | None = None
+    ) -> None:
+        self.shard_map = shard_map
+        self._limits = limits
+        self._write = write
+        self._counter = None if write is None else RowCounter()
+
+    def pack(self, rows: Rows) -> list[PackedRecord]:
+        """Return records of the rows, one or more for each predicted shard."""
+        keys, data = rows.keys.to_pylist(), rows.data.to_pylist()
+        hash_keys = [None] * len(rows) if rows.hash_keys is None else rows.hash_keys.to_pylist()
+        counts: Iterable[int] = [0] * len(rows)
+        if self._counter is not None:
+            counts = map(self._counter.count, keys, hash_keys, data)
+        return self.repack(map(Row, keys, hash_keys, data, counts))
+
+    def repack(self, rows: Iterable[Row]) -> list[PackedRecord]:
+        """Return records of rows that were packed before."""
+        packed = []
+        for group in group_by_shard(rows, self.shard_map).values():
+            while group:
+                packed.append(take_record(group, self._limits, self._write))
+        return packed
 
 
 def _encode(

@@ -1,4 +1,4 @@
-"""Converts Arrow batches into entries of PutRecords, and checks them against the limits of Kinesis.
+"""Checks Arrow batches against the limits of Kinesis, and cuts them into parts to encode.
 
 Columns come as Spark passes them to a writer: by position, text or bytes. The checks are made over
 columns, and before any record of the batch is sent. Errors name a column and a row, never content.
@@ -6,14 +6,14 @@ columns, and before any record of the batch is sent. Errors name a column and a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kinesis_source.model.shard import Entry
 from ssp_common.errors import InvalidRowsError
 from task_grouping.identifiers import MAX_HASH_KEY
 
@@ -76,11 +76,44 @@ def split_by_stream(
     return split
 
 
-def checked_sizes(
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows that are checked: Arrow arrays of binary data and of text, and a NumPy array of sizes,
+    in bytes of data and partition key."""
+
+    data: Any
+    keys: Any
+    hash_keys: Any
+    """None: no row has an explicit hash key."""
+    sizes: Any
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def take(self, places: Any) -> Rows:
+        """Return the rows at these places, a NumPy array of integers, in its order."""
+        indices = pa.array(places)
+        hash_keys = None if self.hash_keys is None else self.hash_keys.take(indices)
+        return Rows(self.data.take(indices), self.keys.take(indices), hash_keys, self.sizes[places])
+
+    def parts(self, most: int, size: int) -> Iterator[Rows]:
+        """Yield parts of at most `most` rows and `size` bytes, or one larger row."""
+        ends, begin = np.cumsum(self.sizes), 0
+        while begin < len(self):
+            limit = size + (int(ends[begin - 1]) if begin else 0)
+            fitting = int(np.searchsorted(ends, limit, side="right"))
+            end = min(begin + most, max(begin + 1, fitting))
+            part = slice(begin, end)
+            hash_keys = None if self.hash_keys is None else self.hash_keys[part]
+            yield Rows(self.data[part], self.keys[part], hash_keys, self.sizes[part])
+            begin = end
+
+
+def checked_rows(
     batch: pa.RecordBatch, columns: SinkColumns, limits: RecordLimits, rows: Iterable[int]
-) -> Any:
-    """Return the sizes of the rows, of data and key, as an Arrow array. `rows` are the numbers of
-    the rows in the task. Raises InvalidRowsError if a row cannot be a record of the stream."""
+) -> Rows:
+    """Return the rows of a batch. `rows` are their numbers in the task. Raises InvalidRowsError if
+    one cannot be a record of the stream."""
     data = batch.column(columns.data)
     keys = batch.column(columns.partition_key)
     _check_no_nulls("data", data, rows)
@@ -106,17 +139,11 @@ def checked_sizes(
         expected=f"at most {limits.max_bytes} bytes, the MaxRecordSizeInKiB of the stream",
         next_step="write smaller records, or raise the limit of the stream (UpdateMaxRecordSize)",
     )
+    hash_keys = None
     if columns.explicit_hash_key is not None:
-        _check_hash_keys(batch.column(columns.explicit_hash_key), rows)
-    return sizes
-
-
-def to_entries(batch: pa.RecordBatch, columns: SinkColumns) -> list[Entry]:
-    """Return the entries of rows that are checked."""
-    parts = [_binary(batch.column(columns.data)), batch.column(columns.partition_key)]
-    if columns.explicit_hash_key is not None:
-        parts.append(batch.column(columns.explicit_hash_key))
-    return list(map(Entry, *(part.to_pylist() for part in parts)))
+        hash_keys = batch.column(columns.explicit_hash_key)
+        _check_hash_keys(hash_keys, rows)
+    return Rows(_binary(data), keys, hash_keys, sizes.to_numpy())
 
 
 def _binary(column: Any) -> Any:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kinesis_source.model.shard import Entry
+from kinesis_source.sink.encoding import RecordRun
 
 RECORDS_PER_SECOND: Final = 1_000
 BYTES_PER_SECOND: Final = 1 << 20
@@ -110,8 +110,8 @@ class ShardPacer:
         return min(1.0, self._highest * (1 + _GROWTH * (now - self._restored) ** 3))
 
 
-FirstEntry = tuple[Entry, int, float | None]
-"""An entry, its size (bytes of data and key) and the time of its first refusal, if any."""
+Waiting = tuple[RecordRun, float | None]
+"""Records, and the time of their first refusal, if any."""
 
 
 @dataclass(slots=True)
@@ -119,34 +119,58 @@ class ShardQueue:
     """The records that wait for one shard."""
 
     pacer: ShardPacer
-    first: deque[FirstEntry] = field(default_factory=deque)
-    """Entries to send before the others: refused ones, and those that may follow in their key's
-    order."""
-    fresh: list[Entry] = field(default_factory=list)
-    """From `begin`; those before have been taken. Slices of a list cost less than a deque."""
-    sizes: list[int] = field(default_factory=list)
-    """Those of `fresh`; a tuple for each entry would cost as much as sending it."""
-    begin: int = 0
+    count: int = 0
+    """The number of records."""
     failures: int = 0
     """Refusals in a row."""
     not_before: float = 0.0
+    _first: deque[Waiting] = field(default_factory=deque)
+    """Records to send before the others: refused ones, and those that may follow in their key's
+    order."""
+    _fresh: deque[Waiting] = field(default_factory=deque)
 
-    def size(self) -> int:
-        """Return the number of entries."""
-        return len(self.first) + len(self.fresh) - self.begin
+    def add(self, run: RecordRun) -> None:
+        """Queue records after all others."""
+        self._fresh.append((run, None))
+        self.count += len(run)
 
-    def take_fresh(self, count: int) -> tuple[list[Entry], list[int]]:
-        """Remove the next entries of `fresh`, up to `count`, and their sizes."""
-        # Removing a part of a list moves the rest, so it is done once for several parts.
-        begin, end = self.begin, min(self.begin + count, len(self.fresh))
-        chunk, sizes = self.fresh[begin:end], self.sizes[begin:end]
-        self.begin = end
-        if 2 * end >= len(self.fresh):
-            del self.fresh[:end], self.sizes[:end]
-            self.begin = 0
-        return chunk, sizes
+    def add_first(self, run: RecordRun, since: float | None = None) -> None:
+        """Queue records, first refused at a time, before those of `add`."""
+        self._first.append((run, since))
+        self.count += len(run)
 
-    def put_back(self, entries: Sequence[Entry], sizes: Sequence[int]) -> None:
-        """Queue entries before all others of `fresh`."""
-        self.fresh[self.begin : self.begin] = entries
-        self.sizes[self.begin : self.begin] = sizes
+    def put_back(self, runs: Sequence[Waiting]) -> None:
+        """Queue refused records before all others."""
+        self._first.extendleft(reversed(runs))
+        self.count += sum(len(run) for run, _ in runs)
+
+    def take(self, count: int, allowed: int, room: int) -> list[Waiting]:
+        """Remove up to `count` records of at most `allowed` bytes, and `room` in the request. A
+        record over the shard's rate passes while the shard is idle."""
+        taken: list[Waiting] = []
+        left = min(allowed, room)
+        while count and (source := self._first or self._fresh):
+            run, since = source[0]
+            fitting = run.fitting(count, left)
+            if not fitting and not taken and self.pacer.is_idle and run.part(0, 1).size <= room:
+                fitting = 1
+            if not fitting:
+                break
+            part = run.part(0, fitting)
+            taken.append((part, since))
+            if fitting == len(run):
+                source.popleft()
+            else:
+                source[0] = run.part(fitting, len(run)), since
+            count -= fitting
+            left -= part.size
+            self.count -= fitting
+        return taken
+
+    def take_all(self) -> list[Waiting]:
+        """Remove all records."""
+        everything = [*self._first, *self._fresh]
+        self._first.clear()
+        self._fresh.clear()
+        self.count = 0
+        return everything

@@ -6,8 +6,17 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from typing import Final, cast
 
-from kinesis_source.model.shard import Entry, Shard
-from task_grouping.identifiers import ShardId, hash_of
+from kinesis_source.model.shard import Shard
+from task_grouping.identifiers import (
+    MAX_HASH_KEY,
+    HashRange,
+    SequenceNumber,
+    ShardId,
+    hash_of,
+)
+
+ANY_SHARD: Final = ShardId("")
+"""The queue of a stream whose records are placed by the service."""
 
 _MAX_CACHED: Final = 100_000
 
@@ -24,7 +33,7 @@ class ShardMap:
             raise ValueError("a stream without an open shard")
         self._first = [shard.hash_range.first for shard in listed]
         self._ids = [shard.shard_id for shard in listed]
-        self._by_key: dict[str | None, ShardId] = {}
+        self._by_key: dict[str | None, int] = {}
 
     @property
     def shards(self) -> Sequence[ShardId]:
@@ -33,28 +42,48 @@ class ShardMap:
 
     def shard_of(self, hash_key: int) -> ShardId:
         """Return the shard that the hash key belongs to."""
-        return self._ids[max(0, bisect_right(self._first, hash_key) - 1)]
+        return self._ids[self._place_of(hash_key)]
 
-    def place(self, entries: Sequence[Entry]) -> Sequence[ShardId]:
-        """Return the shard of each entry; all have a partition key. Keys repeat, and a lookup costs
-        a tenth of the hash."""
-        known = self._by_key
-        if len(known) > _MAX_CACHED:
-            known.clear()
-        get = known.get
-        shards = [
-            None if entry.explicit_hash_key else get(entry.partition_key) for entry in entries
-        ]
-        if None not in shards:
-            return cast("list[ShardId]", shards)
+    def place(
+        self, keys: Sequence[str | None], hash_keys: Sequence[str | None] | None = None
+    ) -> Sequence[int]:
+        """Return the place in `shards` of each record's shard, from the partition keys and explicit
+        hash keys. Only one shard has records without a partition key."""
+        if len(self._ids) == 1:
+            return [0] * len(keys)
+        if hash_keys is not None:
+            return [self._place(*each) for each in zip(keys, hash_keys, strict=True)]
+        # Keys repeat, and a lookup costs a tenth of the hash.
+        if len(self._by_key) > _MAX_CACHED:
+            self._by_key.clear()
+        known = list(map(self._by_key.get, keys))
+        if None not in known:
+            return cast("list[int]", known)
         return [
-            self._place(entry) if shard is None else shard
-            for entry, shard in zip(entries, shards, strict=True)
+            self._place(key, None) if place is None else place
+            for key, place in zip(keys, known, strict=True)
         ]
 
-    def _place(self, entry: Entry) -> ShardId:
-        key, explicit = cast("str", entry.partition_key), entry.explicit_hash_key
-        shard = self.shard_of(hash_of(key, explicit))
-        if explicit is None:
-            self._by_key[key] = shard
-        return shard
+    def _place(self, key: str | None, hash_key: str | None) -> int:
+        place = self._by_key.get(key) if hash_key is None else None
+        if place is None:
+            place = self._place_of(hash_of(cast("str", key), hash_key))
+            if hash_key is None:
+                self._by_key[key] = place
+        return place
+
+    def _place_of(self, hash_key: int) -> int:
+        return max(0, bisect_right(self._first, hash_key) - 1)
+
+
+ANY: Final = ShardMap(
+    [
+        Shard(
+            shard_id=ANY_SHARD,
+            hash_range=HashRange(first=0, last=MAX_HASH_KEY),
+            first_sequence_number=SequenceNumber("0"),
+            closed=False,
+        )
+    ]
+)
+"""One queue for all records, whose keys may be missing."""

@@ -9,47 +9,42 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Final
+from queue import Empty, SimpleQueue
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
 from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
-from kinesis_source.model.shard import Entry, PutOutcome, Shard, StreamRef
-from kinesis_source.sink.aggregation import AggregateLimits
-from kinesis_source.sink.columns import (
-    SinkColumns,
-    checked_sizes,
-    split_by_stream,
-    to_entries,
-)
-from kinesis_source.sink.delivery import (
-    ANY_SHARD,
-    MAX_BYTES,
-    MAX_RECORDS,
-    PutRequest,
-    StreamDelivery,
-)
-from kinesis_source.sink.packing import Packing
-from kinesis_source.sink.shard_map import ShardMap
+from kinesis_source.model.shard import PutOutcome, Shard, StreamRef
+from kinesis_source.sink.aggregation import AggregateLimits, Packing
+from kinesis_source.sink.columns import Rows, SinkColumns, checked_rows, split_by_stream
+from kinesis_source.sink.delivery import MAX_BYTES, MAX_RECORDS, PutRequest, StreamDelivery
+from kinesis_source.sink.shard_map import ANY, ShardMap
 from kinesis_source.sink.targets import Target
 from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
-from task_grouping.identifiers import ShardId, StreamName
+from task_grouping.identifiers import StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-_ROWS: Final = 2_000
-"""The rows that become Python objects at a time: those of a whole batch of Spark, 10,000, do not
-fit into the cache of a processor, which doubles the costs of each."""
+_ROWS: Final = 10_000
+_BYTES: Final = 8 << 20
+"""The most rows and data that are encoded at a time: an Arrow batch has a part for each shard, and
+the larger it is, the fewer and larger are those of a request."""
+_PENDING: Final = 20_000
+"""The number of records that wait for requests before more rows are needed, for the same reason."""
 _LISTING_PERIOD_S: Final = 2.0
 """The shortest time between two listings of a stream's shards by one task."""
 _LISTING_THREADS: Final = 1
 _SHORTEST_WAIT_S: Final = 0.02
 """Each look at the queues of all shards costs as much as sending some hundred records."""
 _LONGEST_WAIT_S: Final = 1.0
+
+T = TypeVar("T")
 
 _InFlight = dict[Future[PutOutcome], tuple[StreamRef, PutRequest]]
 
@@ -74,11 +69,14 @@ class RecordWriter:
     """The time of the last listing of the shards."""
     _listings: dict[Future[tuple[Shard, ...]], StreamRef] = field(default_factory=dict)
     """Listings under way."""
+    _done: SimpleQueue[Future[Any]] = field(default_factory=SimpleQueue)
+    """Calls that have ended."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> dict[StreamName, DeliveryMetrics]:
         """Write the rows; return the counts of each stream. Raises SspError.
 
-        Memory is bounded by two Arrow batches and twice the size of the requests in flight; with
+        Memory is bounded by two Arrow batches, the text of the pending records (`_is_little`) and
+        of a part of a batch (`_BYTES`), and that of the requests in flight once more; with
         `write_id`, `RowCounter` adds memory for each row.
         """
         in_flight: _InFlight = {}
@@ -87,8 +85,8 @@ class RecordWriter:
             self.options.max_requests_in_flight + _LISTING_THREADS, thread_name_prefix="kinesis-put"
         ) as pool:
             for batch in self._receive(batches):
-                for delivery, entries, sizes in self._entries(batch, first_row):
-                    delivery.add(entries, sizes)
+                for delivery, rows in self._rows(batch, first_row):
+                    delivery.add(rows)
                     self._deliver(pool, in_flight, until=self._is_little)
                 first_row += batch.num_rows
             self._deliver(pool, in_flight, until=self._is_all_stored)
@@ -108,22 +106,21 @@ class RecordWriter:
                 return
             yield batch
 
-    def _entries(
-        self, batch: pa.RecordBatch, first_row: int
-    ) -> Iterator[tuple[StreamDelivery, list[Entry], list[int]]]:
-        """Yield the entries of a batch, in order for each stream, with their sizes. All rows are
-        checked before the first is yielded."""
+    def _rows(self, batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[StreamDelivery, Rows]]:
+        """Yield the rows of a batch in parts, in order for each stream. All rows are checked before
+        the first is yielded."""
         checked = []
-        for name, (rows, numbers) in split_by_stream(batch, self.columns, first_row).items():
+        for name, (part, numbers) in split_by_stream(batch, self.columns, first_row).items():
             target = self.target_of(self._stream(name))
-            sizes = checked_sizes(rows, self.columns, target.limits, numbers)
-            checked.append((self._delivery(target), rows, sizes))
-        for delivery, rows, sizes in checked:
-            # The more rows are packed at once, the larger the aggregates of each shard.
-            most = max(1, rows.num_rows) if self.options.is_aggregating else _ROWS
-            for start in range(0, rows.num_rows, most):
-                part = to_entries(rows.slice(start, most), self.columns)
-                yield delivery, part, sizes.slice(start, most).to_pylist()
+            rows = checked_rows(part, self.columns, target.limits, numbers)
+            checked.append((self._delivery(target), rows))
+        for delivery, rows in checked:
+            if self.options.is_aggregating:
+                # The more rows are packed at once, the larger the aggregates of each shard.
+                yield delivery, rows
+            else:
+                for part in rows.parts(_ROWS, _BYTES):
+                    yield delivery, part
 
     def _stream(self, name: str | None) -> StreamRef:
         if name is not None:
@@ -145,8 +142,7 @@ class RecordWriter:
                 packing = self._packings[target.stream] = Packing(shard_map, limits, write)
             delivery = self._deliveries[target.stream] = StreamDelivery(
                 target.stream.name,
-                place=shard_map.place if by_key else _any_shard,
-                shards=shard_map.shards if by_key else (ANY_SHARD,),
+                shard_map=shard_map if by_key else ANY,
                 weight=1 if by_key else len(shard_map.shards),
                 packing=packing,
                 is_ordered=self.options.is_ordered,
@@ -164,7 +160,7 @@ class RecordWriter:
         deliveries = self._deliveries.values()
         requests = self.options.max_requests_in_flight
         return (
-            sum(each.pending for each in deliveries) <= MAX_RECORDS * requests
+            sum(each.pending for each in deliveries) <= max(_PENDING, MAX_RECORDS * requests)
             and sum(each.pending_bytes for each in deliveries) <= MAX_BYTES * requests
         )
 
@@ -183,12 +179,26 @@ class RecordWriter:
                 self.sleep(pause)
                 continue
             is_full = len(in_flight) >= self.options.max_requests_in_flight
-            calls: list[Future[Any]] = [*in_flight, *self._listings]
-            wait(calls, timeout=None if is_full else pause, return_when=FIRST_COMPLETED)
-            for listing in [each for each in self._listings if each.done()]:
-                self._use_listing(self._listings.pop(listing), listing)
-            for future in [each for each in in_flight if each.done()]:
-                self._settle(*in_flight.pop(future), future)
+            for future in self._completed(None if is_full else pause):
+                if future in self._listings:
+                    self._use_listing(self._listings.pop(future), future)
+                else:
+                    self._settle(*in_flight.pop(future), future)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, call: Callable[..., T], *values: Any, **options: Any
+    ) -> Future[T]:
+        future = pool.submit(call, *values, **options)
+        # `concurrent.futures.wait` would lock every future at each request.
+        future.add_done_callback(self._done.put)
+        return future
+
+    def _completed(self, timeout: float | None) -> Iterator[Future[Any]]:
+        """Yield the calls that have ended; wait for one up to `timeout` seconds."""
+        with suppress(Empty):
+            yield self._done.get(timeout=timeout)
+            while True:
+                yield self._done.get_nowait()
 
     def _send(self, pool: ThreadPoolExecutor, in_flight: _InFlight) -> None:
         for stream, delivery in self._deliveries.items():
@@ -196,7 +206,7 @@ class RecordWriter:
                 request = delivery.take(self.monotonic())
                 if request is None:
                     break
-                future = pool.submit(self.service.put_records, stream, request.entries)
+                future = self._submit(pool, self.service.put_records, stream, request.entries)
                 in_flight[future] = stream, request
 
     def _settle(self, stream: StreamRef, request: PutRequest, future: Future[PutOutcome]) -> None:
@@ -208,7 +218,7 @@ class RecordWriter:
                 _log.warning(
                     "stream %s: sending %d records again: %s",
                     stream.name,
-                    len(request.entries),
+                    request.entries.count,
                     error.found,
                 )
             delivery.fail(request, error.code, self.monotonic())
@@ -221,7 +231,7 @@ class RecordWriter:
             since = self.monotonic() - self._listed.get(stream, -_LISTING_PERIOD_S)
             is_listed = since < _LISTING_PERIOD_S or stream in self._listings.values()
             if delivery.is_outdated and not is_listed:
-                future = pool.submit(self.service.list_shards, stream, retry=False)
+                future = self._submit(pool, self.service.list_shards, stream, retry=False)
                 self._listings[future] = stream
 
     def _use_listing(self, stream: StreamRef, future: Future[tuple[Shard, ...]]) -> None:
@@ -239,9 +249,5 @@ class RecordWriter:
         if stream in self._packings:
             self._packings[stream].shard_map = shard_map
         ranges = {shard.shard_id: shard.hash_range for shard in listed}
-        delivery.replace_shards(shard_map.place, shard_map.shards, ranges, now)
+        delivery.replace_shards(shard_map, ranges, now)
         delivery.check_listed(now, "ListShards without a shard of an answer")
-
-
-def _any_shard(entries: Sequence[Entry]) -> Sequence[ShardId]:
-    return [ANY_SHARD] * len(entries)

@@ -29,6 +29,7 @@ Response = tuple[int, Mapping[str, str], bytes]
 
 _HEAD_END: Final = b"\r\n\r\n"
 _FIRST_READ: Final = 1 << 16
+_SMALL: Final = 1 << 15
 _NO_RETRIES: Final = Retry(False)
 
 
@@ -88,7 +89,12 @@ def _exchange(
     sock.settimeout(pool.timeout.read_timeout)
     # The service may refuse a request before it has received all of it.
     with suppress(BrokenPipeError, ConnectionResetError):
-        sock.sendall(_head(headers, len(body)) + body)
+        head = _head(headers, len(body))
+        if len(body) > _SMALL:  # a system call costs less than a copy
+            sock.sendall(head)
+            sock.sendall(body)
+        else:
+            sock.sendall(head + body)
     received = sock.recv(_FIRST_READ)
     end = received.find(_HEAD_END)
     if end < 0:

@@ -12,10 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kinesis_source.aggregation.deaggregation import open_aggregate
-from kinesis_source.model.shard import Entry, PutOutcome, Shard
-from kinesis_source.sink.aggregation import AggregateLimits
+from kinesis_source.model.shard import PutOutcome, Shard
+from kinesis_source.sink.aggregation import AggregateLimits, Packing
 from kinesis_source.sink.delivery import (
-    ANY_SHARD,
     MAX_BYTES,
     MAX_RECORDS,
     THROTTLED,
@@ -23,10 +22,10 @@ from kinesis_source.sink.delivery import (
     StreamDelivery,
 )
 from kinesis_source.sink.pacing import BYTES_PER_SECOND, RECORDS_PER_SECOND
-from kinesis_source.sink.packing import Packing
-from kinesis_source.sink.shard_map import ShardMap
+from kinesis_source.sink.shard_map import ANY, ShardMap
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
+from tests.support.kinesis.sink_rows import Entry, entries_of, rows_of
 
 LAYOUTS = (1, 2, 4)
 
@@ -59,9 +58,7 @@ def add(
         Entry(number.to_bytes(8).ljust(size), key, hash_keys[number % len(hash_keys)])
         for number, (key, size) in enumerate(rows, first)
     ]
-    delivery.add(
-        entries, [len(one.data) + len(key) for one, (key, _) in zip(entries, rows, strict=True)]
-    )
+    delivery.add(rows_of(entries))
 
 
 def row_of(entry: Entry) -> int:
@@ -80,7 +77,7 @@ class Service:
 
     def put(self, request: PutRequest, codes: list[str | None], now: float) -> PutOutcome:
         shards: list[ShardId | None] = []
-        for one, code in zip(request.entries, codes, strict=True):
+        for one, code in zip(entries_of(request.entries), codes, strict=True):
             hash_key = hash_of(one.partition_key or "", one.explicit_hash_key)
             shard = MAPS[self.layout].shard_of(hash_key)
             self.writes[shard].append((now, len(one.data) + len(one.partition_key or "")))
@@ -109,8 +106,8 @@ def run(
             added += len(part)
         request = delivery.take(now)
         if request is not None:
-            assert 1 <= len(request.entries) <= MAX_RECORDS
-            assert sum(len(one.data) for one in request.entries) <= MAX_BYTES
+            assert 1 <= request.entries.count <= MAX_RECORDS
+            assert sum(len(one.data) for one in entries_of(request.entries)) <= MAX_BYTES
             flying.append(request)
             if random() < 0.5:
                 continue
@@ -125,7 +122,7 @@ def run(
             current = MAPS[service.layout]
             if packing is not None:
                 packing.shard_map = current
-            delivery.replace_shards(current.place, current.shards, RANGES, now)
+            delivery.replace_shards(current, RANGES, now)
 
 
 def answer(
@@ -136,7 +133,7 @@ def answer(
     now: float,
     random: Callable[[], float],
 ) -> None:
-    count = len(request.entries)
+    count = request.entries.count
     none: list[str | None] = [None] * count
     match action:
         case "some":
@@ -147,7 +144,7 @@ def answer(
             delivery.settle(request, service.put(request, codes, now), now)
         case "lost":
             service.put(request, none, now)
-            service.lost.update(row_of(one) for one in request.entries)
+            service.lost.update(row_of(one) for one in entries_of(request.entries))
             delivery.fail(request, "unreachable", now)
         case "refused":
             delivery.fail(request, THROTTLED, now)
@@ -196,6 +193,7 @@ def test_nothing_is_lost_and_only_lost_replies_repeat(
     copies = Counter(row_of(one) for one in service.stored)
     assert copies == {row: 1 + service.lost[row] for row in range(len(rows))}
     assert delivery.metrics.records == len(rows)
+    assert (delivery.pending, delivery.pending_bytes, delivery._held) == (0, 0, {})
     if is_ordered:
         by_key = defaultdict(list)
         for one in service.stored:
@@ -231,7 +229,7 @@ def test_each_row_of_an_aggregate_is_read_from_the_shard_that_stored_it(
     if not {"lost", "reshard"} & set(actions):
         assert set(found.values()) == {1}
     assert delivery.metrics.rows == len(rows)
-    assert not packing._packed
+    assert (delivery.pending, delivery.pending_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("size", [10, 5_000])
@@ -244,7 +242,7 @@ def test_a_shard_is_written_at_its_limits_and_not_beyond(size: int) -> None:
         if request is None:
             now = delivery.wake_at
         else:
-            delivery.settle(request, service.put(request, [None] * len(request.entries), now), now)
+            delivery.settle(request, service.put(request, [None] * request.entries.count, now), now)
     (writes,) = service.writes.values()
     for begin, _ in writes[::97]:
         within = [size for at, size in writes if begin <= at < begin + 1.0]
@@ -259,7 +257,7 @@ def test_a_record_larger_than_the_rate_of_a_shard_is_sent() -> None:
     add(delivery, ("k", 9 << 20), ("k", 9 << 20))
     first = delivery.take(0.0)
     assert first is not None
-    assert len(first.entries) == 1
+    assert first.entries.count == 1
     assert delivery.take(0.5) is None
     assert 9 <= delivery.wake_at < 10
 
@@ -286,39 +284,39 @@ def test_an_aggregate_in_a_shard_that_is_not_listed_yet_is_kept_and_not_repeated
     add(delivery, ("a", 8), ("b", 8))
     request = delivery.take(0.0)
     assert request is not None
-    (stored,) = MAPS[2].place(request.entries)
+    (one,) = entries_of(request.entries)
+    stored = MAPS[2].shard_of(hash_of(one.partition_key or "", one.explicit_hash_key))
     delivery.settle(request, PutOutcome(shards=[stored], codes=[None]), 0.1)
     for now in (0.2, 9.0):
         before = {one.shard_id: one.hash_range for one in shards_of(1)}
-        delivery.replace_shards(MAPS[1].place, MAPS[1].shards, before, now)
+        delivery.replace_shards(MAPS[1], before, now)
         delivery.check_listed(now, "it")
         assert delivery.take(now) is None
         assert delivery.is_outdated
     with pytest.raises(ServiceUnavailableError, match="found it, for 10 s after a reshard"):
         delivery.check_listed(10.2, "it")
     packing.shard_map = MAPS[2]
-    delivery.replace_shards(MAPS[2].place, MAPS[2].shards, RANGES, 11.0)
+    delivery.replace_shards(MAPS[2], RANGES, 11.0)
     again = delivery.take(11.0)
     assert again is not None
-    assert len(again.entries) == len({*MAPS[2].place([Entry(b"", "a"), Entry(b"", "b")])})
+    assert again.entries.count == len({*MAPS[2].place(["a", "b"])})
 
 
 def test_records_that_the_service_places_have_one_queue() -> None:
     delivery = StreamDelivery(
         "orders",
-        place=lambda entries: [ANY_SHARD] * len(entries),
-        shards=[ANY_SHARD],
+        shard_map=ANY,
         weight=3,
         is_ordered=False,
         timeout=10,
         now=0.0,
         random=lambda: 0.5,
     )
-    delivery.add([Entry(b"")] * 4_000, [0] * 4_000)
+    delivery.add(rows_of([Entry(b"")] * 4_000))
     requests = []
     while (request := delivery.take(0.0)) is not None:
         requests.append(request)
-    sent = sum(len(one.entries) for one in requests)
+    sent = sum(one.entries.count for one in requests)
     assert 2 * RECORDS_PER_SECOND < sent <= 3 * RECORDS_PER_SECOND
     shards: list[ShardId | None] = [ShardId(f"shardId-{number % 7}") for number in range(500)]
     delivery.settle(requests[0], PutOutcome(shards=shards, codes=[None] * 500), 0.1)
@@ -334,8 +332,7 @@ def _delivery(
 ) -> StreamDelivery:
     return StreamDelivery(
         "orders",
-        place=MAPS[1].place,
-        shards=MAPS[1].shards,
+        shard_map=MAPS[1],
         packing=packing,
         is_ordered=is_ordered,
         timeout=timeout,

@@ -10,12 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kinesis_source.aggregation.repeat_keys import WriteId
-from kinesis_source.model.shard import Entry, EpochMillis, RecordPage, Shard
+from kinesis_source.model.shard import EpochMillis, RecordPage, Shard
 from kinesis_source.reading.arrow_batches import Chunk
 from kinesis_source.reading.range_filter import Match, PageSlice
 from kinesis_source.reading.row_builder import build_rows
-from kinesis_source.sink.aggregation import AggregateLimits
-from kinesis_source.sink.packing import Packing
+from kinesis_source.sink.aggregation import AggregateLimits, PackedRecord, Packing
 from kinesis_source.sink.shard_map import ShardMap
 from task_grouping.identifiers import (
     MAX_HASH_KEY,
@@ -25,6 +24,7 @@ from task_grouping.identifiers import (
     ShardKey,
     StreamName,
 )
+from tests.support.kinesis.sink_rows import Entry, rows_of
 
 ORDERS, COPIES = StreamName("orders"), StreamName("copies")
 SHARD = ShardId("shardId-000000000000")
@@ -55,7 +55,7 @@ def write_of(task: int) -> WriteId:
 
 
 def attempt(
-    rows: Sequence[tuple[str, bytes]], task: int, random: Random, stored: list[Entry]
+    rows: Sequence[tuple[str, bytes]], task: int, random: Random, stored: list[PackedRecord]
 ) -> None:
     """Write the rows of a task, in batches and in some order; up to a failure, if there is one."""
     limits = AggregateLimits(record_bytes=MAX_BYTES, rows=random.randint(1, 4))
@@ -63,25 +63,25 @@ def attempt(
     waiting = [Entry(data, key) for key, data in random.sample(rows, len(rows))]
     while waiting:
         size = random.randint(1, len(waiting))
-        packed, _ = packing.pack(waiting[:size])
+        packed = packing.pack(rows_of(waiting[:size]))
         waiting = waiting[size:]
-        for entry in packed:
+        for record in packed:
             if random.random() < 0.3:  # a reshard; sometimes both forms are read
                 packing.shard_map = shards(random.choice([1, 2, 4]))
                 if random.random() < 0.5:
-                    stored.append(entry)
-                stored.extend(packing.repack(entry)[0])
+                    stored.append(record)
+                stored.extend(packing.repack(record.rows))
             else:
-                stored.extend([entry] * random.choice([1, 1, 1, 2]))  # 2: the answer was lost
+                stored.extend([record] * random.choice([1, 1, 1, 2]))  # 2: the answer was lost
 
 
-def read(stored: Sequence[Entry], stream: StreamName) -> Chunk:
+def read(stored: Sequence[PackedRecord], stream: StreamName) -> Chunk:
     count = len(stored)
     page = RecordPage(
         sequence_numbers=[SequenceNumber(str(100 + number)) for number in range(count)],
-        partition_keys=[entry.partition_key for entry in stored],
+        partition_keys=[record.partition_key for record in stored],
         arrival_ms=[EpochMillis(number) for number in range(count)],
-        data=[entry.data for entry in stored],
+        data=[record.data for record in stored],
         next_iterator=None,
         millis_behind_latest=0,
         service_time=EpochMillis(0),
@@ -105,10 +105,10 @@ def read(stored: Sequence[Entry], stream: StreamName) -> Chunk:
 def test_each_row_is_left_once_after_any_attempts(
     tasks: list[list[tuple[str, bytes]]], random: Random
 ) -> None:
-    stored: list[Entry] = []
+    stored: list[PackedRecord] = []
     for task, rows in enumerate(tasks):
         for _ in range(random.randint(0, 2)):
-            failed: list[Entry] = []
+            failed: list[PackedRecord] = []
             attempt(rows, task, random, failed)
             stored += random.sample(failed, random.randint(0, len(failed)))
         attempt(rows, task, random, stored)
@@ -127,6 +127,6 @@ def test_each_row_is_left_once_after_any_attempts(
 
 def test_a_row_that_is_too_large_for_an_aggregate_stays_twice() -> None:
     packing = Packing(shards(1), AggregateLimits(record_bytes=MAX_BYTES), write_of(0))
-    stored = [*packing.pack([LARGE])[0], *packing.pack([LARGE])[0]]
+    stored = [*packing.pack(rows_of([LARGE])), *packing.pack(rows_of([LARGE]))]
     found = read(stored, ORDERS)
     assert found.repeat_keys == [f"orders/{SHARD}/{number}/0" for number in (100, 101)]

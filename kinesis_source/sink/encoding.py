@@ -1,0 +1,237 @@
+"""Encodes rows as the JSON entries of PutRecords, a whole Arrow batch at a time.
+
+Kinesis takes data as base64 within JSON. The text of all rows is made by column, in the order of
+their shards, with the offset of each record: a Python object for each would cost more than sending
+it. Keys that are needed later, for a closed shard or for the order, are decoded from the text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import msgspec
+import numpy as np
+import orjson
+import pyarrow as pa
+import pyarrow.compute as pc
+import pybase64
+
+from kinesis_source.sink.columns import Rows
+from kinesis_source.sink.shard_map import ShardMap
+from task_grouping.identifiers import ShardId
+
+if TYPE_CHECKING:
+    from kinesis_source.sink.aggregation import PackedRecord
+
+T = TypeVar("T")
+
+_PADDING: Final = pa.array([b"", b"\0\0", b"\0"], pa.binary())
+"""Zeros that make a length a multiple of three, by its remainder."""
+_NOTHING: Final = pa.scalar(b"", pa.binary())
+_CHUNK: Final = 5_000
+"""The rows that are encoded at a time: fewer make more calls, and more do not fit into the cache of
+a processor."""
+
+
+class Keys(msgspec.Struct, gc=False, rename="pascal"):
+    """The keys of an entry."""
+
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+
+
+_KEYS: Final = msgspec.json.Decoder(list[Keys])
+
+
+@dataclass(slots=True, eq=False)
+class RecordRun:
+    """One or more records in order, encoded; never changed. It keeps no memory of other records,
+    except of the run that it is a part of.
+
+    Not frozen, since these are made often, and that takes four times as long.
+    """
+
+    text: bytes | memoryview
+    """Entries, each with a comma after it: those of the run, and maybe others."""
+    offsets: Any
+    """A NumPy array: the beginning of each record in `text`, and the end of the last."""
+    sizes: Any
+    """A NumPy array: running totals of bytes of data and keys, before each record and after the
+    last."""
+    size: int
+    """The bytes that the service counts: data and partition keys."""
+    packed: PackedRecord | None = None
+    """The rows of the only record, if it is packed."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def entries(self) -> memoryview:
+        """The text of its entries."""
+        return memoryview(self.text)[int(self.offsets[0]) : int(self.offsets[-1])]
+
+    @property
+    def keys(self) -> Sequence[Keys]:
+        """The keys of each record, decoded."""
+        return _KEYS.decode(b"".join((b"[", self.entries[:-1], b"]")))
+
+    def part(self, begin: int, end: int) -> RecordRun:
+        """Return some of its records; there is one or more."""
+        if begin == 0 and end == len(self):
+            return self
+        sizes = self.sizes[begin : end + 1]
+        size = int(sizes[-1] - sizes[0])
+        return RecordRun(self.text, self.offsets[begin : end + 1], sizes, size)
+
+    def fitting(self, count: int, size: int) -> int:
+        """Return how many of the first records, up to `count`, have at most `size` bytes."""
+        count = min(count, len(self))
+        if count == len(self) and self.size <= size:
+            return count
+        limit = self.sizes[0] + size
+        if self.sizes[count] <= limit:
+            return count
+        return max(0, int(self.sizes.searchsorted(limit, side="right")) - 1)
+
+    def split(self, values: Sequence[T]) -> Iterator[tuple[T, RecordRun]]:
+        """Yield the records that follow each other with an equal value, of one for each record, and
+        that value."""
+        begin = 0
+        for value, equal in groupby(values):
+            end = begin + sum(1 for _ in equal)
+            yield value, self.part(begin, end).detached()
+            begin = end
+
+    def detached(self) -> RecordRun:
+        """Return its records without the memory of others."""
+        entries = self.entries
+        if len(entries) == len(self.text):
+            return self
+        return RecordRun(
+            bytes(entries),
+            self.offsets - self.offsets[0],
+            self.sizes - self.sizes[0],
+            self.size,
+            self.packed,
+        )
+
+
+def encode_entry(record: PackedRecord) -> RecordRun:
+    """Return a run of one record that is packed."""
+    fields = {"Data": record.data, "PartitionKey": record.partition_key}
+    if record.explicit_hash_key is not None:
+        fields["ExplicitHashKey"] = record.explicit_hash_key
+    text = msgspec.json.encode(fields) + b","
+    return RecordRun(
+        text, np.array([0, len(text)]), np.array([0, record.size]), record.size, record
+    )
+
+
+def encode_rows(rows: Rows) -> RecordRun:
+    """Return rows as one run, in their order. There is one or more, with less than 1 GiB."""
+    keys, codes = _distinct_keys(rows)
+    return _encode(rows.data, rows.hash_keys, _key_texts(keys).take(codes), rows.sizes)
+
+
+def encode_by_shard(rows: Rows, shard_map: ShardMap) -> Iterator[tuple[ShardId, RecordRun]]:
+    """Yield the rows of each predicted shard as runs, in their order. They have less than 1 GiB."""
+    if not len(rows):
+        return
+    keys, codes = _distinct_keys(rows)
+    if rows.hash_keys is None:
+        places = _array(shard_map.place(keys.to_pylist()), shard_map)[codes.to_numpy()]
+    else:
+        places = _array(
+            shard_map.place(rows.keys.to_pylist(), rows.hash_keys.to_pylist()), shard_map
+        )
+    texts = _key_texts(keys)
+    order = np.argsort(places, kind="stable")
+    places = places[order]
+    for begin in range(0, len(order), _CHUNK):
+        chunk = pa.array(order[begin : begin + _CHUNK])
+        hash_keys = None if rows.hash_keys is None else rows.hash_keys.take(chunk)
+        run = _encode(
+            rows.data.take(chunk),
+            hash_keys,
+            texts.take(codes.take(chunk)),
+            rows.sizes[order[begin : begin + _CHUNK]],
+        )
+        values = places[begin : begin + _CHUNK]
+        ends = np.flatnonzero(np.append(values[1:] != values[:-1], True)) + 1
+        first = 0
+        for place, end in zip(values[ends - 1].tolist(), ends.tolist(), strict=True):
+            yield shard_map.shards[place], run.part(first, end).detached()
+            first = end
+
+
+def _array(places: Sequence[int], shard_map: ShardMap) -> Any:
+    # Of the smallest type, by which NumPy sorts many times as fast.
+    return np.array(places, np.min_scalar_type(len(shard_map.shards)))
+
+
+def _distinct_keys(rows: Rows) -> tuple[Any, Any]:
+    """Return the distinct partition keys, and the place of each row's key among them."""
+    encoded = rows.keys.dictionary_encode(null_encoding="encode")
+    return encoded.dictionary.cast(pa.string()), encoded.indices
+
+
+def _key_texts(keys: Any) -> Any:
+    """Return the text of an entry after its data, for each of these partition keys."""
+    characters = np.frombuffer(_content(keys), np.uint8)
+    # JSON escapes control characters, quotes and backslashes (RFC 8259, section 7).
+    if not ((characters < 0x20) | (characters == 0x22) | (characters == 0x5C)).any():
+        texts = pc.binary_join_element_wise('","PartitionKey":"', keys, '"},', "")
+        return pc.fill_null(texts, '"},').cast(pa.binary())
+    return pa.array(
+        [
+            b'"},' if key is None else b'","PartitionKey":%b},' % orjson.dumps(key)
+            for key in keys.to_pylist()
+        ],
+        pa.binary(),
+    )
+
+
+def _encode(data: Any, hash_keys: Any, key_texts: Any, sizes: Any) -> RecordRun:
+    """Return rows as one run, from arrays of their parts; `hash_keys` may be None."""
+    parts = [pa.scalar(b'{"Data":"'), _base64(data)]
+    if hash_keys is not None:
+        texts = pc.binary_join_element_wise(
+            '","ExplicitHashKey":"', hash_keys.cast(pa.string()), ""
+        )
+        parts.append(pc.fill_null(texts, "").cast(pa.binary()))
+    text = pc.binary_join_element_wise(*parts, key_texts, _NOTHING)
+    ends = np.cumsum(sizes, dtype=np.int64)
+    return RecordRun(
+        memoryview(_content(text)), _offsets(text), np.concatenate(([0], ends)), int(ends[-1])
+    )
+
+
+def _base64(data: Any) -> Any:
+    """Return the data of each row as base64.
+
+    All are encoded at once, each filled up with zeros to a multiple of three bytes; their last
+    characters are then replaced by padding.
+    """
+    data = data.cast(pa.binary())
+    rest = pc.binary_length(data).to_numpy() % 3
+    filled = pc.binary_join_element_wise(data, _PADDING.take(pa.array(rest)), _NOTHING)
+    offsets = _offsets(filled) // 3 * 4
+    text = bytearray(pybase64.b64encode(_content(filled)))
+    characters = np.frombuffer(text, np.uint8)
+    ends = offsets[1:]
+    characters[ends[rest != 0] - 1] = characters[ends[rest == 1] - 2] = ord("=")
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
+    return pa.Array.from_buffers(pa.binary(), len(data), buffers)
+
+
+def _offsets(text: Any) -> Any:
+    """Return the offsets of a binary array that begins with its buffer."""
+    return np.frombuffer(text.buffers()[1], np.int32, len(text) + 1)
+
+
+def _content(text: Any) -> Any:
+    return text.buffers()[2].slice(0, int(_offsets(text)[-1]))
