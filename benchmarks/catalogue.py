@@ -48,6 +48,11 @@ CATALOGUE: Final = (
     Benchmark(name="kinesis.bulk", minutes=10, small="--shards 2 --records 20000 --rounds 1"),
     Benchmark(name="kinesis.sink", minutes=4, small="--records 20000 --rounds 1 --seconds 4"),
     Benchmark(
+        name="kinesis.copies",
+        minutes=4,
+        small="--records 2000 --parts 2 --rounds 1 --warm-up 0",
+    ),
+    Benchmark(
         name="kafka.bulk",
         minutes=20,
         small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0",
@@ -64,6 +69,11 @@ CATALOGUE: Final = (
         name="kafka.triggers",
         minutes=15,
         small="--partitions 2 --tasks 1 --seconds 1 --rounds 1 --warm-up 1",
+    ),
+    Benchmark(
+        name="kafka.duplicates",
+        minutes=4,
+        small="--records 2000 --partitions 2 --rounds 1 --warm-up 0",
     ),
 )
 

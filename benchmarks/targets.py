@@ -273,6 +273,15 @@ AIMS: Final = (
     ),
     _kafka_triggers(4, "ours", "4 partitions", at_most(1.2)),
     _kafka_triggers(64, "ours, 4 tasks", "64 partitions by 4 tasks", below(1.0)),
+    Aim(
+        subject="Duplicates dropped from 120,000 rows, a query's time over that with Spark's "
+        "dropDuplicatesWithinWatermark",
+        benchmark="kafka.duplicates",
+        row={"records": 120_000, "shuffle": 2, "peer": "ours"},
+        values=lambda row: row["part_of_spark_rounds"],
+        limit=at_most(1.5),
+        digits=2,
+    ),
     *(_kinesis_bulk(n, "parse", "a bare loop that fetches and parses", 0.8) for n in (1, 16, 128)),
     *(_kinesis_bulk(n, "boto3", "boto3's parser", 4.0) for n in (1, 16, 128)),
     Aim(

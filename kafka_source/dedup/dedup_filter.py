@@ -20,7 +20,7 @@ record can cause a row to be dropped that is not equal to it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -66,14 +66,24 @@ class _Batch:
     rows: set[RowId] = field(default_factory=set)
     """The rows added since."""
 
-    def add(self, position: Position) -> bool:
-        """Add a row; return whether it is new."""
-        self.attempt_ms = max(self.attempt_ms, position.attempt_ms)
-        row = row_id(position)
-        if row in self.rows or (self.seen is not None and row in self.seen.rows()):
-            return False
-        self.rows.add(row)
-        return True
+    def add(self, attempt_ms: int, rows: Sequence[RowId]) -> list[bool]:
+        """Add rows; return for each whether it is new."""
+        self.attempt_ms = max(self.attempt_ms, attempt_ms)
+        seen = frozenset[RowId]() if self.seen is None else self.seen.rows()
+        distinct = set(rows)
+        if (
+            len(distinct) == len(rows)
+            and distinct.isdisjoint(self.rows)
+            and distinct.isdisjoint(seen)
+        ):
+            self.rows |= distinct
+            return [True] * len(rows)
+        found = []
+        for row in rows:
+            found.append(row not in self.rows and row not in seen)
+            if found[-1]:
+                self.rows.add(row)
+        return found
 
     def update(self, seen: SeenBatch | None) -> SeenBatchUpdate | None:
         """Return the update of `seen`, or None if nothing has changed."""
@@ -99,29 +109,36 @@ class DedupFilter:
         self._newest = _restore(newest)
         self._before = _restore(before)
 
-    def is_new(self, position: Position) -> bool:
-        """Return whether this row was not seen before. Called once for each record."""
+    def are_new(self, batch: int, attempt_ms: int, rows: Sequence[RowId]) -> list[bool]:
+        """Return for each of consecutive rows of one attempt whether it was not seen before. Called
+        once for each record."""
+        found = self._batch(batch, attempt_ms)
+        return [False] * len(rows) if found is None else found.add(attempt_ms, rows)
+
+    def _batch(self, batch: int, attempt_ms: int) -> _Batch | None:
+        """Return the remembered batch of this number, which this row may begin; None if all of its
+        rows count as seen."""
         newest, before = self._newest, self._before
-        for batch in (newest, before):
-            if batch is not None and batch.number == position.batch:
-                return batch.add(position)
-        found = _Batch(position.batch, position.attempt_ms)
+        for one in (newest, before):
+            if one is not None and one.number == batch:
+                return one
+        found = _Batch(batch, attempt_ms)
         if newest is None:
             self._newest, self._before = found, _Batch(_NO_BATCH, 0)
-        elif position.batch > newest.number:
+        elif batch > newest.number:
             self._newest, self._before = found, newest
         else:
             oldest = newest.number if before is None else before.number
-            if position.batch < oldest and position.attempt_ms <= newest.attempt_ms:
-                return False
-            if position.attempt_ms <= newest.attempt_ms:
+            if batch < oldest and attempt_ms <= newest.attempt_ms:
+                return None
+            if attempt_ms <= newest.attempt_ms:
                 self._before = found
             else:
                 self._newest = found
-                if position.batch < oldest:
+                if batch < oldest:
                     # The query was reset: all batches older than this one count as seen.
-                    self._before = _Batch(position.batch, position.attempt_ms)
-        return found.add(position)
+                    self._before = _Batch(batch, attempt_ms)
+        return found
 
     def update(self) -> tuple[SeenBatchUpdate | None, SeenBatchUpdate | None]:
         """Return the updates of the newest batch and of the one before it; None means no change."""

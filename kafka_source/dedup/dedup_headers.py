@@ -21,7 +21,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import Final, NamedTuple
 
 SOURCE_HEADER: Final = "ssp-source"
 POSITION_HEADER: Final = "ssp-position"
@@ -47,8 +47,7 @@ class WriteId:
     task: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Position:
+class Position(NamedTuple):
     """The value of the header `ssp-position`."""
 
     batch: int

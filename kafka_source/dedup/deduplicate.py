@@ -19,55 +19,38 @@ with copies of one checkpoint at the same time can lose rows: give a copy a new 
 
 from __future__ import annotations
 
-import logging
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Final, Self
+from typing import Final
 
-import pyarrow as pa
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
-from pyspark.sql.types import (
-    BinaryType,
-    LongType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.types import StructType
 
 from kafka_source.dedup.dedup_headers import (
     POSITION_HEADER,
     POSITION_PATTERN,
     SOURCE_HEADER,
-    parse_position,
 )
-from kafka_source.dedup.dedup_state import KEY_SCHEMA, VALUE_SCHEMA, DedupState
-from kafka_source.dedup.offset_order import sort_by_offset
+from kafka_source.dedup.dedup_processor import DedupProcessor
+from kafka_source.dedup.row_blocks import BLOCK_BYTES, BLOCKS_SCHEMA, TYPES, BlockWriter
 from ssp_common.errors import InvalidRowsError, UnsupportedError
-from ssp_common.spark.pyspark_api import check_state_in_pandas
+from ssp_common.spark.pyspark_api import LIMITS_STATE_BYTES, check_state_in_pandas
 from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
 
 _COLUMNS: Final = {"topic": "string", "partition": "int", "offset": "bigint"}
 _HEADERS: Final = "array<struct<key:string,value:binary>>"
-_TYPES: Final = frozenset({"binary", "string", "boolean", "int", "bigint", "timestamp", _HEADERS})
-# PySpark has its own names for columns that begin with an underscore.
+_TIMESTAMP: Final = "timestamp"
+_PASSED_AS: Final = {_HEADERS: "string", _TIMESTAMP: "bigint"}
+"""The types of columns that pass through Python in another type."""
 _SOURCE: Final = "ssp_source"
 _POSITION: Final = "ssp_position"
-_OFFSET: Final = "ssp_offset"
-_REST: Final = "ssp_rest"
 _NAME_PATTERN: Final = "^[A-Za-z0-9-]{1,64}$"
 
-MAX_SOURCES: Final = 1_000
-"""Sources remembered for each partition: the most recent ones."""
-
-MAX_CLOCK_SKEW_MS: Final = 5 * 60 * 1000
-"""The longest time that the clock of a writing driver may be ahead of that of a reading worker."""
-
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BATCH_BYTES: Final = 64 << 20
+"""Approximate bytes of blocks that are passed to a stateful operator at a time."""
 
 
 def drop_duplicates(df: DataFrame, *, forget_after: timedelta = timedelta(days=7)) -> DataFrame:
@@ -84,27 +67,25 @@ def drop_duplicates(df: DataFrame, *, forget_after: timedelta = timedelta(days=7
     InvalidRowsError or UnsupportedError.
     """
     _check_columns(df.schema)
-    marked = df.select("*", *_mark_columns())
+    marked = _mark(df)
     if not df.isStreaming:
         return _keep_first(marked).select(*map(_column, df.columns))
     _check_state_store(df)
-    packed = _Packed.of(df.schema)
-    grouped = packed.pack(marked).groupBy("topic", "partition")
-    check_state_in_pandas(grouped)
-    kept = grouped.transformWithStateInPandas(
-        DedupProcessor(packed.schema.fieldNames(), forget_after // timedelta(milliseconds=1)),
-        outputStructType=packed.schema,
-        outputMode="Append",
-        timeMode="None",
-    )
-    return packed.unpack(kept)
+    columns = _Columns(types=_kinds(df.schema))
+    return _drop_in_stream(marked, columns, forget_after // timedelta(milliseconds=1))
+
+
+def _kinds(schema: StructType) -> dict[str, str]:
+    return {field.name: field.dataType.simpleString() for field in schema.fields}
 
 
 def _check_columns(schema: StructType) -> None:
-    found = {field.name: field.dataType.simpleString() for field in schema.fields}
+    found = _kinds(schema)
     needed = {**_COLUMNS, "headers": _HEADERS}
     wrong = [name for name, kind in needed.items() if found.get(name) != kind]
-    wrong += [name for name in found if name not in needed and found[name] not in _TYPES]
+    wrong += [
+        name for name in found if name not in needed and found[name] not in {*TYPES, *_PASSED_AS}
+    ]
     if wrong or len(found) < len(schema.fields):
         raise InvalidRowsError(
             ", ".join(f"column {name}" for name in wrong) or "columns",
@@ -131,17 +112,23 @@ def _column(name: str) -> Column:
     return F.col("`" + name.replace("`", "``") + "`")
 
 
-def _mark_columns() -> tuple[Column, Column]:
-    """Return the columns for source and position, null and null unless the headers are those of a
-    sink that wrote to this topic."""
-    source, position = _header_column(SOURCE_HEADER), _header_column(POSITION_HEADER)
+def _mark(df: DataFrame) -> DataFrame:
+    """Add the columns source, without the topic, and position: null and null unless the headers are
+    those of a sink that wrote to this topic."""
+    # In two steps: Spark evaluates the search in the headers for each use within one.
+    found = df.select(
+        "*",
+        _header_column(SOURCE_HEADER).alias(_SOURCE),
+        _header_column(POSITION_HEADER).alias(_POSITION),
+    )
+    source, position = F.col(_SOURCE), F.col(_POSITION)
     name = F.substring_index(source, "/", 1)
     good = (
         name.rlike(_NAME_PATTERN)
         & (source == F.concat(name, F.lit("/"), F.col("topic")))
         & position.rlike(f"^{POSITION_PATTERN}$")
     )
-    return F.when(good, name).alias(_SOURCE), F.when(good, position).alias(_POSITION)
+    return found.withColumns({_SOURCE: F.when(good, name), _POSITION: F.when(good, position)})
 
 
 def _header_column(name: str) -> Column:
@@ -164,115 +151,70 @@ def _keep_first(marked: DataFrame) -> DataFrame:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Packed:
-    """The schema of rows on their way through Python: text and bytes unchanged, all other columns
-    as one JSON text, which Spark writes and parses, since converting them in Python costs more than
-    all other work."""
+class _Columns:
+    """The columns of rows on their way through Python, by Spark's names of their types: times as
+    numbers and arrays as JSON, by Spark, since PySpark would convert single values."""
 
-    columns: tuple[str, ...]
-    plain: tuple[StructField, ...]
-    """Columns of text and bytes."""
-    rest: tuple[StructField, ...]
-
-    @classmethod
-    def of(cls, schema: StructType) -> Self:
-        fields = schema.fields
-        plain = [one for one in fields if isinstance(one.dataType, StringType | BinaryType)]
-        return cls(
-            columns=tuple(schema.fieldNames()),
-            plain=tuple(plain),
-            rest=tuple(one for one in fields if one not in plain),
-        )
+    types: Mapping[str, str]
 
     @property
-    def schema(self) -> StructType:
-        """The packed columns, renamed: PySpark renames columns whose names are not identifiers."""
-        plain = [StructField(f"plain{n}", one.dataType) for n, one in enumerate(self.plain)]
-        return StructType([*plain, StructField(_REST, StringType())])
+    def passed(self) -> dict[str, str]:
+        """The columns in Python, with their types: PySpark renames columns whose names are not
+        identifiers."""
+        return {
+            f"column{place}": _PASSED_AS.get(kind, kind)
+            for place, kind in enumerate(self.types.values())
+        }
 
-    def pack(self, marked: DataFrame) -> DataFrame:
-        """Return the packed rows with the columns `topic` and `partition`, by which they are
-        grouped."""
-        rest = [
-            F.unix_micros(_column(one.name)).alias(one.name)
-            if isinstance(one.dataType, TimestampType)
-            else _column(one.name)
-            for one in self.rest
-        ]
-        plain = [_column(one.name).alias(f"plain{n}") for n, one in enumerate(self.plain)]
-        packed = F.to_json(F.struct(*rest)).alias(_REST)
-        offset = F.col("offset").alias(_OFFSET)
-        return marked.select("topic", "partition", *plain, packed, offset, _SOURCE, _POSITION)
+    def pack(self) -> list[Column]:
+        """Return the columns as they are passed."""
+        found = []
+        for name, kind in self.types.items():
+            column = _column(name)
+            if kind == _TIMESTAMP:
+                column = F.unix_micros(column)
+            elif kind == _HEADERS:
+                column = F.to_json(column)
+            found.append(column)
+        return [one.alias(name) for one, name in zip(found, self.passed, strict=True)]
 
-    def unpack(self, kept: DataFrame) -> DataFrame:
-        """Return the rows with their original columns."""
-        times = {one.name for one in self.rest if isinstance(one.dataType, TimestampType)}
-        read = StructType(
-            [
-                StructField(one.name, LongType() if one.name in times else one.dataType)
-                for one in self.rest
-            ]
-        )
-        plain = [F.col(f"plain{n}").alias(one.name) for n, one in enumerate(self.plain)]
-        opened = kept.select(*plain, F.from_json(_column(_REST), read).alias(_REST))
-        texts = {one.name for one in self.plain}
-        return opened.select(
-            *(
-                _column(name)
-                if name in texts
-                else (
-                    F.timestamp_micros(F.col(_REST)[name]) if name in times else F.col(_REST)[name]
-                ).alias(name)
-                for name in self.columns
-            )
-        )
+    def unpack(self) -> list[Column]:
+        """Return the original columns."""
+        found = []
+        for name, kind in zip(self.passed, self.types.values(), strict=True):
+            column = F.col(name)
+            if kind == _TIMESTAMP:
+                column = F.timestamp_micros(column)
+            elif kind == _HEADERS:
+                column = F.from_json(column, _HEADERS)
+            found.append(column)
+        return [one.alias(name) for one, name in zip(found, self.types, strict=True)]
 
 
-class DedupProcessor(StatefulProcessor):
-    """Drops the duplicates of one partition of a topic."""
+def _drop_in_stream(marked: DataFrame, columns: _Columns, forget_after_ms: int) -> DataFrame:
+    names = list(columns.types)
+    writer = BlockWriter(
+        types=tuple(columns.passed.values()),
+        keys=(names.index("topic"), names.index("partition"), names.index("offset")),
+        max_bytes=_block_bytes(marked.sparkSession),
+    )
+    mark = F.concat(F.col(_SOURCE), F.lit("/"), F.col(_POSITION))
+    blocks = marked.select(*columns.pack(), mark.alias("mark")).mapInArrow(writer, BLOCKS_SCHEMA)
+    grouped = blocks.groupBy("topic", "partition")
+    check_state_in_pandas(grouped)
+    kept = grouped.transformWithStateInPandas(
+        DedupProcessor(tuple(columns.passed.values()), forget_after_ms),
+        outputStructType=", ".join(f"{name} {kind}" for name, kind in columns.passed.items()),
+        outputMode="Append",
+        timeMode="None",
+    )
+    return kept.select(*columns.unpack())
 
-    def __init__(
-        self, names: list[str], forget_after_ms: int, now: Callable[[], float] = time.time
-    ) -> None:
-        """`names` are the columns to return. `now` is in seconds since 1970."""
-        self._names = names
-        self._forget_after_ms = forget_after_ms
-        self._now = now
-        self._entries: Any = None
 
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self._entries = handle.getMapState("seen", KEY_SCHEMA, VALUE_SCHEMA)
-
-    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
-        """Return the new rows in the order of their offsets. `rows` are pandas data frames in any
-        order: Spark sorts the rows of a task only by partition, and a sort that spills reorders
-        those of one partition.
-        """
-        max_attempt_ms = int(self._now() * 1000) + MAX_CLOCK_SKEW_MS
-        state = DedupState(self._entries, self._forget_after_ms, MAX_SOURCES, max_attempt_ms)
-        ahead = 0
-        tables = (pa.Table.from_pandas(frame, preserve_index=False) for frame in rows)
-        for table in sort_by_offset(tables, _OFFSET):
-            new = []
-            marks = table.select([_SOURCE, _POSITION]).to_pydict()
-            for source, text in zip(marks[_SOURCE], marks[_POSITION], strict=True):
-                position = parse_position(text) if text else None
-                if position is not None and position.attempt_ms > max_attempt_ms:
-                    ahead += 1
-                    position = None
-                new.append(position is None or state.of(source).is_new(position))
-            yield table.select(self._names).filter(pa.array(new)).to_pandas()
-        state.save()
-        if ahead:
-            _log.warning(
-                "partition %s-%s: %d records with the header %s of a time more than %d s ahead of "
-                "this machine's clock: the header is ignored; either a clock is wrong, or a "
-                "program other than a sink writes such headers",
-                *key,
-                ahead,
-                POSITION_HEADER,
-                MAX_CLOCK_SKEW_MS // 1000,
-            )
-
-    def close(self) -> None:
-        """Do nothing: no resources are held."""
+def _block_bytes(spark: SparkSession) -> int:
+    """Return the size of blocks. PySpark 4.0 passes blocks to a stateful operator in batches
+    limited by number only: then they are so small that a batch remains small."""
+    if LIMITS_STATE_BYTES:
+        return BLOCK_BYTES
+    blocks = int(spark.conf.get(_BATCH_ROWS) or 0)
+    return min(BLOCK_BYTES, _BATCH_BYTES // blocks) if blocks > 0 else BLOCK_BYTES

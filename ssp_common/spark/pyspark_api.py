@@ -55,6 +55,10 @@ availableNow, and shows its lag in the progress: since PySpark 4.2."""
 WRITES_ARROW: Final = hasattr(pyspark.sql.datasource, "DataSourceStreamArrowWriter")
 """True if a streaming query can pass Arrow record batches to a writer: since PySpark 4.1."""
 
+LIMITS_STATE_BYTES: Final = WRITES_ARROW
+"""True if Spark limits the bytes of the rows that it passes to a stateful operator at a time: since
+PySpark 4.1."""
+
 PYSPARK_WITHOUT_LIMITS: Final[str | None] = None if PASSES_LIMITS else pyspark.__version__
 """The version of the installed PySpark if it does not pass limits, else None."""
 

@@ -138,7 +138,7 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.client.group_offsets": "calls Kafka",
     "kafka_source.client.retry": "logs retries",
     "kafka_source.consumers.pool": "keeps consumers for the life of a process",
-    "kafka_source.dedup.deduplicate": "logs headers with a time in the future",
+    "kafka_source.dedup.dedup_processor": "logs headers with a time in the future",
     "kafka_source.dedup.offset_order": "writes rows above a limit to a temporary file",
     "kafka_source.group_committer": "commits offsets from a thread, logs failures",
     "kafka_source.options.parse": "logs a warning",
@@ -360,6 +360,7 @@ Without it `pool` uses confluent-kafka's consumer."""
 
 SPARK: Final = frozenset(
     {
+        "kafka_source.dedup.dedup_processor",
         "kafka_source.dedup.deduplicate",
         "kafka_source.model.schema",
         "kafka_source.pipeline_system",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kafka_source.dedup.dedup_filter import DedupFilter, SeenBatch, SeenBatchUpdate
+from kafka_source.dedup.dedup_filter import DedupFilter, SeenBatch, SeenBatchUpdate, row_id
 from kafka_source.dedup.dedup_headers import Position
 
 
@@ -21,7 +21,8 @@ class Memory:
 
     def is_new(self, position: Position) -> bool:
         """Return whether this row was not seen before."""
-        return self.filter.is_new(position)
+        (new,) = self.filter.are_new(position.batch, position.attempt_ms, [row_id(position)])
+        return new
 
     def after(self) -> Memory:
         """Return the memory at the start of the next batch of the reader."""

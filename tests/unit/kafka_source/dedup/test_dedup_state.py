@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import pandas as pd
+import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kafka_source.dedup import dedup_processor as dedup_processor
 from kafka_source.dedup import dedup_state as dedup_state
-from kafka_source.dedup import deduplicate as deduplicate
+from kafka_source.dedup import row_blocks as row_blocks
 from kafka_source.dedup.dedup_headers import parse_position
-from kafka_source.dedup.deduplicate import MAX_CLOCK_SKEW_MS, DedupProcessor
+from kafka_source.dedup.dedup_processor import MAX_CLOCK_SKEW_MS, DedupProcessor
 from kafka_source.dedup.offset_order import sort_by_offset
+from kafka_source.dedup.row_blocks import BlockWriter
 from tests.support.kafka.dedup_memory import Memory
 
 DAY = 24 * 60 * 60 * 1_000
@@ -55,35 +57,48 @@ def _position(batch: int, attempt_ms: int, number: int) -> str:
     return f"{batch}:{attempt_ms}:0:{number:032x}:0"
 
 
-def _kept(store: Store, rows: list[Row]) -> list[int]:
-    """The places of the rows that come out of one batch of the reader, where a sort that spilled
-    has put the later half of them first."""
+def _kept(store: Store, rows: list[Row], *, mixed: bool = False) -> list[int]:
+    """The places of the rows that come out of one batch of the reader."""
     marks: list[tuple[str | None, str | None]] = [
         (None, None) if source is None else (source, _position(batch, attempt_ms, number))
         for source, batch, attempt_ms, number in rows
     ]
-    return _kept_of(store, marks)
+    return _kept_of(store, marks, mixed=mixed)
 
 
-def _kept_of(store: Store, marks: list[tuple[str | None, str | None]]) -> list[int]:
-    """By source and position, as the headers have them."""
-    frame = pd.DataFrame(
+def _kept_of(
+    store: Store, marks: list[tuple[str | None, str | None]], *, mixed: bool = False
+) -> list[int]:
+    """By source and position, as the headers have them. A sort that spilled has put the later half
+    of the blocks first. `mixed`: the rows reach the writer of blocks in another order than that of
+    their offsets, so that blocks overlap."""
+    count = len(marks)
+    offsets = [n for start in range(3) for n in range(start, count, 3)] if mixed else range(count)
+    whole = pa.record_batch(
         {
-            "plain0": list(range(len(marks))),
-            "ssp_offset": list(range(len(marks))),
-            "ssp_source": [source for source, _ in marks],
-            "ssp_position": [position for _, position in marks],
+            "column0": pa.array(["orders"] * count, pa.string()),
+            "column1": pa.array([0] * count, pa.int32()),
+            "column2": pa.array(offsets, pa.int64()),
+            "mark": pa.array(
+                [
+                    None if source is None or position is None else f"{source}/{position}"
+                    for source, position in (marks[offset] for offset in offsets)
+                ],
+                pa.string(),
+            ),
         }
     )
-    processor = DedupProcessor(["plain0"], 7 * DAY, now=lambda: NOW / 1000)
+    types = ("string", "int", "bigint")
+    writer = BlockWriter(types=types, keys=(0, 1, 2), max_bytes=200)
+    frames = [one.to_pandas() for one in writer(whole.slice(n, 7) for n in range(0, count, 7))]
+    blocks = [frame[n : n + 1] for frame in frames for n in range(len(frame))]
+    half = len(blocks) // 2
+    processor = DedupProcessor(types, 7 * DAY, now=lambda: NOW / 1000)
     processor.init(store)  # type: ignore[arg-type]
     found: list[int] = []
-    half = len(frame) // 2
-    shuffled = pd.concat([frame[half:], frame[:half]])
-    frames = iter([shuffled[:3], shuffled[3:]]) if len(frame) > 3 else iter([shuffled])
-    for one in processor.handleInputRows(("orders", 0), frames, None):
-        assert list(one.columns) == ["plain0"]
-        found.extend(one["plain0"])
+    for one in processor.handleInputRows(("orders", 0), iter(blocks[half:] + blocks[:half]), None):
+        assert list(one.columns) == ["column0", "column1", "column2"]
+        found.extend(one["column2"])
     processor.close()
     return found
 
@@ -97,14 +112,16 @@ _ROWS = st.tuples(
 def small_chunks() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dedup_state, "_CHUNK_ROWS", 3)
-        patch.setattr(deduplicate, "MAX_SOURCES", 3)
+        patch.setattr(dedup_processor, "MAX_SOURCES", 3)
         few = partial(sort_by_offset, memory_bytes=200, chunk_rows=5)
-        patch.setattr(deduplicate, "sort_by_offset", few)
+        patch.setattr(row_blocks, "sort_by_offset", few)
         yield
 
 
-@given(st.lists(st.lists(_ROWS, max_size=12), max_size=6))
-def test_the_state_is_what_the_filter_wants_remembered(batches: list[list[Row]]) -> None:
+@given(st.lists(st.lists(_ROWS, max_size=12), max_size=6), st.booleans())
+def test_the_state_is_what_the_filter_wants_remembered(
+    batches: list[list[Row]], mixed: bool
+) -> None:
     store = Store()
     memories = {"a": Memory(), "b": Memory()}
     for rows in batches:
@@ -114,7 +131,7 @@ def test_the_state_is_what_the_filter_wants_remembered(batches: list[list[Row]])
             assert position is not None
             if source is None or memories[source].is_new(position):
                 wanted.append(place)
-        assert _kept(store, rows) == wanted
+        assert _kept(store, rows, mixed=mixed) == wanted
         for source in memories:
             memories[source] = now = memories[source].after()
             for seen, sign in ((now.newest, 1), (now.before, -1)):
@@ -216,15 +233,4 @@ def test_a_source_that_writes_again_is_not_forgotten_with_the_silent_ones() -> N
 
 
 def test_headers_of_another_version_mean_nothing() -> None:
-    frame = pd.DataFrame(
-        {
-            "plain0": [0, 1],
-            "ssp_offset": [7, 8],
-            "ssp_source": ["a", "a"],
-            "ssp_position": ["2:3", None],
-        }
-    )
-    processor = DedupProcessor(["plain0"], DAY)
-    processor.init(Store())  # type: ignore[arg-type]
-    (kept,) = processor.handleInputRows(("orders", 0), iter([frame]), None)
-    assert list(kept["plain0"]) == [0, 1]
+    assert _kept_of(Store(), [("a", "2:3"), ("a", None)]) == [0, 1]

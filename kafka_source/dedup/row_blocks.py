@@ -1,0 +1,253 @@
+"""Blocks of rows: rows of one partition of a topic as one binary value, in the order of offsets.
+
+PySpark's `transformWithStateInPandas` spends several microseconds of Python on each row and each
+column. So rows pass through it in blocks, a few hundred at a time, and leave it as Arrow columns
+that pandas does not convert. A block is the message of an Arrow record batch: the position of each
+row (see `dedup_headers`), parsed, and the columns of the rows. Their types are those that PySpark
+passes on without converting single values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kafka_source.dedup.dedup_filter import ROW_ID_BYTES, RowId, row_id
+from kafka_source.dedup.dedup_headers import parse_position
+from kafka_source.dedup.offset_order import sort_by_offset
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BLOCK_BYTES: Final = 256 << 10
+"""Approximate bytes of a block; at least one row."""
+_OUTPUT_BYTES: Final = 1 << 20
+"""Bytes of blocks that are passed to Spark together."""
+
+TYPES: Final[Mapping[str, pa.DataType]] = {
+    "binary": pa.binary(),
+    "string": pa.string(),
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "bigint": pa.int64(),
+}
+"""The types of columns in a block, by Spark's names."""
+
+_POSITION_FIELDS: Final = (
+    pa.field("source", pa.string()),
+    pa.field("batch", pa.int64()),
+    pa.field("attempt_ms", pa.int64()),
+    pa.field("row", pa.binary(ROW_ID_BYTES)),
+    pa.field("offset", pa.int64()),
+)
+
+
+def block_schema(types: Sequence[str]) -> pa.Schema:
+    """Return the schema of a block of rows whose columns have these types."""
+    columns = [pa.field(f"column{place}", TYPES[kind]) for place, kind in enumerate(types)]
+    return pa.schema([*_POSITION_FIELDS, *columns])
+
+
+# --- From rows to blocks --------------------------------------------------------------------------
+
+
+BLOCKS_SCHEMA: Final = "topic string, partition int, first bigint, last bigint, rows binary"
+_BLOCKS: Final = pa.schema(
+    {
+        "topic": pa.string(),
+        "partition": pa.int32(),
+        "first": pa.int64(),
+        "last": pa.int64(),
+        "rows": pa.binary(),
+    }
+)
+_Block = tuple[str, int, int, int, bytes]
+"""One of these rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockWriter:
+    """Makes blocks of the rows of a task. The last column of its input, after those of the rows, is
+    `<source>/<position>` (see `dedup_headers`), or null for a row without valid ones."""
+
+    types: tuple[str, ...]
+    """The types of the columns of the rows, of `TYPES`."""
+    keys: tuple[int, int, int]
+    """The indices of topic, partition and offset."""
+    max_bytes: int
+    """The approximate size of a block."""
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Return rows of the schema `BLOCKS_SCHEMA`, one for each block."""
+        for batch in batches:
+            waiting: list[_Block] = []
+            size = 0
+            for part in self._partitions(batch):
+                count = max(1, part.num_rows * self.max_bytes // max(1, part.nbytes))
+                for begin in range(0, part.num_rows, count):
+                    block = self._block(part.slice(begin, count))
+                    waiting.append(block)
+                    size += len(block[-1])
+                    if size >= _OUTPUT_BYTES:
+                        yield _output(waiting)
+                        waiting, size = [], 0
+            if waiting:
+                yield _output(waiting)
+
+    def _partitions(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+        """Return the rows of each partition by offset."""
+        if batch.num_rows == 0:
+            return
+        topic, partition, offset = (batch.column(key) for key in self.keys)
+        topics = topic.dictionary_encode().indices.to_numpy()
+        partitions = partition.to_numpy()
+        order = np.lexsort((offset.to_numpy(), partitions, topics))
+        if (order[1:] < order[:-1]).any():
+            batch = batch.take(pa.array(order))
+            topics, partitions = topics[order], partitions[order]
+        yield from (batch.slice(begin, end - begin) for begin, end in _runs(topics, partitions))
+
+    def _block(self, rows: pa.RecordBatch) -> _Block:
+        topic, partition, offset = (rows.column(key) for key in self.keys)
+        found = [*_positions(rows.columns[-1]), offset, *rows.columns[:-1]]
+        schema = block_schema(self.types)
+        # A session may use Arrow's large types of text and bytes.
+        arrays = [one.cast(field.type) for one, field in zip(found, schema, strict=True)]
+        block = pa.RecordBatch.from_arrays(arrays, schema=schema)
+        return (
+            topic[0].as_py(),
+            partition[0].as_py(),
+            offset[0].as_py(),
+            offset[-1].as_py(),
+            block.serialize().to_pybytes(),
+        )
+
+
+def _output(blocks: list[_Block]) -> pa.RecordBatch:
+    columns = zip(*blocks, strict=True)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(one, field.type) for one, field in zip(columns, _BLOCKS, strict=True)],
+        schema=_BLOCKS,
+    )
+
+
+def _positions(marks: pa.Array) -> list[pa.Array]:
+    """Return source, batch, time of the attempt, and row id of each row, all null if it has no
+    valid position."""
+    nothing = (None, None, None, None)
+    found: list[tuple[str | None, int | None, int | None, RowId | None]] = []
+    for mark in marks.to_pylist():
+        source, _, text = (mark or "").partition("/")
+        position = parse_position(text)
+        found.append(
+            nothing
+            if position is None
+            else (source, position.batch, position.attempt_ms, row_id(position))
+        )
+    return [
+        pa.array(one, field.type)
+        for one, field in zip(zip(*found, strict=True), _POSITION_FIELDS, strict=False)
+    ]
+
+
+# --- From blocks to rows --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Consecutive rows of one attempt at one batch; `source` is None for rows without a valid
+    position."""
+
+    begin: int
+    count: int
+    source: str | None
+    batch: int
+    attempt_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """The rows of a block."""
+
+    rows: pa.RecordBatch
+
+    def runs(self) -> Iterator[Run]:
+        """Return the runs of rows, in order."""
+        encoded = self.rows.column("source").dictionary_encode()
+        sources = [*encoded.dictionary.to_pylist(), None]
+        codes = pc.fill_null(encoded.indices, -1).to_numpy()
+        batches, attempts = (
+            pc.fill_null(self.rows.column(name), 0).to_numpy() for name in ("batch", "attempt_ms")
+        )
+        for begin, end in _runs(codes, batches, attempts):
+            yield Run(
+                begin=begin,
+                count=end - begin,
+                source=sources[codes[begin]],
+                batch=int(batches[begin]),
+                attempt_ms=int(attempts[begin]),
+            )
+
+    def row_ids(self, run: Run) -> list[RowId]:
+        """Return the ids of the rows of a run."""
+        found: list[RowId] = self.rows.column("row").slice(run.begin, run.count).to_pylist()
+        return found
+
+    def frame(self, kept: Sequence[bool]) -> pd.DataFrame:
+        """Return the columns of these rows as a pandas data frame of Arrow columns, which PySpark
+        passes on unchanged. `kept` has a value for each row."""
+        import pandas as pd  # Only streaming queries need it.
+
+        rows = self.rows if all(kept) else self.rows.filter(pa.array(kept))
+        names = rows.schema.names[len(_POSITION_FIELDS) :]
+        columns = {name: pd.arrays.ArrowExtensionArray(rows.column(name)) for name in names}
+        return pd.DataFrame(columns, copy=False)
+
+
+def read_blocks(frames: Iterable[pd.DataFrame], types: Sequence[str]) -> Iterator[Block]:
+    """Return the rows of the blocks of one partition, in the order of their offsets. `frames` have
+    the columns `first`, `last` and `rows` of `BLOCKS_SCHEMA`, in any order.
+
+    Blocks overlap only if the rows of the partition reached `BlockWriter` in another order than
+    that of the source. Then as many rows are held in memory as the overlapping blocks have.
+    """
+    schema = block_schema(types)
+    tables = (pa.Table.from_pandas(frame, preserve_index=False) for frame in frames)
+    rest: pa.RecordBatch | None = None
+    last = -1
+    for table in sort_by_offset(tables, "first"):
+        for first, end, serialized in zip(
+            table["first"].to_pylist(), table["last"].to_pylist(), table["rows"], strict=True
+        ):
+            rows = pa.ipc.read_record_batch(serialized.as_buffer(), schema)
+            if rest is not None and first < last:
+                count = int(np.searchsorted(rest.column("offset").to_numpy(), first))
+                if count:
+                    yield Block(rest.slice(0, count))
+                rows, end = _merge(rest.slice(count), rows), max(last, end)
+            elif rest is not None:
+                yield Block(rest)
+            rest, last = rows, end
+    if rest is not None:
+        yield Block(rest)
+
+
+def _merge(one: pa.RecordBatch, other: pa.RecordBatch) -> pa.RecordBatch:
+    (whole,) = pa.Table.from_batches([one, other]).combine_chunks().to_batches()
+    return whole.take(pc.sort_indices(whole.column("offset")))
+
+
+def _runs(*columns: npt.NDArray[np.int64]) -> Iterator[tuple[int, int]]:
+    """Return begin and end of all runs of rows that are equal in each column."""
+    changes = np.zeros(len(columns[0]) - 1, dtype=bool)
+    for column in columns:
+        changes |= column[1:] != column[:-1]
+    bounds = [0, *(np.flatnonzero(changes) + 1).tolist(), len(columns[0])]
+    return pairwise(bounds)
