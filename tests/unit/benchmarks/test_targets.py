@@ -88,6 +88,10 @@ GOOD: Mapping[str, list[dict[str, Any]]] = {
         for source in ("kafka-ssp", "kinesis-ssp")
     ],
     "planning.offset_size": [{"of": "1,000 partitions", "reported_bytes": 39_999}],
+    "kafka.duplicates": [
+        {"records": 120_000, "shuffle": 2, "peer": "ours", "part_of_spark_rounds": [1.5, 1.5]},
+        {"records": 120_000, "shuffle": 200, "peer": "ours", "part_of_spark_rounds": [9.0]},
+    ],
     "kafka.triggers": [
         {"partitions": 4, "format": "ours", "part_of_spark_rounds": [0.9, 1.2, 1.3]},
         {"partitions": 64, "format": "ours", "part_of_spark_rounds": [3.0]},

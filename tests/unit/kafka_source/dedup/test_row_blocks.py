@@ -1,0 +1,92 @@
+"""Rows packed into blocks and returned by the operator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kafka_source.dedup.row_blocks import TYPES, BlockWriter, read_blocks
+
+KINDS = ("string", "int", "bigint", *TYPES)
+"""Topic, partition and offset, then a column of each type."""
+
+_INTEGERS = {"int": st.integers(-(2**31), 2**31 - 1), "bigint": st.integers(-(2**63), 2**63 - 1)}
+_VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "binary": st.binary(max_size=300),
+    "string": st.text(max_size=100),
+    "boolean": st.booleans(),
+    **_INTEGERS,
+}
+_ROWS = st.lists(
+    st.tuples(
+        st.sampled_from(["orders", "orders-2"]),
+        st.integers(0, 2),
+        st.integers(0, 2**60),
+        *(st.none() | _VALUES[kind] for kind in TYPES),
+    ),
+    unique_by=lambda row: row[:3],
+    max_size=30,
+)
+
+
+@given(_ROWS, st.integers(1, 9), st.sampled_from([1, 300, 1 << 20]), st.booleans())
+def test_the_rows_of_each_partition_come_once_in_order_with_all_their_columns(
+    rows: list[tuple[Any, ...]], batch_rows: int, max_bytes: int, large: bool
+) -> None:
+    types = [*(TYPES[kind] for kind in KINDS), pa.string()]
+    if large:  # as with spark.sql.execution.arrow.useLargeVarTypes
+        larger = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+        types = [larger.get(one, one) for one in types]
+    columns = [*zip(*rows, strict=True)] or [()] * len(KINDS)
+    arrays = [
+        pa.array(values, kind)
+        for values, kind in zip([*columns, (None,) * len(rows)], types, strict=True)
+    ]
+    whole = pa.RecordBatch.from_arrays(arrays, names=[str(n) for n in range(len(arrays))])
+    writer = BlockWriter(types=KINDS, keys=(0, 1, 2), max_bytes=max_bytes)
+    parts = (whole.slice(n, batch_rows) for n in range(0, len(rows), batch_rows))
+    written = pa.Table.from_batches(writer(parts), _schema()).to_pandas()
+    found: list[tuple[Any, ...]] = []
+    for _, frame in written.groupby(["topic", "partition"]):
+        for block in read_blocks([frame[::-1][["first", "last", "rows"]]], KINDS):
+            kept = pa.Table.from_pandas(block.frame([True] * len(block.rows)))
+            assert [one.type for one in kept.schema] == [TYPES[kind] for kind in KINDS]
+            found += [tuple(row.values()) for row in kept.to_pylist()]
+    assert found == sorted(rows, key=lambda row: row[:3])
+
+
+def _schema() -> pa.Schema:
+    return pa.schema(
+        {
+            "topic": pa.string(),
+            "partition": pa.int32(),
+            "first": pa.int64(),
+            "last": pa.int64(),
+            "rows": pa.binary(),
+        }
+    )
+
+
+@pytest.mark.parametrize(("max_bytes", "blocks"), [(1, 40), (4_000, 10), (1 << 20, 1)])
+def test_a_block_has_at_least_a_row_and_about_the_bytes_that_it_may_have(
+    max_bytes: int, blocks: int
+) -> None:
+    rows = pa.RecordBatch.from_arrays(
+        [
+            pa.array(["orders"] * 40),
+            pa.array([0] * 40, pa.int32()),
+            pa.array(range(40), pa.int64()),
+            pa.array([bytes(1_000)] * 40),
+            pa.nulls(40, pa.string()),
+        ],
+        names=list("abcde"),
+    )
+    writer = BlockWriter(
+        types=("string", "int", "bigint", "binary"), keys=(0, 1, 2), max_bytes=max_bytes
+    )
+    found = sum(batch.num_rows for batch in writer([rows]))
+    assert found == pytest.approx(blocks, rel=0.4)
