@@ -81,8 +81,14 @@ def test_updates_and_scans_are_direct_calls(kind: str, request: pytest.FixtureRe
     assert renewed == Done(lease=replace(mine, counter=8))
     assert table.direct.made == made + 1
     assert table.store.write(Renew(lease=mine)) == Conflict(found=replace(mine, counter=8))
-    assert table.store.scan().leases == (replace(mine, counter=8),)
     assert table.direct.made == made + 2
+    assert table.store.scan().leases == (replace(mine, counter=8),)
+    assert table.direct.made == made + 3
+    table.mishaps.append(Mishap.DROPPED)
+    assert table.store.write(Renew(lease=replace(mine, counter=8))) == Done(
+        lease=replace(mine, counter=9)
+    )
+    assert table.direct.made == made + 5
     pending = PendingCheckpoint(progress=processed(200), state=b"\x00\xff")
     with_bytes = replace(mine, pending=pending)
     table.put_item(encode(with_bytes))

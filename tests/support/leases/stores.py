@@ -102,8 +102,15 @@ def in_memory() -> Table:
 _numbers = count()
 
 
+_LOST_ON_THE_WAY: Final = {
+    Mishap.TIMED_OUT: ReadTimeoutError,
+    Mishap.DROPPED: ConnectionClosedError,
+}
+
+
 class FaultyDirectCalls(DirectCalls):
-    """Direct calls that leave a call with a fault to botocore, in whose events it is injected."""
+    """Direct calls that lose replies. A call with any other fault is left to botocore, in whose
+    events it is injected. `made` counts the calls that the service has answered."""
 
     def __init__(self, client: BaseClient, mishaps: deque[Mishap]) -> None:
         super().__init__(client, DECODERS)
@@ -111,9 +118,20 @@ class FaultyDirectCalls(DirectCalls):
         self.made = 0
 
     def call(self, operation: str, request: Request) -> Answer | None:
-        if self._mishaps:
+        if not self._mishaps:
+            return self._counted(operation, request)
+        lost = _LOST_ON_THE_WAY.get(self._mishaps[0])
+        if lost is None or self._counted(operation, request) is None:
             return None
-        answer = super().call(operation, request)
+        self._mishaps.popleft()
+        raise lost(endpoint_url=self._client.meta.endpoint_url)
+
+    def _counted(self, operation: str, request: Request) -> Answer | None:
+        try:
+            answer = super().call(operation, request)
+        except ClientError:
+            self.made += 1
+            raise
         self.made += answer is not None
         return answer
 
