@@ -5,8 +5,7 @@ more time than the request itself. The first call of each kind goes through boto
 request it sends (URL, headers, signature) becomes the pattern of all later ones. A pattern is used
 only if all its parts are recognized and signing it here gives the same signature; anything else
 (another protocol, a proxy, a path, additional headers) is left to botocore. Parameters are not
-validated here, handlers registered by other code do not run, and the response of an exception
-contains only code and message.
+validated here, and handlers registered by other code do not run.
 
 Credentials come from botocore's signer at each call, which refreshes them; connections come from
 botocore's pool, with its certificates, time-outs and limits. Errors are botocore's too.

@@ -19,7 +19,7 @@ from typing import Final, TypeVar
 T = TypeVar("T")
 
 PLANNER_THRESHOLDS: Final = (50_000, 20, 100)
-"""Python's are 700, 10, 10."""
+"""The defaults of Python 3.11 are 700, 10, 10."""
 
 TASKS: Final = 3
 """The number of tasks of a process after which objects are frozen."""
@@ -47,7 +47,8 @@ def collect_rarely() -> None:
     """Make this process's garbage collections rare: the process of a stream reader, on the driver.
 
     A trigger over ten thousand shards replaces some hundred objects for each of them, which
-    collections visit again and again: by Python's thresholds, a quarter of the time of planning.
+    collections visit again and again: by the default
+    thresholds, a quarter of the time of planning.
     Planning leaves hardly any cycles, and reference counts free all other objects.
     """
     gc.set_threshold(*PLANNER_THRESHOLDS)
