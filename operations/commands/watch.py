@@ -126,6 +126,7 @@ def _updates(
 
     def update() -> Sequence[QuerySnapshot]:
         unowned.extend(reader.read_new(MAX_BATCHES))
+        del unowned[:-MAX_BATCHES]
         rows = leases.read().rows.leases if leases is not None and unowned else ()
         owned = [with_owners(snapshot, rows) for snapshot in unowned]
         unowned.clear()
