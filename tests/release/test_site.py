@@ -1,5 +1,5 @@
-"""The documentation site in a browser: every page of two published versions' layout, the version
-switch, search, the dark mode and the diagrams."""
+"""The documentation site in a browser, published as three versions: every page, the version switch,
+search, the dark mode and the diagrams."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_every_page_opens_without_errors_and_its_links_lead_somewhere(
 
 
 def _exists(url: str, fragment: str, ids: Mapping[str, set[str]]) -> bool:
-    """Say whether a link leads to an element of a page, or to another file."""
+    """Return whether a link leads to an element of a page, or to another file."""
     if url in ids:
         return fragment in ids[url]
     with urlopen(url, timeout=20) as response:  # noqa: S310
