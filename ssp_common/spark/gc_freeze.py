@@ -47,8 +47,7 @@ def collect_rarely() -> None:
     """Make this process's garbage collections rare: the process of a stream reader, on the driver.
 
     A trigger over ten thousand shards replaces some hundred objects for each of them, which
-    collections visit again and again: by the default
-    thresholds, a quarter of the time of planning.
+    collections visit again and again: by the default thresholds, a quarter of the time of planning.
     Planning leaves hardly any cycles, and reference counts free all other objects.
     """
     gc.set_threshold(*PLANNER_THRESHOLDS)
