@@ -18,7 +18,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -89,8 +89,8 @@ class _Second:
 
     pattern: _Pattern
     seconds: int
-    credentials: Any
-    sent: Mapping[str, str]
+    credentials: Any = field(repr=False)
+    sent: Mapping[str, str] = field(repr=False)
     signer: RequestSigner
 
 
