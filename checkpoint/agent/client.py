@@ -67,8 +67,8 @@ class _AgentProcess:
     def __init__(self, process: subprocess.Popen[bytes], settings: AgentSettings) -> None:
         self.process = process
         self._frames = FrameDecoder()
-        self._rows: Mapping[LeaseKey, Lease] = {}
-        """Those of the last answer, which the next one changes."""
+        self._rows: Mapping[LeaseKey, Lease] | None = None
+        """Those of the last answer, which the next one changes. The first answer is whole."""
         self._unsent = module_path() + encode_frame(settings)
         self._timeout_s = settings.table.wait_s + ANSWER_TIMEOUT_S
 
@@ -106,7 +106,7 @@ class _AgentProcess:
             for value in self._frames.feed(data):
                 if isinstance(value, SspError):
                     return value
-                if isinstance(value, StatusChange):
+                if isinstance(value, StatusChange) and self._rows is not None:
                     value = apply_change(self._rows, value)
                 if isinstance(value, Status):
                     self._rows = value.rows
