@@ -24,7 +24,7 @@ def build(url: str = HERE) -> None:
     versions. Exits with the errors printed if there is a broken link, or a name in the API
     reference that does not exist.
 
-    Diagrams need the file of `website.mermaid` besides.
+    Diagrams also need the file of `website.mermaid`.
     """
     shutil.rmtree(PROJECT, ignore_errors=True)
     PROJECT.mkdir(parents=True)
