@@ -23,7 +23,6 @@ def main() -> None:
     commands.add_parser("build")
     publishing = commands.add_parser("publish")
     publishing.add_argument("version", help="the folder of the version, such as 0.1 or dev")
-    publishing.add_argument("--latest", action="store_true", help="it is the newest release")
     publishing.add_argument("--url", required=True, help="the address above the versions' folders")
     arguments = parser.parse_args()
     if arguments.command == "check":
@@ -32,7 +31,7 @@ def main() -> None:
     build(arguments.url if arguments.command == "publish" else HERE)
     add_mermaid(SITE)
     if arguments.command == "publish":
-        publish(SITE, arguments.version, is_latest=arguments.latest)
+        publish(SITE, arguments.version)
         print(f"{arguments.version} is committed to {BRANCH}; push it to publish it")
         return
     list_as_only_version(spark_ssp.__version__)

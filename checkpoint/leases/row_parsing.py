@@ -35,8 +35,10 @@ class LeaseCache:
 
     def retain(self, leases: Collection[Lease]) -> None:
         """Drop all other leases than these."""
-        for key in self._known.keys() - {lease.key for lease in leases}:
-            self._known.pop(key, None)
+        kept = {lease.key for lease in leases}
+        for key in list(self._known):  # other threads add to it
+            if key not in kept:
+                self._known.pop(key, None)
 
 
 def parse_rows(items: Iterable[Item], decode: Decode = decode) -> Rows:

@@ -165,7 +165,11 @@ def _absent_consumer(stream: StreamRef, fan_out: FanOutOptions) -> Finding:
 def _subscription(
     stream: StreamRef, consumer: Consumer, details: StreamDetails, connection: ConnectionOptions
 ) -> Iterator[Finding]:
-    check, shard = "kinesis:SubscribeToShard", details.shards[-1].shard_id
+    check = "kinesis:SubscribeToShard"
+    if not details.shards:  # the stream is being created
+        yield Finding(check=check, level=Level.NOTE, found="not tried: no shard is listed")
+        return
+    shard = details.shards[-1].shard_id
     try:
         is_tried = try_subscription(stream, shard, consumer.arn, connection)
     except SspError as error:

@@ -17,7 +17,7 @@ import pytest
 from tests.support.browser import Page, open_browser
 from website.build import ROOT, SITE, build
 from website.mermaid import add_mermaid
-from website.publish import BRANCH, publish
+from website.publish import BRANCH, is_newest_release, publish
 
 pytestmark = [pytest.mark.release, pytest.mark.timeout(1200)]
 
@@ -47,9 +47,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         subprocess.run(["git", "commit", "--quiet", "--allow-empty", "-m", "start"], check=True)
         build(url)
         add_mermaid(SITE)
-        publish(SITE, "dev", is_latest=False)
-        publish(SITE, OLD, is_latest=True)
-        publish(SITE, NEW, is_latest=True)
+        for version in ("dev", OLD, NEW):
+            publish(SITE, version)
         command = ["git", f"--work-tree={branch}", "checkout", "--quiet", BRANCH, "."]
         subprocess.run(command, check=True)
     thread = Thread(target=server.serve_forever)
@@ -66,6 +65,23 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def browser() -> Iterator[Page]:
     with open_browser() as page:
         yield page
+
+
+@pytest.mark.parametrize(
+    ("version", "published", "expected"),
+    [
+        ("0.1.0", [], True),
+        ("0.2.0", ["dev", "0.1.0", "1.0.0rc1"], True),
+        ("0.2.0", ["0.2.0"], True),
+        ("0.1.1", ["0.2.0"], False),
+        ("1.0.0rc1", ["0.2.0"], False),
+        ("dev", [], False),
+    ],
+)
+def test_only_the_newest_release_is_the_latest(
+    version: str, published: list[str], expected: bool
+) -> None:
+    assert is_newest_release(version, published) is expected
 
 
 _LINKS: Final = "[...document.querySelectorAll('a[href]')].map(link => link.href)"
