@@ -147,7 +147,8 @@ UNREADABLE = {
     "": "not JSON",
     '{"v": 1, "grou': "not JSON",
     "[]": "no version",
-    '{"v": 2}': "assignment version 2",
+    '{"v": 3}': "assignment version 3",
+    '{"v": 2, "grouper": "partition"}': "an assignment without 'counts'",
     '{"v": 1, "grouper": "partition", "counts": {}}': "an assignment without 'tasks'",
 }
 
