@@ -31,6 +31,7 @@ T = TypeVar("T")
 _PADDING: Final = pa.array([b"", b"\0\0", b"\0"], pa.binary())
 """Zeros that make a length a multiple of three, by its remainder."""
 _NOTHING: Final = pa.scalar(b"", pa.binary())
+_BEFORE_DATA: Final = pa.scalar(b'{"Data":"', pa.binary())
 _CHUNK: Final = 5_000
 """The rows that are encoded at a time: fewer make more calls, and more do not fit into the cache of
 a processor."""
@@ -112,11 +113,7 @@ class RecordRun:
         if len(entries) == len(self.text):
             return self
         return RecordRun(
-            bytes(entries),
-            self.offsets - self.offsets[0],
-            self.sizes - self.sizes[0],
-            self.size,
-            self.packed,
+            bytes(entries), self.offsets - self.offsets[0], self.sizes, self.size, self.packed
         )
 
 
@@ -197,35 +194,35 @@ def _key_texts(keys: Any) -> Any:
 
 def _encode(data: Any, hash_keys: Any, key_texts: Any, sizes: Any) -> RecordRun:
     """Return rows as one run, from arrays of their parts; `hash_keys` may be None."""
-    parts = [pa.scalar(b'{"Data":"'), _base64(data)]
+    encoded, rest = _base64(data)
+    parts = [_BEFORE_DATA, encoded]
     if hash_keys is not None:
         texts = pc.binary_join_element_wise(
             '","ExplicitHashKey":"', hash_keys.cast(pa.string()), ""
         )
         parts.append(pc.fill_null(texts, "").cast(pa.binary()))
     text = pc.binary_join_element_wise(*parts, key_texts, _NOTHING)
-    ends = np.cumsum(sizes, dtype=np.int64)
-    return RecordRun(
-        memoryview(_content(text)), _offsets(text), np.concatenate(([0], ends)), int(ends[-1])
-    )
+    offsets, ends = _offsets(text), np.cumsum(sizes, dtype=np.int64)
+    # Not read-only: nothing else refers to the result of this function.
+    characters = np.frombuffer(text.buffers()[2], np.uint8, int(offsets[-1]))
+    last = offsets[:-1] + (len(_BEFORE_DATA.as_py()) - 1) + np.diff(_offsets(encoded))
+    characters[last[rest != 0]] = characters[last[rest == 1] - 1] = ord("=")
+    return RecordRun(memoryview(characters), offsets, np.concatenate(([0], ends)), int(ends[-1]))
 
 
-def _base64(data: Any) -> Any:
-    """Return the data of each row as base64.
+def _base64(data: Any) -> tuple[Any, Any]:
+    """Return the data of each row as base64, and its length modulo three.
 
-    All are encoded at once, each filled up with zeros to a multiple of three bytes; their last
-    characters are then replaced by padding.
+    All are encoded at once, each filled up with zeros to a multiple of three bytes. Their last
+    characters must then be replaced by padding: two for a remainder of 1, one for 2.
     """
     data = data.cast(pa.binary())
     rest = pc.binary_length(data).to_numpy() % 3
     filled = pc.binary_join_element_wise(data, _PADDING.take(pa.array(rest)), _NOTHING)
     offsets = _offsets(filled) // 3 * 4
-    text = bytearray(pybase64.b64encode(_content(filled)))
-    characters = np.frombuffer(text, np.uint8)
-    ends = offsets[1:]
-    characters[ends[rest != 0] - 1] = characters[ends[rest == 1] - 2] = ord("=")
+    text = pybase64.b64encode(_content(filled))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]
-    return pa.Array.from_buffers(pa.binary(), len(data), buffers)
+    return pa.Array.from_buffers(pa.binary(), len(data), buffers), rest
 
 
 def _offsets(text: Any) -> Any:
