@@ -207,7 +207,9 @@ def _encode(data: Any, hash_keys: Any, key_texts: Any, sizes: Any) -> RecordRun:
     characters = np.frombuffer(text.buffers()[2], np.uint8, int(offsets[-1]))
     last = offsets[:-1] + (len(_BEFORE_DATA.as_py()) - 1) + np.diff(_offsets(encoded))
     characters[last[rest != 0]] = characters[last[rest == 1] - 1] = ord("=")
-    return RecordRun(memoryview(characters), offsets, np.concatenate(([0], ends)), int(ends[-1]))
+    return RecordRun(
+        memoryview(_content(text)), offsets, np.concatenate(([0], ends)), int(ends[-1])
+    )
 
 
 def _base64(data: Any) -> tuple[Any, Any]:
