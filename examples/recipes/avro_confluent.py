@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from functools import cache
+from json import JSONDecodeError
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +22,10 @@ READER = """{"type": "record", "name": "Departure", "fields": [
     {"name": "tailnum", "type": ["null", "string"], "default": null}]}"""
 FIELDS = [("index", pa.int64()), ("carrier", pa.string()), ("tailnum", pa.string())]
 POSITION = [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())]
-COLUMNS = pa.schema([*FIELDS, *POSITION, ("error", pa.string())])
+# `value` is the record's bytes if there is an error, for a correction after the topic's retention.
+COLUMNS = pa.schema([*FIELDS, *POSITION, ("error", pa.string()), ("value", pa.binary())])
+# ArithmeticError: a date or time that Python does not have.
+UNDECODABLE = (ArithmeticError, EOFError, LookupError, SerializationError, ValueError)
 
 
 @cache
@@ -31,16 +35,20 @@ def deserializer(*registry: tuple[str, str]) -> Any:
 
 
 def decode(records: DataFrame, registry: dict[str, str]) -> DataFrame:
-    """Return a row for each record: the fields, or the error and nulls."""
+    """Return a row for each record: the fields, or the error and the bytes."""
 
-    def row(value: bytes, topic: str, **position: Any) -> dict[str, Any]:
+    def row(value: bytes | None, topic: str, **position: Any) -> dict[str, Any]:
         row = {"topic": topic, **position}
+        if value is None:
+            return {**row, "error": "no value"}
         try:
             context = SerializationContext(topic, MessageField.VALUE)
             return {**row, **deserializer(*registry.items())(value, context)}
-        # Another error, as of the registry, fails the query, which then reads the batch again.
-        except (SerializationError, ValueError, LookupError, EOFError, TypeError) as error:
-            return {**row, "error": f"{type(error).__name__}: {len(value or b'')} bytes"}
+        # An error of the registry fails the query, which then reads the batch again.
+        except JSONDecodeError:
+            raise
+        except UNDECODABLE as error:
+            return {**row, "error": type(error).__name__, "value": value}
 
     def batches(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in records:

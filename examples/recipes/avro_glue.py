@@ -23,7 +23,10 @@ READER = """{"type": "record", "name": "Departure", "fields": [
     {"name": "tailnum", "type": ["null", "string"], "default": null}]}"""
 FIELDS = [("index", pa.int64()), ("carrier", pa.string()), ("tailnum", pa.string())]
 POSITION = [("shardId", pa.string()), ("sequenceNumber", pa.string())]
-COLUMNS = pa.schema([*FIELDS, *POSITION, ("error", pa.string())])
+# `data` is the record's bytes if there is an error, for a correction after the stream's retention.
+COLUMNS = pa.schema([*FIELDS, *POSITION, ("error", pa.string()), ("data", pa.binary())])
+# ArithmeticError: a date or time that Python does not have.
+UNDECODABLE = (ArithmeticError, EOFError, LookupError, ValueError, zlib.error)
 
 
 @cache
@@ -35,20 +38,20 @@ def schemas(version: UUID, *registry: Any) -> tuple[Any, Any]:
 
 
 def decode(records: DataFrame, registry: dict[str, str]) -> DataFrame:
-    """Return a row for each record: the fields, or the error and nulls."""
+    """Return a row for each record: the fields, or the error and the bytes."""
 
     def row(data: bytes, **position: str) -> dict[str, Any]:
         # Version 3 of the header, compression (0: none, 5: zlib), the schema's version, Avro.
         if len(data) < 18 or data[0] != 3 or data[1] not in (0, 5):
-            return {**position, "error": "not written by a serializer of Glue"}
+            return {**position, "error": "not written by a serializer of Glue", "data": data}
         # An error of the registry fails the query, which then reads the batch again.
         both = schemas(UUID(bytes=data[2:18]), *registry.items())
         try:
             avro = zlib.decompress(data[18:]) if data[1] == 5 else data[18:]
             fields: Any = fastavro.schemaless_reader(io.BytesIO(avro), *both)
             return {**position, **fields}
-        except (ValueError, LookupError, EOFError, TypeError, zlib.error) as error:
-            return {**position, "error": f"{type(error).__name__}: {len(data)} bytes"}
+        except UNDECODABLE as error:
+            return {**position, "error": type(error).__name__, "data": data}
 
     def batches(records: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in records:

@@ -17,14 +17,24 @@ SOURCE = {
 # One for each checkpoint: the table remembers the last batch that was merged under this name.
 APPLICATION = "plane-changes-1"
 CHANGE = "op string, tailnum string, model string, seats bigint"
+NESTED = f"change struct<{CHANGE}>, malformed string"
+NUMBERS = ("sequenceNumber", "subSequenceNumber")
 
 
 def newest(records: DataFrame) -> DataFrame:
     """Return the newest change of each key, by its position in the stream."""
-    # A record that is not JSON fails the query, so that no change is lost.
-    change = F.from_json(F.col("data").cast("string"), CHANGE, {"mode": "FAILFAST"})
-    changes = records.withColumn("change", change)
-    position = F.struct(F.length("sequenceNumber"), "sequenceNumber", "subSequenceNumber")
+    text = F.col("data").cast("string")
+    # Spark ignores text after the end of the value: no text ends both an object and an array.
+    nested = F.concat(F.lit('{"change":'), text, F.lit("}"))
+    parsed = F.from_json(nested, NESTED, {"columnNameOfCorruptRecord": "malformed"})
+    values = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
+    change = parsed["change"]
+    valid = F.is_valid_utf8(text) & parsed["malformed"].isNull() & (values == 1)
+    valid &= change["op"].isin("insert", "update", "delete") & change["tailnum"].isNotNull()
+    # Any other record fails the query, so that no change is lost.
+    fail = F.raise_error(F.format_string("not a change: %s, %s, %d", "shardId", *NUMBERS))
+    changes = records.withColumn("change", F.when(valid, change).otherwise(fail))
+    position = F.struct(F.length("sequenceNumber"), *NUMBERS)
     last = changes.groupBy("change.tailnum").agg(F.max_by("change", position).alias("last"))
     return last.select("last.*")
 

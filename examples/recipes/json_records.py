@@ -22,9 +22,11 @@ REQUIRED = ("index", "carrier")
 def parse(records: DataFrame) -> DataFrame:
     """Add the columns, all other fields, and the reason to set a record aside, or null."""
     text = F.col("data").cast("string")
-    # Without the brackets Spark would ignore text after the first object.
-    objects = F.from_json(F.concat(F.lit("["), text, F.lit("]")), "array<map<string,string>>")
-    fields = F.when(F.size(objects) == 1, objects[0])
+    # Spark ignores text after the end of the value: no text ends both an object and an array.
+    nested = F.concat(F.lit('{"record":'), text, F.lit("}"))
+    values = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
+    record = F.from_json(nested, "map<string,map<string,string>>")["record"]
+    fields = F.when(values == 1, record)
     columns = {name: fields[name].try_cast(kind) for name, kind in COLUMNS.items()}
     reason = F.coalesce(
         F.when(~F.is_valid_utf8(text), "not UTF-8"),
@@ -47,9 +49,11 @@ def start(spark: SparkSession, folder: str, **trigger: Any) -> StreamingQuery:
         good = rows.where("reason IS NULL").select(*COLUMNS, "others", "sequenceNumber")
         bad = rows.where("reason IS NOT NULL").select(*records.columns, "reason")
         # A batch that is run again replaces its own files.
-        good.write.mode("overwrite").parquet(f"{folder}/departures/batch={batch}")
-        bad.write.mode("overwrite").parquet(f"{folder}/rejected/batch={batch}")
-        rows.unpersist()
+        try:
+            good.write.mode("overwrite").parquet(f"{folder}/departures/batch={batch}")
+            bad.write.mode("overwrite").parquet(f"{folder}/rejected/batch={batch}")
+        finally:
+            rows.unpersist()
 
     records = spark.readStream.format("kinesis-ssp").options(**SOURCE).load()
     writer = records.writeStream.foreachBatch(write).trigger(**trigger)

@@ -10,8 +10,9 @@ def start_after(table: DataFrame) -> str:
     """Return a value for `startingPosition`: after the last row of each shard, and shards without
     rows from their beginning.
 
-    The table has the columns `shardId` and `sequenceNumber`, and a row for each record. Leave out
-    rows that are older than the stream's retention: a shard that has expired cannot be named.
+    The table has the columns `shardId` and `sequenceNumber`, and exactly one row for each user
+    record: with fewer or more, the position in an aggregated record would be wrong. Leave out rows
+    that are older than the stream's retention: a shard that has expired cannot be named.
     """
     # Sequence numbers are numbers, with more digits than Spark's types have.
     order = F.struct(F.length("sequenceNumber"), "sequenceNumber")

@@ -1,4 +1,4 @@
-"""Planes inserted, changed and deleted, with a batch that is repeated:
+"""Planes inserted, changed and deleted, with a batch that is repeated, and records that fail:
 `python -m examples.rehearsals.cdc_to_delta`.
 
 Needed: pip install '.[demo]' deltalake in a checkout.
@@ -15,6 +15,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 from deltalake import DeltaTable
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from examples.flights.data import planes
@@ -26,6 +27,19 @@ CHANGES: Final = 2_000
 COLUMNS: Final = pa.schema(
     [("tailnum", pa.string()), ("model", pa.string()), ("seats", pa.int64())]
 )
+BAD: Final = (
+    b'{"tailnum": "N1", "seats": 2}',
+    b'{"op": "upsert", "tailnum": "N1", "seats": 2}',
+    b'{"op": "insert", "tailnum": null, "seats": 2}',
+    b'{"op": "insert", "tailnum": "N1", "seats": "two"}',
+    b'{"op": "insert", "tailnum": "N\xff"}',
+    b'[{"op": "insert", "tailnum": "N1"}]',
+    b'{"op": "insert", "tailnum": "N1"}{"op": "insert", "tailnum": "N2"}',
+    b'{"op": "insert", "tailnum": "N1"}], [{}',
+    b'{"op": "insert", "tailnum": "N1"}}, {',
+    b"",
+)
+"""Each fails the query."""
 
 
 def changes(state: dict[str, dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
@@ -64,11 +78,39 @@ def rehearse(spark: SparkSession, folder: Path) -> bool:
         put(kinesis, "plane-changes", changes(state, seed=2), key="tailnum")
         cdc_to_delta.start(spark, table, str(checkpoint), availableNow=True).awaitTermination()
 
+        refused = sum(fails(spark, kinesis, number, folder) for number in range(len(BAD)))
+
     rows = DeltaTable(table).to_pyarrow_table().sort_by("tailnum").to_pylist()
     expected = [state[key] for key in sorted(state)]
     print(f"{2 * CHANGES:,} changes in {DeltaTable(table).version()} merges; ", end="")
     print(f"{len(rows)} planes in the table, {len(expected)} expected; {repeated} merged again")
-    return rows == expected and repeated == 0
+    print(f"{refused} of {len(BAD)} bad records have failed a query")
+    return rows == expected and repeated == 0 and refused == len(BAD)
+
+
+def fails(spark: SparkSession, kinesis: EmbeddedKinesis, number: int, folder: Path) -> bool:
+    """Return True if this bad record fails a query, which reports its position only, before the
+    table is changed."""
+    stream, table = f"bad-changes-{number}", DeltaTable(f"{folder}/planes")
+    kinesis.state.create_stream(stream, shards=1)
+    put(kinesis, stream, [{"op": "insert", "tailnum": "N0"}], key="tailnum")
+    kinesis.state.put(stream, "broken producer", BAD[number])
+    # Another application, since its batches are numbered from 0 again.
+    with (
+        patch.dict(cdc_to_delta.SOURCE, {"streamName": stream}),
+        patch.object(cdc_to_delta, "APPLICATION", stream),
+    ):
+        checkpoint = f"{folder}/{stream}"
+        query = cdc_to_delta.start(spark, table.table_uri, checkpoint, availableNow=True)
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            reported = "not a change: shardId-000000000000, " in str(error)
+            leaked = "N1" in str(error) or "seats" in str(error)
+            return (
+                reported and not leaked and DeltaTable(table.table_uri).version() == table.version()
+            )
+    return False
 
 
 if __name__ == "__main__":

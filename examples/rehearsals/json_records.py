@@ -22,6 +22,8 @@ DEPARTURES: Final = 1_000
 BAD: Final = {
     b'{"index": 1, "carrier": "UA"': "not one JSON object",
     b'{"index": 2, "carrier": "UA"}{"index": 3, "carrier": "UA"}': "not one JSON object",
+    b'{"index": 3, "carrier": "UA"}], [junk': "not one JSON object",
+    b'{"index": 3, "carrier": "UA"}} junk': "not one JSON object",
     b'[{"index": 4, "carrier": "UA"}]': "not one JSON object",
     b"": "not one JSON object",
     b'{"index": 5, "carrier": "\xff"}': "not UTF-8",

@@ -42,7 +42,7 @@ def test_a_rehearsal_runs_as_a_program() -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "1,000 departures in the table, 1,000 put; 8 set aside" in result.stdout
+    assert "1,000 departures in the table, 1,000 put; 10 set aside" in result.stdout
 
 
 @pytest.mark.long
