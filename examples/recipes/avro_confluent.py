@@ -19,8 +19,11 @@ REGISTRY = {"url": "https://registry:8081"}
 READER = """{"type": "record", "name": "Departure", "fields": [
     {"name": "index", "type": "long"},
     {"name": "carrier", "type": "string"},
-    {"name": "tailnum", "type": ["null", "string"], "default": null}]}"""
+    {"name": "tailnum", "type": ["null", "string"], "default": null},
+    {"name": "time_hour", "default": null,
+     "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}]}]}"""
 FIELDS = [("index", pa.int64()), ("carrier", pa.string()), ("tailnum", pa.string())]
+FIELDS += [("time_hour", pa.timestamp("us", "UTC"))]
 POSITION = [("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64())]
 # `value` is the record's bytes if there is an error, for a correction after the topic's retention.
 COLUMNS = pa.schema([*FIELDS, *POSITION, ("error", pa.string()), ("value", pa.binary())])
@@ -41,9 +44,10 @@ def decode(records: DataFrame, registry: dict[str, str]) -> DataFrame:
         row = {"topic": topic, **position}
         if value is None:
             return {**row, "error": "no value"}
+        context = SerializationContext(topic, MessageField.VALUE)
+        fields = deserializer(*registry.items())
         try:
-            context = SerializationContext(topic, MessageField.VALUE)
-            return {**row, **deserializer(*registry.items())(value, context)}
+            return {**row, **fields(value, context)}
         # An error of the registry fails the query, which then reads the batch again.
         except JSONDecodeError:
             raise

@@ -20,8 +20,11 @@ REGISTRY = {"region_name": "eu-west-1"}
 READER = """{"type": "record", "name": "Departure", "fields": [
     {"name": "index", "type": "long"},
     {"name": "carrier", "type": "string"},
-    {"name": "tailnum", "type": ["null", "string"], "default": null}]}"""
+    {"name": "tailnum", "type": ["null", "string"], "default": null},
+    {"name": "time_hour", "default": null,
+     "type": ["null", {"type": "long", "logicalType": "timestamp-millis"}]}]}"""
 FIELDS = [("index", pa.int64()), ("carrier", pa.string()), ("tailnum", pa.string())]
+FIELDS += [("time_hour", pa.timestamp("us", "UTC"))]
 POSITION = [("shardId", pa.string()), ("sequenceNumber", pa.string())]
 # `data` is the record's bytes if there is an error, for a correction after the stream's retention.
 COLUMNS = pa.schema([*FIELDS, *POSITION, ("error", pa.string()), ("data", pa.binary())])

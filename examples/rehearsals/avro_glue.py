@@ -22,7 +22,13 @@ from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
 from examples.recipes import avro_glue
-from examples.rehearsals.avro_departures import SCHEMAS, check, rows
+from examples.rehearsals.avro_departures import (
+    SCHEMAS,
+    check,
+    rows,
+    with_impossible_time,
+    without_time,
+)
 from examples.rehearsals.laptop import connection, run
 from spark_ssp import EmbeddedKinesis
 
@@ -83,12 +89,13 @@ def rehearse(spark: SparkSession, folder: Path) -> bool:
         versions = register(settings)
         for row in rows():
             kinesis.state.put("departures", row["carrier"], encode(row, versions))
-        # And two that end too early, compressed and not.
-        bad = (*BAD, *(encode(row, versions)[:20] for row in rows()[:2]))
+        # And two that end too early, compressed and not, and one with a time out of range.
+        early = [encode(row, versions)[:20] for row in rows()[:2]]
+        bad = (*BAD, *early, with_impossible_time(encode(without_time(), versions)))
         for data in bad:
             kinesis.state.put("departures", "broken producer", data)
         avro_glue.start(spark, str(folder), availableNow=True).awaitTermination()
-    return check(spark, folder, bad)
+    return check(spark, folder, bad, "data")
 
 
 if __name__ == "__main__":
