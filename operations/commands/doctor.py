@@ -15,7 +15,13 @@ from operations.checks.access_checks import check_kafka, check_kinesis
 from operations.checks.findings import Finding, Level, findings_of
 from operations.checks.machine_checks import check_machine
 from operations.commands.cli import FINDING
-from operations.terminal.connection import Given, aws_options, kafka_options, options_file
+from operations.terminal.connection import (
+    Given,
+    are_of_kafka,
+    aws_options,
+    kafka_options,
+    options_file,
+)
 from operations.terminal.environment import Environment
 from operations.terminal.output import Screen, write_json
 from ssp_common.errors import SspError
@@ -32,10 +38,15 @@ from ssp_common.options.spec import OptionTable, read_options
 def doctor_command(context: click.Context, as_json: bool, aws: Given, kafka: Given) -> None:
     """Check this machine, and, with --options or other options, a query's options and its access.
 
+    Options of the Kafka source, as subscribe or kafka.bootstrap.servers, are those of kafka-ssp.
+
     Exit code 1 if there is a problem: a query would fail.
     """
     environment: Environment = context.obj
     findings = list(check_machine())
+    given = {**aws.options, **kafka.options}
+    if are_of_kafka(given):
+        aws, kafka = Given(), Given(options=given)
     if aws.options:
         findings += _kinesis(aws.options, environment)
     if kafka.options:

@@ -80,14 +80,14 @@ def snapshot_of(
 ) -> QuerySnapshot:
     """Return the snapshot of a planned batch. The location is the query's name."""
     ends = [parse_offset(text) for text in batch.offsets if text is not None]
-    sources = [source_snapshot(end, measure(end) if measure else None, rows=0) for end in ends]
+    sources = [source_snapshot(end, measure(end) if measure else None, rows=None) for end in ends]
     return QuerySnapshot(
         query_id=query,
         run_id=query,
         name=location,
         batch_id=batch.batch,
         time_ms=batch.planned_ms or 0,
-        rows=0,
+        rows=None,
         phases_ms={},
         sources=tuple(source for source in sources if source is not None),
     )

@@ -185,7 +185,7 @@ def _summary(timeline: SourceTimeline, latest: SourceSnapshot) -> str:
         parts.append(f"{stream.name}: {total}{shown}{lag}{pushed}")
     newest = timeline.batches[-1]
     took = "" if newest.duration_ms is None else f" in {duration_text(newest.duration_ms)}"
-    if newest.rows or took:  # a checkpoint has neither
+    if newest.rows is not None:
         parts.append(f"last batch: {count_text(newest.rows)} rows{took}")
     return "; ".join(parts)
 

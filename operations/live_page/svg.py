@@ -171,7 +171,7 @@ def _charts(timeline: SourceTimeline) -> Iterator[tuple[str, _Values, Callable[[
     batches: Sequence[Batch] = timeline.batches
     format_ = timeline.format
     if any(each.rows for each in batches):
-        rows: _Values = [float(each.rows) for each in batches]
+        rows: _Values = [_float(each.rows) for each in batches]
         yield "rows per batch", rows, lambda value: count_text(round(value))
     if any(each.duration_ms is not None for each in batches):
         taken: _Values = [_float(each.duration_ms) for each in batches]

@@ -49,7 +49,7 @@ class Batch:
 
     batch_id: int
     time_ms: int
-    rows: int
+    rows: int | None = None
     duration_ms: int | None = None
     max_lag: int | None = None
     """Of the source, in its unit."""

@@ -43,7 +43,7 @@ class QueryStates:
             trigger = (snapshot.batch_id, snapshot.time_ms)
             if trigger != state.trigger:  # else it is the same report, with a status
                 state.trigger = trigger
-                state.rows += snapshot.rows
+                state.rows += snapshot.rows or 0
             state.gauges = gauges
             state.counts = {**_counts(snapshot), catalogue.ROWS: state.rows}
             return state.counts

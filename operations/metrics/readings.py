@@ -46,7 +46,8 @@ def readings(
 
 def _readings(snapshot: QuerySnapshot, series: int) -> Iterator[Reading]:
     query = snapshot.label
-    yield Reading(catalogue.BATCH_ROWS, (query,), snapshot.rows)
+    if snapshot.rows is not None:
+        yield Reading(catalogue.BATCH_ROWS, (query,), snapshot.rows)
     yield Reading(catalogue.LAST_TRIGGER, (query,), snapshot.time_ms / 1000)
     for phase, taken in snapshot.phases_ms.items():
         yield Reading(catalogue.TRIGGER_SECONDS, (query, phase), taken / 1000)

@@ -60,7 +60,7 @@ def query_snapshot(
     )
 
 
-def source_snapshot(end: Any, status: Status | None, *, rows: int) -> SourceSnapshot | None:
+def source_snapshot(end: Any, status: Status | None, *, rows: int | None) -> SourceSnapshot | None:
     """Return the snapshot of a source from the end offset of its batch, a document, and the status
     of its reader. None for a source of another package."""
     if kinesis_offset.is_offset(end):
@@ -77,7 +77,7 @@ def _rows(source: Mapping[str, Any]) -> int:
 # --- Kinesis --------------------------------------------------------------------------------------
 
 
-def _kinesis_source(end: kinesis_offset.Offset, status: Status, rows: int) -> SourceSnapshot:
+def _kinesis_source(end: kinesis_offset.Offset, status: Status, rows: int | None) -> SourceSnapshot:
     entries = [entry for entry in status.values() if isinstance(entry, dict)]
     first = entries[0] if entries else {}
     keys: dict[StreamName, list[ShardKey]] = {name: [] for name in end.streams}
@@ -176,7 +176,7 @@ def _fan_out(document: Mapping[str, Any] | None) -> FanOutCounts | None:
 # --- Kafka ----------------------------------------------------------------------------------------
 
 
-def _kafka_source(end: kafka_offset.Offset, status: Status, rows: int) -> SourceSnapshot:
+def _kafka_source(end: kafka_offset.Offset, status: Status, rows: int | None) -> SourceSnapshot:
     lags = status.get("topics") or {}
     owners = end.assignment.owners()
     partitions: dict[StreamName, dict[int, str | None]] = {name: {} for name in end.topics}

@@ -100,8 +100,8 @@ class SourceSnapshot:
     """Sorted by name."""
     tasks: tuple[str, ...]
     """All slots, in the order of their numbers, or all tasks, in the order of theirs."""
-    rows: int
-    """Rows read in the batch."""
+    rows: int | None
+    """Rows read in the batch; None from a checkpoint, which does not have them."""
     counters: Mapping[str, int] | None = None
     """Cumulative counts of the reader on the driver since it started, by name; None without a
     status of the reader."""
@@ -125,8 +125,9 @@ class QuerySnapshot:
     batch_id: int
     time_ms: int
     """The start of the trigger, in epoch milliseconds."""
-    rows: int
-    """Rows that all sources read in the batch, those of other packages included."""
+    rows: int | None
+    """Rows that all sources read in the batch, those of other packages included; None from a
+    checkpoint."""
     phases_ms: Mapping[str, int]
     """The durations of the trigger's phases by Spark's names; `triggerExecution` is the whole."""
     sources: tuple[SourceSnapshot, ...]

@@ -14,6 +14,8 @@ from typing import Any, Final, TypeVar
 
 import click
 
+from kafka_source.options.table import KAFKA_OPTIONS
+from kafka_source.properties.translation import PREFIX
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.options import table
 from kinesis_source.options.connection_parsing import (
@@ -26,12 +28,19 @@ from kinesis_source.options.connection_parsing import (
 from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL
 from ssp_common.errors import InvalidOptionsError
 from ssp_common.options.endpoints import ConnectionOptions
+from ssp_common.options.sibling_format import KAFKA, KINESIS
 from ssp_common.options.spec import read_options
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 _SOURCE: Final = "spark-ssp"
 _FILE: Final = "spark_ssp.options"
+_KAFKA_ONLY: Final = {
+    option.name.lower() for option in table.KINESIS_OPTIONS.foreign if option.origin == KAFKA
+}
+_KINESIS_ONLY: Final = {
+    option.name.lower() for option in KAFKA_OPTIONS.foreign if option.origin == KINESIS
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,8 +116,16 @@ def _load(context: click.Context, parameter: click.Parameter, path: Path | None)
 def _of_file(target: str) -> dict[str, str]:
     """Return the options of the file if they are those of this kind of service."""
     found: dict[str, str] = click.get_current_context().meta.get(_FILE, {})
-    is_kafka = any(name.lower().startswith("kafka.") for name in found)
-    return dict(found) if is_kafka is (target == "kafka") else {}
+    return dict(found) if are_of_kafka(found) is (target == "kafka") else {}
+
+
+def are_of_kafka(options: Mapping[str, str]) -> bool:
+    """Return whether options are those of the Kafka source: some are of Kafka only and none are of
+    Kinesis only."""
+    names = {name.strip().lower() for name in options}
+    if names & _KINESIS_ONLY:
+        return False
+    return bool(names & _KAFKA_ONLY) or any(name.startswith(PREFIX) for name in names)
 
 
 def _options(

@@ -158,6 +158,28 @@ def test_kafka(kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path) -
     missing = run("doctor", _file(tmp_path, options | {"subscribe": f"{topic}-x"}), "--json")
     assert missing.code == 1
     assert "ListOffsets" not in _levels(missing)
+    brokers = f"--bootstrap-servers={kafka_broker.bootstrap_servers}"
+    found = run("doctor", f"--option=subscribe={topic}", brokers, "--json")
+    assert (found.code, _levels(found)["brokers, Describe"]) == (0, "ok")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["subscribe=orders"], "kafka.bootstrap.servers"),
+        (["Subscribe=orders", "streamName=orders"], "use streamName"),
+        (["kafka.bootstrap.servers=127.0.0.1:1"], "subscribe"),
+    ],
+)
+def test_options_of_one_source_select_its_checks(
+    options: list[str], expected: str, tmp_path: Path
+) -> None:
+    given = dict(option.split("=") for option in options)
+    for arguments in ([f"--option={option}" for option in options], [_file(tmp_path, given)]):
+        found = run("doctor", *arguments, "--json")
+        assert found.code == 1
+        problems = [one for one in found.document() if one["check"] == "options"]
+        assert any(expected in f"{one['found']} {one['remedy']}" for one in problems), problems
 
 
 def test_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -58,12 +58,14 @@ def test_the_page_of_a_checkpoint_as_a_file(tmp_path: Path) -> None:
     assert (found.code, found.out) == (0, "")
     newest = run("watch", str(checkpoint), "--json").document()
     assert (newest["batchId"], newest["timeMs"]) == (4, 1_795_464_020_000)
+    assert (newest["rows"], newest["sources"][0]["rows"]) == (None, None)  # not in a checkpoint
     assert len(newest["sources"][0]["streams"][0]["shards"]) == 4
     page = file.read_text(encoding="utf-8")
     assert page.count('class="lane"') == 4
     assert page.count("shardId-000000000003; slot 3; open; lag unknown") == 1
     assert "batch 4, query query-1" in page
-    assert "rows per batch" not in page  # a checkpoint has none
+    assert "rows per batch" not in page
+    assert "last batch" not in page
     assert "<script" not in page
 
 
