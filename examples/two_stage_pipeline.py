@@ -270,7 +270,7 @@ def run(count: int, page: Path, folder: Path, console: Console) -> tuple[Totals,
         for stream in planned.apply(known).created:
             print(f"Created {stream}")
 
-        print(f"What Spark says: {page.with_suffix('.log').absolute()}")
+        print(f"Spark's log: {page.with_suffix('.log').absolute()}")
         spark = session(folder, page.with_suffix(".log"))
         # Each batch writes the totals of all carriers, of which the topic keeps the newest.
         modes = {f"to-{TOTALS}": "complete"}
