@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
+from ssp_common.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from checkpoint.assignments.errors import AssignmentConflictError as AssignmentConflictError
     from checkpoint.assignments.errors import (
@@ -109,8 +111,6 @@ if TYPE_CHECKING:
     from task_grouping.expansion import PartitionExpansionAlgorithm as PartitionExpansionAlgorithm
     from task_grouping.fixed_tasks import PartitionCountError as PartitionCountError
     from task_grouping.fixed_tasks import PartitionExpansionError as PartitionExpansionError
-
-__version__ = "0.1.0"
 
 _NAMES: Final = {
     "checkpoint.assignments.errors": (

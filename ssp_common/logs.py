@@ -14,10 +14,10 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from importlib import metadata
 from typing import Final
 
 from ssp_common.errors import printable
+from ssp_common.version import __version__
 
 LEVEL_VARIABLE = "SPARK_SSP_LOG_LEVEL"
 """Environment variable with the log level: DEBUG, INFO (the default), WARNING or ERROR."""
@@ -111,10 +111,6 @@ def count_of(number: int, noun: str) -> str:
 
 def versions() -> str:
     """Return the versions of this project, PySpark and Python, for a log line."""
-    try:
-        own = metadata.version("spark-ssp")
-    except metadata.PackageNotFoundError:
-        own = "of a checkout"
     # Imported already where there is a query; a platform's has no metadata.
     pyspark = getattr(sys.modules.get("pyspark"), "__version__", "not loaded")
-    return f"spark-ssp {own}, PySpark {pyspark}, Python {platform.python_version()}"
+    return f"spark-ssp {__version__}, PySpark {pyspark}, Python {platform.python_version()}"
