@@ -11,7 +11,7 @@ records are lost.
 
 from __future__ import annotations
 
-from checkpoint.coordination.observed_leases import has_ended, parent_keys
+from checkpoint.coordination.observed_leases import parent_keys
 from checkpoint.coordination.state import Monotonic, ObservedLease, State
 from checkpoint.leases.checkpoint_position import StartAtTimestamp, StartAtTrimHorizon
 from checkpoint.leases.conditional_writes import Delete
@@ -33,7 +33,7 @@ def plan_deletes(state: State, now: Monotonic) -> list[Delete]:
     return [
         Delete(lease=row.lease)
         for key, row in sorted(state.observed.items())
-        if has_ended(row.lease)
+        if row.lease.has_ended
         and state.may_write(key, now)
         and (_is_done(state, row.lease) or _is_unlisted(state, key, row))
         and _is_ours_to_delete(state, row.lease)

@@ -25,7 +25,7 @@ from checkpoint.coordination.lease_renewer import (
     plan_write,
 )
 from checkpoint.coordination.lease_taker import next_expiry, plan_takes
-from checkpoint.coordination.observed_leases import has_ended, is_overdue, observe_scan
+from checkpoint.coordination.observed_leases import is_overdue, observe_scan
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.shard_end import children_to_create
 from checkpoint.coordination.state import (
@@ -329,7 +329,7 @@ def is_finished(state: State) -> bool:
     worker = state.settings.worker
     return not any(
         worker in (row.lease.owner, row.lease.checkpoint_owner)
-        and not has_ended(row.lease)
+        and not row.lease.has_ended
         and key not in state.duplicate_owners
         for key, row in state.observed.items()
     )

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from checkpoint.coordination.observed_leases import has_ended, is_overdue
+from checkpoint.coordination.observed_leases import is_overdue
 from checkpoint.coordination.shard_end import is_left_to_others, next_end_write
 from checkpoint.coordination.state import Monotonic, State
 from checkpoint.leases.checkpoint_position import Progress, is_forward
@@ -168,7 +168,7 @@ def claim_unheld(state: State, now: Monotonic, by: LeaderThroughput | None) -> l
 
 def _claim(state: State, lease: Lease, by: LeaderThroughput | None) -> Write | None:
     worker = state.settings.worker
-    if has_ended(lease):
+    if lease.has_ended:
         return None
     if lease.holder == worker:
         if state.leaving:

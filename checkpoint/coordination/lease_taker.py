@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeVar
 
-from checkpoint.coordination.observed_leases import count_leases, has_ended, is_expired, is_readable
+from checkpoint.coordination.observed_leases import count_leases, is_expired, is_readable
 from checkpoint.coordination.state import Monotonic, ObservedLease, State
 from checkpoint.leases.conditional_writes import RequestHandoff, Take, Write
 from checkpoint.leases.lease import LeaseKey
@@ -66,7 +66,7 @@ def next_expiry(state: State, now: Monotonic) -> Monotonic | None:
     times = (
         row.unchanged_since + failover + 1
         for key, row in state.observed.items()
-        if key not in state.held and row.lease.holder is not None and not has_ended(row.lease)
+        if key not in state.held and row.lease.holder is not None and not row.lease.has_ended
     )
     return min((at for at in times if at > now), default=None)
 

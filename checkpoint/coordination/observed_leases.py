@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import TypeVar
 
 from checkpoint.coordination.state import MAX_COLLISIONS, HeldLease, Monotonic, ObservedLease, State
-from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.conditional_writes import is_applied
 from checkpoint.leases.lease import Lease, LeaseKey, lease_key
 from checkpoint.leases.lease_store import Rows
@@ -23,11 +22,6 @@ V = TypeVar("V")
 
 
 # --- Predicates ----------------------------------------------------------------------------------
-
-
-def has_ended(lease: Lease) -> bool:
-    """Return whether the lease's checkpoint is SHARD_END."""
-    return isinstance(lease.progress, ShardEnded)
 
 
 def is_expired(seen: ObservedLease, now: Monotonic, failover_ms: int) -> bool:
@@ -47,7 +41,7 @@ def are_parents_done(lease: Lease, state: State) -> bool:
     done. A malformed row is not missing.
     """
     return all(
-        has_ended(state.observed[key].lease)
+        state.observed[key].lease.has_ended
         if key in state.observed
         else key not in state.unreadable
         for key in parent_keys(lease)
@@ -56,7 +50,7 @@ def are_parents_done(lease: Lease, state: State) -> bool:
 
 def is_readable(lease: Lease, state: State) -> bool:
     """Return whether the shard has, or may have, records to read."""
-    return not has_ended(lease) and are_parents_done(lease, state)
+    return not lease.has_ended and are_parents_done(lease, state)
 
 
 # --- Observations --------------------------------------------------------------------------------
@@ -150,7 +144,7 @@ def _check_ownership(
     or if a write of this worker whose result is unknown explains the row. Otherwise it is dropped.
     """
     is_held, worker = key in state.held, state.settings.worker
-    if found is None or found.holder != worker or has_ended(found):
+    if found is None or found.holder != worker or found.has_ended:
         state = replace(state, duplicate_owners=state.duplicate_owners - {key})
         return drop_lease(state, key) if is_held or key in state.reported.progress else state
     if found.counter == known.counter or known.holder != worker:

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from checkpoint.coordination.observed_leases import (
     drop_lease,
-    has_ended,
     is_overdue,
     observe,
     record_renewal,
@@ -45,7 +44,7 @@ def apply_done(state: State, write: Write, outcome: Done, now: Monotonic) -> Sta
     if not isinstance(write, Renew | Take | Checkpoint):
         return observe(state, key, lease, now, answer=True)
     state = record_row(state, key, lease, now, answer=True)
-    if has_ended(lease):
+    if lease.has_ended:
         return drop_lease(state, key)
     return record_renewal(state, key, sent_at=sent_at, checkpointed=isinstance(write, Checkpoint))
 

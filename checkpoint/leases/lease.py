@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NewType
 
-from checkpoint.leases.checkpoint_position import Progress
+from checkpoint.leases.checkpoint_position import Progress, ShardEnded
 from task_grouping.identifiers import HashRange, ShardId, StreamName, WorkerId
 
 LeaseKey = NewType("LeaseKey", str)
@@ -101,6 +101,11 @@ class Lease:
     def __post_init__(self) -> None:
         object.__setattr__(self, "parents", tuple(sorted(set(self.parents))))
         object.__setattr__(self, "children", tuple(sorted(set(self.children))))
+
+    @property
+    def has_ended(self) -> bool:
+        """True if the checkpoint is SHARD_END."""
+        return isinstance(self.progress, ShardEnded)
 
     @property
     def key(self) -> LeaseKey:

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from checkpoint.coordination.observed_leases import has_ended
 from checkpoint.leases.lease import Lease
 from kinesis_source.model.offset import Offset
 from kinesis_source.model.shard import Shard, ShardEnd
@@ -81,7 +80,7 @@ def shard_entry(
 
 def lease_entry(leases: Collection[Lease]) -> dict[str, Any]:
     """Return the number of leases by owner, without those of ended shards."""
-    owners = Counter(lease.holder for lease in leases if not has_ended(lease))
+    owners = Counter(lease.holder for lease in leases if not lease.has_ended)
     free = owners.pop(None, 0)
     named = sorted(
         ((owner, count) for owner, count in owners.items() if owner is not None),

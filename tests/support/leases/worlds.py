@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.observed_leases import has_ended
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import Settings
 from checkpoint.leases.lease import Lease
@@ -48,7 +47,7 @@ class Table:
     def owners(self) -> dict[str, str | None]:
         """Return the holders of shards that have not ended, by the last digits of the shard ids."""
         leases = self.store.scan().leases
-        return {row.shard[-2:]: row.holder for row in leases if not has_ended(row)}
+        return {row.shard[-2:]: row.holder for row in leases if not row.has_ended}
 
 
 class InProcessAgent:
