@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 from urllib.parse import urlsplit
 
@@ -145,7 +146,7 @@ class DirectCalls:
             return None
         try:
             body = self._encoders.get(operation, _encode)(request)
-        except (TypeError, ValueError):  # a time, or text that is not Unicode
+        except (TypeError, ValueError):  # bytes, or text that is not Unicode
             return None
         credentials = _credentials(pattern.signer, pattern.scope)
         if credentials is None or _account(credentials) != pattern.account:
@@ -281,7 +282,14 @@ class DirectCalls:
 
 
 def _encode(request: Request) -> bytes:
-    return orjson.dumps(request, option=orjson.OPT_PASSTHROUGH_DATETIME)
+    return orjson.dumps(request, default=_seconds, option=orjson.OPT_PASSTHROUGH_DATETIME)
+
+
+def _seconds(value: object) -> float:
+    """Return a time as the JSON protocol has it: in seconds since the epoch."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise TypeError("neither JSON nor a time")
+    return value.timestamp()
 
 
 _Kind = tuple[str, str | None, str | None, str | None]

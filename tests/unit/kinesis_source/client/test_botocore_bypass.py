@@ -68,15 +68,18 @@ def test_all_calls_after_the_first_of_their_kind_go_the_short_way() -> None:
         assert first.headers[name] == second.headers[name]
 
 
-def test_a_time_is_left_to_the_sdk() -> None:
-    position = AtTimestamp(millis=EpochMillis(1_600_000_000_123))
+def test_a_time_is_sent_to_the_millisecond_either_way() -> None:
+    times = [1_600_000_000_123, 1_600_000_000_123, 1_763_000_000_001, 1_763_000_000_000]
     with ScriptedHttp(reply({"ShardIterator": "AAAA"})) as server:
         service = client(server.url)
-        for _ in range(3):
-            service.open_iterator(ORDERS, SHARD, position)
+        for millis in times:
+            service.open_iterator(ORDERS, SHARD, AtTimestamp(millis=EpochMillis(millis)))
         service.close()
-    assert short_ways(server) == [False, False, False]
-    assert {request.json()["Timestamp"] for request in server.requests} == {1_600_000_000.123}
+    assert short_ways(server) == [False, True, True, True]
+    first, second, *_ = server.requests
+    assert first.json() == second.json()
+    sent = [request.json()["Timestamp"] for request in server.requests]
+    assert sent == [millis / 1000 for millis in times]
 
 
 def test_closed_connections_are_opened_by_the_sdk() -> None:

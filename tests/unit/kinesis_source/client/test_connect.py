@@ -139,13 +139,12 @@ def test_keys_of_the_options_win_over_the_environment(monkeypatch: pytest.Monkey
 
 def test_the_client_names_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     agent = asked_with(KEYS).headers["User-Agent"]
-    assert agent.startswith("Boto3/")
+    assert agent.startswith("Botocore/")
     assert " Python/" in agent
-    assert " Botocore/" in agent
     assert agent.endswith(" spark-ssp")
     monkeypatch.setenv("AWS_SDK_UA_APP_ID", "orders-app")
     agent = asked_with(KEYS).headers["User-Agent"]
-    assert agent.startswith("Boto3/")
+    assert agent.startswith("Botocore/")
     assert " app/orders-app " in agent
     assert agent.endswith(" spark-ssp")
 
