@@ -62,16 +62,19 @@ class DefaultSource(DataSource):
         schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
         raises the error.
         """
-        from kafka_source.source import KafkaStreamReader
-        from ssp_common.errors import SspError
-        from ssp_common.spark.pyspark_api import FailedStreamReader
+        from ssp_common.spark.gc_freeze import without_collections
 
-        try:
-            reader = KafkaStreamReader(self._options)
-            self._check_schema(schema)
-        except SspError as error:
-            return FailedStreamReader(error)
-        return reader
+        with without_collections():
+            from kafka_source.source import KafkaStreamReader
+            from ssp_common.errors import SspError
+            from ssp_common.spark.pyspark_api import FailedStreamReader
+
+            try:
+                reader = KafkaStreamReader(self._options)
+                self._check_schema(schema)
+            except SspError as error:
+                return FailedStreamReader(error)
+            return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""

@@ -69,16 +69,19 @@ class DefaultSource(DataSource):
         schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
         raises the error.
         """
-        from kinesis_source.source import KinesisStreamReader
-        from ssp_common.errors import SspError
-        from ssp_common.spark.pyspark_api import FailedStreamReader
+        from ssp_common.spark.gc_freeze import without_collections
 
-        try:
-            reader = KinesisStreamReader(self._options)
-            _check_schema(schema, reader.schema)
-        except SspError as error:
-            return FailedStreamReader(error)
-        return reader
+        with without_collections():
+            from kinesis_source.source import KinesisStreamReader
+            from ssp_common.errors import SspError
+            from ssp_common.spark.pyspark_api import FailedStreamReader
+
+            try:
+                reader = KinesisStreamReader(self._options)
+                _check_schema(schema, reader.schema)
+            except SspError as error:
+                return FailedStreamReader(error)
+            return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""

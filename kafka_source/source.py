@@ -22,7 +22,7 @@ from kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
 from kafka_source.options.values import KafkaOptions, QueryKind
 from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
-from ssp_common.spark.gc_freeze import freeze_after_task
+from ssp_common.spark.gc_freeze import freeze_after_task, freeze_imports, without_collections
 from ssp_common.spark.pyspark_api import (
     PYSPARK_WITHOUT_LIMITS,
     PlanningStreamReader,
@@ -167,30 +167,41 @@ class KafkaStreamReader(PlanningStreamReader):
 
     def _batch_planner(self) -> BatchPlanner:
         if self._planner is None:
-            from kafka_source.batch_planner import BatchPlanner
-            from kafka_source.client.admin_client import connect
-            from kafka_source.consumers.pool import check_consumers
-            from kafka_source.reading.task_reader import read_task
-
-            show_logs()
-            check_consumers(self._options.client, self._group_id)
-            self._service = connect(self._options)
-            self._planner = BatchPlanner(
-                self._options,
-                self._service,
-                monotonic=time.monotonic,
-                sleep=time.sleep,
-                read=lambda part: read_task(part, self._options, self._group_id),
-                store=_store(self._options),
-            )
-            group = self._options.commit_offsets_to_group
-            if group is not None:
-                from kafka_source.client.group_offsets import GroupOffsets
-                from kafka_source.group_committer import GroupCommitter
-
-                self._committer = GroupCommitter(group, GroupOffsets(self._options.client, group))
-                self._committer.flush_on_termination()
+            with without_collections():
+                self._planner = self._start()
+                freeze_imports()
         return self._planner
+
+    def _start(self) -> BatchPlanner:
+        from kafka_source.batch_planner import BatchPlanner
+        from kafka_source.client.admin_client import connect
+        from kafka_source.consumers.pool import check_consumers
+
+        show_logs()
+        check_consumers(self._options.client, self._group_id)
+        self._service = connect(self._options)
+        planner = BatchPlanner(
+            self._options,
+            self._service,
+            monotonic=time.monotonic,
+            sleep=time.sleep,
+            read=self._read_task,
+            store=_store(self._options),
+        )
+        group = self._options.commit_offsets_to_group
+        if group is not None:
+            from kafka_source.client.group_offsets import GroupOffsets
+            from kafka_source.group_committer import GroupCommitter
+
+            self._committer = GroupCommitter(group, GroupOffsets(self._options.client, group))
+            self._committer.flush_on_termination()
+        return planner
+
+    def _read_task(self, part: TaskRange) -> Iterator[pa.RecordBatch]:
+        """Read a range as a task does, to estimate the size of records."""
+        from kafka_source.reading.task_reader import read_task
+
+        return read_task(part, self._options, self._group_id)
 
     # --- Run on executors ------------------------------------------------------------------------
 

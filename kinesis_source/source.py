@@ -25,7 +25,12 @@ from kinesis_source.options.values import KinesisOptions, QueryKind
 from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
-from ssp_common.spark.gc_freeze import collect_rarely, freeze_after_task
+from ssp_common.spark.gc_freeze import (
+    collect_rarely,
+    freeze_after_task,
+    freeze_imports,
+    without_collections,
+)
 from ssp_common.spark.pyspark_api import (
     PYSPARK_WITHOUT_LIMITS,
     PlanningStreamReader,
@@ -196,32 +201,36 @@ class KinesisStreamReader(PlanningStreamReader):
 
     def _plan(self) -> BatchPlanner:
         if self._planner is None:
-            from kinesis_source.batch_planner import BatchPlanner
-            from kinesis_source.client.boto3_client import connect
-            from kinesis_source.reader_activity import ReaderActivity
-
-            show_logs()
+            with without_collections():
+                self._planner = self._start()
+                freeze_imports()
             collect_rarely()
-            if self._options.leases is not None:
-                from kinesis_source.leases.lease_worker import lease_worker
-
-                self._worker = lease_worker(self._options)
-            service = connect(self._options.connection)
-            self._planner = BatchPlanner(
-                self._options,
-                service,
-                monotonic=time.monotonic,
-                sleep=time.sleep,
-                worker=self._worker,
-            )
-            self._activity = ReaderActivity(
-                self._planner, service, self._worker, monotonic=time.monotonic
-            )
-            if self._options.fan_out is not None:
-                from kinesis_source.fan_out.fan_out import open_fan_out
-
-                self._fan_out = open_fan_out(self._options, service)
         return self._planner
+
+    def _start(self) -> BatchPlanner:
+        from kinesis_source.batch_planner import BatchPlanner
+        from kinesis_source.client.boto3_client import connect
+        from kinesis_source.reader_activity import ReaderActivity
+
+        show_logs()
+        if self._options.leases is not None:
+            from kinesis_source.leases.lease_worker import lease_worker
+
+            self._worker = lease_worker(self._options)
+        service = connect(self._options.connection)
+        planner = BatchPlanner(
+            self._options,
+            service,
+            monotonic=time.monotonic,
+            sleep=time.sleep,
+            worker=self._worker,
+        )
+        self._activity = ReaderActivity(planner, service, self._worker, monotonic=time.monotonic)
+        if self._options.fan_out is not None:
+            from kinesis_source.fan_out.fan_out import open_fan_out
+
+            self._fan_out = open_fan_out(self._options, service)
+        return planner
 
     # --- Run on executors ------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -9,7 +10,7 @@ from itertools import pairwise
 
 import pytest
 
-from ssp_common.spark.gc_freeze import TASKS
+from ssp_common.spark.gc_freeze import TASKS, without_collections
 
 SCRIPT = textwrap.dedent(
     """
@@ -53,3 +54,20 @@ def test_put_aside_after_the_first_tasks_of_each_process(task: str) -> None:
     # What is freed goes from there as well.
     assert max(frozen[TASKS:]) <= frozen[TASKS - 1]
     assert child == 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_collections_continue_after_a_pause_as_before(enabled: bool) -> None:
+    during = []
+
+    def fail() -> None:
+        during.append(gc.isenabled())
+        raise ImportError("a module that is missing")
+
+    try:
+        (gc.enable if enabled else gc.disable)()
+        with pytest.raises(ImportError), without_collections():
+            fail()
+        assert [*during, gc.isenabled()] == [False, enabled]
+    finally:
+        gc.enable()
