@@ -12,6 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from embedded_kinesis import EmbeddedKinesis
+from spark_ssp import __version__
 from tests.architecture.layers import LAYERS, ROOT
 from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
 from tests.support.servers.environments import Environment
@@ -40,7 +41,7 @@ def test_the_wheel_holds_what_the_allowlist_says_and_nothing_else(wheel: Path) -
         if name.split("/")[0].removesuffix(".py") in LAYERS and (ROOT / name).is_file()
     }
     found = set(zipfile.ZipFile(wheel).namelist())
-    metadata = {name for name in found if name.startswith("spark_ssp-0.1.0.dist-info/")}
+    metadata = {name for name in found if name.startswith(f"spark_ssp-{__version__}.dist-info/")}
     assert sorted(found - metadata) == sorted(expected)
     assert {name.split("/", 1)[1] for name in metadata} == {
         "METADATA",
