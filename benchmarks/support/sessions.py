@@ -15,6 +15,8 @@ def local_spark(cores: int, *, class_path: str = "") -> SparkSession:
     """A quiet local session on loopback, with the settings that the guide recommends, and further
     jars on its class path."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    # Otherwise each new Python process compiles all that it imports.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     session = (
         SparkSession.builder.master(f"local[{cores}]")
         .appName("spark-ssp-benchmarks")

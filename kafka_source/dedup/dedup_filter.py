@@ -155,4 +155,9 @@ def _restore(seen: SeenBatch | None) -> _Batch | None:
 
 def row_id(position: Position) -> RowId:
     """Return the id of the row at this position."""
-    return blake2b(position.row.encode(), digest_size=ROW_ID_BYTES).digest()
+    return hash_row(position.row.encode())
+
+
+def hash_row(row: bytes) -> RowId:
+    """Return the id of a row by its part of the position, `<task>:<hash>:<n>`."""
+    return blake2b(row, digest_size=ROW_ID_BYTES).digest()

@@ -31,8 +31,10 @@ HASH_BYTES: Final = 16
 
 Header = tuple[str, bytes | None]
 
-POSITION_PATTERN: Final = r"\d{1,18}:\d{1,18}:\d{1,9}:[0-9a-f]{32}:\d{1,9}"
-"""The form of a position, as a regular expression for both Java and Python."""
+NUMBER_PATTERN: Final = r"\d{1,18}"
+ROW_PATTERN: Final = r"\d{1,9}:[0-9a-f]{32}:\d{1,9}"
+POSITION_PATTERN: Final = f"{NUMBER_PATTERN}:{NUMBER_PATTERN}:{ROW_PATTERN}"
+"""The form of a position, as a regular expression for Java, Python and RE2."""
 _POSITION: Final = re.compile(POSITION_PATTERN, re.ASCII)
 
 

@@ -63,7 +63,7 @@ class DedupProcessor(StatefulProcessor):
                 "partition %s-%s: %d records with the header %s of a time more than %d s ahead of "
                 "this machine's clock: the header is ignored; either a clock is wrong, or a "
                 "program other than a sink writes such headers",
-                *key,
+                *key[:2],
                 ahead,
                 POSITION_HEADER,
                 MAX_CLOCK_SKEW_MS // 1000,

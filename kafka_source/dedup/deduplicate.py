@@ -20,7 +20,6 @@ with copies of one checkpoint at the same time can lose rows: give a copy a new 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -34,16 +33,13 @@ from kafka_source.dedup.dedup_headers import (
     SOURCE_HEADER,
 )
 from kafka_source.dedup.dedup_processor import DedupProcessor
+from kafka_source.dedup.passed_columns import CONVERTED, HEADERS, passed_as, spread
 from kafka_source.dedup.row_blocks import BLOCK_BYTES, BLOCKS_SCHEMA, TYPES, BlockWriter
 from ssp_common.errors import InvalidRowsError, UnsupportedError
 from ssp_common.spark.pyspark_api import LIMITS_STATE_BYTES, check_state_in_pandas
 from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
 
 _COLUMNS: Final = {"topic": "string", "partition": "int", "offset": "bigint"}
-_HEADERS: Final = "array<struct<key:string,value:binary>>"
-_TIMESTAMP: Final = "timestamp"
-_PASSED_AS: Final = {_HEADERS: "string", _TIMESTAMP: "bigint"}
-"""The types of columns that pass through Python in another type."""
 _SOURCE: Final = "ssp_source"
 _POSITION: Final = "ssp_position"
 _NAME_PATTERN: Final = "^[A-Za-z0-9-]{1,64}$"
@@ -71,8 +67,8 @@ def drop_duplicates(df: DataFrame, *, forget_after: timedelta = timedelta(days=7
     if not df.isStreaming:
         return _keep_first(marked).select(*map(_column, df.columns))
     _check_state_store(df)
-    columns = _Columns(types=_kinds(df.schema))
-    return _drop_in_stream(marked, columns, forget_after // timedelta(milliseconds=1))
+    types = _kinds(df.schema)
+    return _drop_in_stream(marked, types, forget_after // timedelta(milliseconds=1))
 
 
 def _kinds(schema: StructType) -> dict[str, str]:
@@ -81,10 +77,10 @@ def _kinds(schema: StructType) -> dict[str, str]:
 
 def _check_columns(schema: StructType) -> None:
     found = _kinds(schema)
-    needed = {**_COLUMNS, "headers": _HEADERS}
+    needed = {**_COLUMNS, "headers": HEADERS}
     wrong = [name for name, kind in needed.items() if found.get(name) != kind]
     wrong += [
-        name for name in found if name not in needed and found[name] not in {*TYPES, *_PASSED_AS}
+        name for name in found if name not in needed and found[name] not in {*TYPES, *CONVERTED}
     ]
     if wrong or len(found) < len(schema.fields):
         raise InvalidRowsError(
@@ -150,65 +146,40 @@ def _keep_first(marked: DataFrame) -> DataFrame:
 # --- Streaming ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Columns:
-    """The columns of rows on their way through Python, by Spark's names of their types: times as
-    numbers and arrays as JSON, by Spark, since PySpark would convert single values."""
-
-    types: Mapping[str, str]
-
-    @property
-    def passed(self) -> dict[str, str]:
-        """The columns in Python, with their types: PySpark renames columns whose names are not
-        identifiers."""
-        return {
-            f"column{place}": _PASSED_AS.get(kind, kind)
-            for place, kind in enumerate(self.types.values())
-        }
-
-    def pack(self) -> list[Column]:
-        """Return the columns as they are passed."""
-        found = []
-        for name, kind in self.types.items():
-            column = _column(name)
-            if kind == _TIMESTAMP:
-                column = F.unix_micros(column)
-            elif kind == _HEADERS:
-                column = F.to_json(column)
-            found.append(column)
-        return [one.alias(name) for one, name in zip(found, self.passed, strict=True)]
-
-    def unpack(self) -> list[Column]:
-        """Return the original columns."""
-        found = []
-        for name, kind in zip(self.passed, self.types.values(), strict=True):
-            column = F.col(name)
-            if kind == _TIMESTAMP:
-                column = F.timestamp_micros(column)
-            elif kind == _HEADERS:
-                column = F.from_json(column, _HEADERS)
-            found.append(column)
-        return [one.alias(name) for one, name in zip(found, self.types, strict=True)]
-
-
-def _drop_in_stream(marked: DataFrame, columns: _Columns, forget_after_ms: int) -> DataFrame:
-    names = list(columns.types)
+def _drop_in_stream(marked: DataFrame, types: Mapping[str, str], forget_after_ms: int) -> DataFrame:
+    """Return the rows without duplicates. `types` are those of the columns, by Spark's names."""
+    places: dict[str, list[int]] = {}
+    kinds: list[str] = []
+    packed: list[Column] = []
+    for name, kind in types.items():
+        passed = passed_as(kind)
+        places[name] = [*range(len(kinds), len(kinds) + len(passed.kinds))]
+        kinds += passed.kinds
+        packed += passed.pack(_column(name))
+    # PySpark renames columns whose names are not identifiers.
+    names = [f"column{place}" for place in range(len(kinds))]
     writer = BlockWriter(
-        types=tuple(columns.passed.values()),
-        keys=(names.index("topic"), names.index("partition"), names.index("offset")),
+        types=tuple(kinds),
+        keys=(places["topic"][0], places["partition"][0], places["offset"][0]),
         max_bytes=_block_bytes(marked.sparkSession),
     )
     mark = F.concat(F.col(_SOURCE), F.lit("/"), F.col(_POSITION))
-    blocks = marked.select(*columns.pack(), mark.alias("mark")).mapInArrow(writer, BLOCKS_SCHEMA)
-    grouped = blocks.groupBy("topic", "partition")
+    named = [one.alias(name) for one, name in zip(packed, names, strict=True)]
+    blocks = marked.select(*named, mark.alias("mark")).mapInArrow(writer, BLOCKS_SCHEMA)
+    grouped = blocks.withColumn("spread", spread()).groupBy("topic", "partition", "spread")
     check_state_in_pandas(grouped)
     kept = grouped.transformWithStateInPandas(
-        DedupProcessor(tuple(columns.passed.values()), forget_after_ms),
-        outputStructType=", ".join(f"{name} {kind}" for name, kind in columns.passed.items()),
+        DedupProcessor(tuple(kinds), forget_after_ms),
+        outputStructType=", ".join(map(" ".join, zip(names, kinds, strict=True))),
         outputMode="Append",
         timeMode="None",
     )
-    return kept.select(*columns.unpack())
+    return kept.select(
+        *(
+            passed_as(kind).unpack([F.col(names[place]) for place in places[name]]).alias(name)
+            for name, kind in types.items()
+        )
+    )
 
 
 def _block_bytes(spark: SparkSession) -> int:
