@@ -25,7 +25,7 @@ _SPREAD_TRIED: Final = 256
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassedColumn:
     """A column as it passes through Python: as one or several columns of other types, since PySpark
-    would convert each value of its own type."""
+    would otherwise convert each value."""
 
     kinds: tuple[str, ...]
     """The types of these columns, by Spark's names."""

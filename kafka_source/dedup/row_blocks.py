@@ -32,6 +32,9 @@ column of each block."""
 _OUTPUT_BYTES: Final = 1 << 20
 """Bytes of blocks that are passed to Spark together."""
 
+_PART_BYTES: Final = 4 << 20
+"""Approximate bytes of blocks that are copied at a time."""
+
 TYPES: Final[Mapping[str, pa.DataType]] = {
     "binary": pa.binary(),
     "string": pa.string(),
@@ -219,7 +222,11 @@ def read_blocks(frames: Iterable[pd.DataFrame], types: Sequence[str]) -> Iterato
     that of the source. Then as many rows are held in memory as the overlapping blocks have.
     """
     schema = block_schema(types)
-    tables = (pa.Table.from_pandas(frame, preserve_index=False) for frame in frames)
+    tables = (
+        pa.Table.from_pandas(part, preserve_index=False)
+        for frame in frames
+        for part in _slices(frame)
+    )
     rest: pa.RecordBatch | None = None
     last = -1
     for table in sort_by_offset(tables, "first"):
@@ -237,6 +244,14 @@ def read_blocks(frames: Iterable[pd.DataFrame], types: Sequence[str]) -> Iterato
             rest, last = rows, end
     if rest is not None:
         yield Block(rest)
+
+
+def _slices(frame: pd.DataFrame) -> Iterator[pd.DataFrame]:
+    """Return the blocks of a frame by a few MiB: Spark passes up to 64 MiB, to be copied in parts
+    so that they can be sorted and written in parts."""
+    size = sum(map(len, frame["rows"]))
+    count = max(1, _PART_BYTES * len(frame) // max(1, size))
+    return (frame.iloc[begin : begin + count] for begin in range(0, len(frame), count))
 
 
 def _merge(one: pa.RecordBatch, other: pa.RecordBatch) -> pa.RecordBatch:

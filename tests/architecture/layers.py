@@ -362,6 +362,7 @@ SPARK: Final = frozenset(
     {
         "kafka_source.dedup.dedup_processor",
         "kafka_source.dedup.deduplicate",
+        "kafka_source.dedup.passed_columns",
         "kafka_source.model.schema",
         "kafka_source.pipeline_system",
         "kafka_source.sink.schema",
