@@ -12,12 +12,13 @@ converts its result.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
+from typing import Any, Final, NotRequired, Protocol, TypedDict, cast, overload
 
 import msgspec
 import orjson
@@ -166,7 +167,60 @@ class _PutResults(msgspec.Struct):
 _PUT_DECODER: Final = msgspec.json.Decoder(_PutResults)
 
 
+_ALL_STORED: Final = re.compile(
+    rb'\{(?:"EncryptionType":"[A-Z]+",)?"FailedRecordCount":0,"Records":\[(?=\{)'
+)
+_SHARD: Final = b'"ShardId":"'
+
+
+@dataclass(frozen=True, slots=True)
+class _EvenShards(Sequence[ShardId]):
+    """The shards of an answer whose results all have the same length; only those that are accessed
+    are decoded. Sequence numbers and shard IDs have a fixed length (56 and 20 characters in AWS),
+    and of a request only a few shards are needed."""
+
+    body: bytes
+    first: int
+    """The index of the first shard ID in `body`."""
+    length: int
+    width: int
+    """The distance from one shard ID to the next."""
+    entries: int
+
+    @classmethod
+    def of(cls, body: bytes, start: int) -> _EvenShards | None:
+        """Return the shards, or None if the results differ in length or form. `start` is the index
+        of the first result; `]}` follows the last."""
+        width = body.find(b"}", start) + 2 - start
+        count, rest = divmod(len(body) - 1 - start, width)
+        first = body.find(_SHARD, start, start + width) + len(_SHARD)
+        last = body.find(b'"', first)
+        if rest or first < start + len(_SHARD) or not body.endswith(b"}]}"):
+            return None
+        expected = ((start, b"{"), (start + width - 2, b"}"), (first - 2, b":"), (first - 1, b'"'))
+        for place, character in (*expected, (last, b'"')):
+            if body[place : len(body) - 1 : width] != character * count:
+                return None
+        return cls(body, first, last - first, width, count)
+
+    def __len__(self) -> int:
+        return self.entries
+
+    @overload
+    def __getitem__(self, index: int) -> ShardId: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ShardId]: ...
+    def __getitem__(self, index: int | slice) -> ShardId | Sequence[ShardId]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(self.entries)[index]]
+        begin = self.first + range(self.entries)[index] * self.width
+        return ShardId(self.body[begin : begin + self.length].decode())
+
+
 def _decode_put(body: bytes) -> Mapping[str, Any] | None:
+    beginning = _ALL_STORED.match(body)
+    if beginning is not None and (shards := _EvenShards.of(body, beginning.end())) is not None:
+        return {_OUTCOME: PutOutcome(shards=shards)}
     try:
         results = _PUT_DECODER.decode(body).Records
     except ValueError:
@@ -371,7 +425,7 @@ def parse_outcome(answer: Mapping[str, Any], entries: int) -> PutOutcome:
     shards, codes = outcome.shards, outcome.codes
     if len(shards) != entries:
         raise ValueError("an answer whose results are not those of the entries")
-    if None in shards and any(not a and not b for a, b in zip(shards, codes, strict=True)):
+    if codes and any(not a and not b for a, b in zip(shards, codes, strict=True)):
         raise ValueError("a result with neither a shard nor an error code")
     return outcome
 

@@ -176,7 +176,8 @@ class PutOutcome:
     that stored it, or an error code."""
 
     shards: Sequence[ShardId | None]
-    codes: Sequence[str | None]
+    codes: Sequence[str | None] = ()
+    """Empty if all entries were stored."""
 
 
 # --- Starting positions ------------------------------------------------------------------------

@@ -15,7 +15,7 @@ of its rows counts as not stored: all its rows are packed again, for the shards 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +42,7 @@ MOVED: Final = "reshard"
 _FIRST_BACKOFF_S: Final = 0.1
 _LONGEST_BACKOFF_S: Final = 5.0
 _NEVER: Final = float("inf")
+_NOW: Final = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class _Part:
     shard: ShardId
     runs: Sequence[Waiting]
     count: int
+    size: int
+    """In bytes of data and keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +125,7 @@ class StreamDelivery:
 
     def add(self, rows: Rows) -> None:
         """Queue rows, of which there is one or more."""
+        self.wake_at = _NOW
         if self._packing is not None:
             for record in self._packing.pack(rows):
                 run = encode_entry(record)
@@ -130,6 +134,8 @@ class StreamDelivery:
             return
         if self._is_ordered:
             rows = self._without_held(rows)
+        for queue in self._queues.values():
+            queue.age()
         for shard, run in encode_by_shard(rows, self._shard_map):
             self._count(run)
             self._queues[shard].add(run)
@@ -163,6 +169,7 @@ class StreamDelivery:
     ) -> None:
         """Use another prediction: the stream was resharded. `ranges` are the hash keys of all
         shards, also of closed ones; `packing` has the new shards already."""
+        self.wake_at = _NOW
         before = self._queues
         self._shard_map = shard_map
         self._ranges = ranges
@@ -176,7 +183,7 @@ class StreamDelivery:
         misplaced, self._misplaced = self._misplaced, []
         for run, packed, shard in misplaced:
             if self._fits(packed, shard):
-                self._stored(run)
+                self._stored(run, packed)
             elif shard not in ranges:
                 self._misplaced.append((run, packed, shard))
             else:
@@ -243,6 +250,8 @@ class StreamDelivery:
 
     def take(self, now: float) -> PutRequest | None:
         """Return the next request, or None if none may be made before `wake_at`."""
+        if now < self.wake_at:
+            return None
         parts: list[_Part] = []
         left, room = MAX_RECORDS, MAX_BYTES
         self.wake_at = _NEVER
@@ -266,7 +275,7 @@ class StreamDelivery:
             if runs:
                 count, used = sum(len(run) for run, _ in runs), sum(run.size for run, _ in runs)
                 queue.pacer.sent(now, count, used)
-                parts.append(_Part(shard, runs, count))
+                parts.append(_Part(shard, runs, count, used))
                 left -= count
                 room -= used
             elif queue.count:
@@ -276,6 +285,7 @@ class StreamDelivery:
             self._queues[part.shard] = self._queues.pop(part.shard)
         if not parts:
             return None
+        self.wake_at = _NOW
         self.metrics.requests += 1
         return PutRequest(parts)
 
@@ -284,21 +294,22 @@ class StreamDelivery:
     def settle(self, request: PutRequest, outcome: PutOutcome, now: float) -> None:
         """Count what was stored and queue the rest again. Raises ServiceUnavailableError if a
         record was refused for too long."""
-        has_errors = outcome.codes.count(None) < len(outcome.codes) and any(outcome.codes)
+        has_errors = any(outcome.codes)
         start = 0
         for part in request.parts:
             stop = start + part.count
-            codes = outcome.codes[start:stop]
-            shards = outcome.shards[start:stop]
-            is_moved = shards.count(part.shard) < part.count and any(
-                shard not in (part.shard, None) for shard in shards
-            )
+            # A closed shard stores nothing more, so one record of a part shows a reshard; but
+            # readers drop rows of an aggregate by the shard that stored it.
+            is_each_checked = has_errors or self._packing is not None
+            shards = outcome.shards[start : stop if is_each_checked else start + 1]
+            is_moved = any(shard not in (part.shard, None) for shard in shards)
             if is_moved and part.shard != ANY_SHARD and self._outdated_since is None:
                 self._outdated_since = now - self._idle
-            if has_errors and any(codes):
+            codes = outcome.codes[start:stop]
+            if any(codes):
                 self._settle_part(part, codes, shards, now)
             else:
-                self._answered(part.shard, (run for run, _ in part.runs), shards)
+                self._answered(part, shards)
                 if (queue := self._queues.get(part.shard)) is not None:
                     queue.failures = 0
             start = stop
@@ -315,6 +326,7 @@ class StreamDelivery:
         shards: Sequence[ShardId | None],
         now: float,
     ) -> None:
+        self.wake_at = _NOW
         again: list[Waiting] = []
         active = now - self._idle
         start = 0
@@ -322,7 +334,9 @@ class StreamDelivery:
             for code, some in run.split(codes[start : start + len(run)]):
                 end = start + len(some)
                 if not code:
-                    self._answered(part.shard, [some], shards[start:end])
+                    self._answered(
+                        _Part(part.shard, [(some, None)], len(some), some.size), shards[start:end]
+                    )
                 elif since is not None and active - since >= self._timeout:
                     raise self._timeout_error(part.shard, code, active - since)
                 else:
@@ -344,26 +358,33 @@ class StreamDelivery:
         longest = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(queue.failures, 16))
         queue.not_before = now + longest * (0.5 + self._random() / 2)
 
-    def _answered(
-        self, predicted: ShardId, runs: Iterable[RecordRun], shards: Sequence[ShardId | None]
-    ) -> None:
-        """Count records as stored, except aggregates in other shards than the predicted one. Each
-        aggregate is a run."""
-        for run, shard in zip(runs, shards, strict=False):
-            if run.packed is None or shard is None or shard == predicted:
-                self._stored(run)
+    def _answered(self, part: _Part, shards: Sequence[ShardId | None]) -> None:
+        """Count the records of a part as stored, except aggregates in other shards than the
+        predicted one. Each aggregate is a run."""
+        if self._packing is None:
+            self._count_stored(part.count, part.size, rows=part.count)
+            if self._is_ordered:
+                for run, _ in part.runs:
+                    for each in run.keys:
+                        self._release(each.partition_key)
+            return
+        for (run, _), shard in zip(part.runs, shards, strict=True):
+            if run.packed is None:
+                raise AssertionError("a record that was not packed")
+            if shard in (None, part.shard):
+                self._stored(run, run.packed)
             else:
                 self._misplaced.append((run, run.packed, shard))
 
-    def _stored(self, run: RecordRun) -> None:
-        self.pending -= len(run)
-        self.pending_bytes -= run.size
-        self.metrics.rows += len(run) if run.packed is None else len(run.packed.rows)
-        self.metrics.records += len(run)
-        self.metrics.bytes += run.size
-        if self._is_ordered:
-            for each in run.keys:
-                self._release(each.partition_key)
+    def _stored(self, run: RecordRun, packed: PackedRecord) -> None:
+        self._count_stored(1, run.size, rows=len(packed.rows))
+
+    def _count_stored(self, records: int, size: int, *, rows: int) -> None:
+        self.pending -= records
+        self.pending_bytes -= size
+        self.metrics.rows += rows
+        self.metrics.records += records
+        self.metrics.bytes += size
 
     def _release(self, key: str | None) -> None:
         """Let the next record of the key follow."""
@@ -371,6 +392,7 @@ class StreamDelivery:
             return
         held = self._held[key]
         if held:
+            self.wake_at = _NOW
             follower = held.popleft()
             self._queue_of(follower).add_first(follower)
         else:

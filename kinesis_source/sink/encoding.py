@@ -49,8 +49,8 @@ _KEYS: Final = msgspec.json.Decoder(list[Keys])
 
 @dataclass(slots=True, eq=False)
 class RecordRun:
-    """One or more records in order, encoded; never changed. It keeps no memory of other records,
-    except of the run that it is a part of.
+    """One or more records in order, encoded; never changed. It keeps the memory of the run that it
+    is a part of.
 
     Not frozen, since these are made often, and that takes four times as long.
     """
@@ -135,7 +135,8 @@ def encode_rows(rows: Rows) -> RecordRun:
 
 
 def encode_by_shard(rows: Rows, shard_map: ShardMap) -> Iterator[tuple[ShardId, RecordRun]]:
-    """Yield the rows of each predicted shard as runs, in their order. They have less than 1 GiB."""
+    """Yield the rows of each predicted shard as runs, in their order, which share memory. They have
+    less than 1 GiB."""
     if not len(rows):
         return
     keys, codes = _distinct_keys(rows)
@@ -145,7 +146,7 @@ def encode_by_shard(rows: Rows, shard_map: ShardMap) -> Iterator[tuple[ShardId, 
         places = _array(
             shard_map.place(rows.keys.to_pylist(), rows.hash_keys.to_pylist()), shard_map
         )
-    texts = _key_texts(keys)
+    texts, shards = _key_texts(keys), shard_map.shards
     order = np.argsort(places, kind="stable")
     places = places[order]
     for begin in range(0, len(order), _CHUNK):
@@ -161,7 +162,7 @@ def encode_by_shard(rows: Rows, shard_map: ShardMap) -> Iterator[tuple[ShardId, 
         ends = np.flatnonzero(np.append(values[1:] != values[:-1], True)) + 1
         first = 0
         for place, end in zip(values[ends - 1].tolist(), ends.tolist(), strict=True):
-            yield shard_map.shards[place], run.part(first, end).detached()
+            yield shards[place], run.part(first, end)
             first = end
 
 

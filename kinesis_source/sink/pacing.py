@@ -30,6 +30,8 @@ _GROWTH: Final = 0.0005
 """Per second cubed: a share that fell by 15 % is back after 7 s, one that fell by 70 % after 11 s,
 and twice as large 12 s later."""
 _SMALLEST_SHARE: Final = 0.005
+_SHARED_PARTS: Final = 4
+"""A shard whose records waited while this many parts of batches were queued is slower than others."""
 _PART: Final = 4
 """A shard that is behind is served this often per second: smaller parts make more requests."""
 
@@ -128,11 +130,29 @@ class ShardQueue:
     """Records to send before the others: refused ones, and those that may follow in their key's
     order."""
     _fresh: deque[Waiting] = field(default_factory=deque)
+    _added: int = 0
+    """The number of runs that `_fresh` has received so far."""
+    _taken: int = 0
+    _detached: int = 0
+    """The number of runs, of those, that were taken, and the first that may share memory."""
+    _ages: deque[int] = field(default_factory=lambda: deque([0] * _SHARED_PARTS))
+    """`_added` before each of the last parts of batches."""
 
     def add(self, run: RecordRun) -> None:
         """Queue records after all others."""
         self._fresh.append((run, None))
+        self._added += 1
         self.count += len(run)
+
+    def age(self) -> None:
+        """Copy the records that have waited while several parts of batches were queued: a few
+        records of a slow shard would keep the memory of all records of their part."""
+        self._ages.append(self._added)
+        old = self._ages.popleft()
+        for number in range(max(self._taken, self._detached), old):
+            run, since = self._fresh[number - self._taken]
+            self._fresh[number - self._taken] = run.detached(), since
+        self._detached = max(self._detached, old)
 
     def add_first(self, run: RecordRun, since: float | None = None) -> None:
         """Queue records, first refused at a time, before those of `add`."""
@@ -160,6 +180,7 @@ class ShardQueue:
             taken.append((part, since))
             if fitting == len(run):
                 source.popleft()
+                self._taken += source is self._fresh
             else:
                 source[0] = run.part(fitting, len(run)), since
             count -= fitting
@@ -171,6 +192,7 @@ class ShardQueue:
         """Remove all records."""
         everything = [*self._first, *self._fresh]
         self._first.clear()
+        self._taken += len(self._fresh)
         self._fresh.clear()
         self.count = 0
         return everything

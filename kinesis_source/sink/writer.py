@@ -40,7 +40,7 @@ _PENDING: Final = 20_000
 _LISTING_PERIOD_S: Final = 2.0
 """The shortest time between two listings of a stream's shards by one task."""
 _LISTING_THREADS: Final = 1
-_SHORTEST_WAIT_S: Final = 0.02
+_SHORTEST_WAIT_S: Final = 0.05
 """Each look at the queues of all shards costs as much as sending some hundred records."""
 _LONGEST_WAIT_S: Final = 1.0
 
