@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kinesis_source.client import responses
+from kinesis_source.client import put_records, responses
 from kinesis_source.client.error_translation import (
     ApiCall,
     ExpiredTokenError,
@@ -257,7 +257,7 @@ class Boto3Kinesis:
         return self._call(
             call,
             request,
-            lambda answer, _: responses.parse_outcome(answer, entries.count),
+            lambda answer, _: put_records.parse_outcome(answer, entries.count),
             retry=False,
         )
 
@@ -323,7 +323,7 @@ class Boto3Kinesis:
             if answer is None:
                 entries = request.get("Records")
                 if isinstance(entries, PutEntries):
-                    request = request | {"Records": responses.to_parameters(entries)}
+                    request = request | {"Records": put_records.to_parameters(entries)}
                 answer = getattr(self._client, xform_name(operation))(**request)
         except ClientError as error:
             if error.operation_name == operation and status_of(error) < 500:

@@ -15,7 +15,7 @@ of its rows counts as not stored: all its rows are packed again, for the shards 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,7 +25,7 @@ from kinesis_source.model.shard import PutEntries, PutOutcome
 from kinesis_source.sink.aggregation import PackedRecord, Packing
 from kinesis_source.sink.columns import Rows
 from kinesis_source.sink.encoding import RecordRun, encode_by_shard, encode_entry, encode_rows
-from kinesis_source.sink.pacing import ShardPacer, ShardQueue, Waiting
+from kinesis_source.sink.pacing import ShardPacer, ShardQueue, Use, Waiting
 from kinesis_source.sink.shard_map import ANY_SHARD, ShardMap
 from kinesis_source.sink.values import DeliveryMetrics
 from ssp_common.errors import ServiceUnavailableError
@@ -52,8 +52,8 @@ class _Part:
     shard: ShardId
     runs: Sequence[Waiting]
     count: int
-    size: int
-    """In bytes of data and keys."""
+    use: Use
+    """Of the shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,26 +260,26 @@ class StreamDelivery:
                 break
             if not queue.count:
                 continue
-            if now < queue.not_before:
-                if queue.not_before < self.wake_at:
-                    self.wake_at = queue.not_before
+            ready_at = max(queue.not_before, queue.budget_at)
+            if now < ready_at:
+                self.wake_at = min(self.wake_at, ready_at)
                 continue
             allowed, size = queue.pacer.budget(now)
             least = min(queue.count, queue.pacer.part(now))
             if allowed < least:
                 # Not computed again before, for each shard at each request.
-                queue.not_before = queue.pacer.next_budget(now, least - allowed)
-                self.wake_at = min(self.wake_at, queue.not_before)
+                queue.budget_at = queue.pacer.next_budget(now, least - allowed)
+                self.wake_at = min(self.wake_at, queue.budget_at)
                 continue
             runs = queue.take(min(allowed, left), size, room)
             if runs:
                 count, used = sum(len(run) for run, _ in runs), sum(run.size for run, _ in runs)
-                queue.pacer.sent(now, count, used)
-                parts.append(_Part(shard, runs, count, used))
+                parts.append(_Part(shard, runs, count, queue.pacer.send(now, count, used)))
                 left -= count
                 room -= used
             elif queue.count:
-                self.wake_at = min(self.wake_at, queue.pacer.next_budget(now, 1))
+                queue.budget_at = queue.pacer.next_budget(now, 1)
+                self.wake_at = min(self.wake_at, queue.budget_at)
         for part in parts:
             # Those that were not served come first in the next request.
             self._queues[part.shard] = self._queues.pop(part.shard)
@@ -295,6 +295,7 @@ class StreamDelivery:
         """Count what was stored and queue the rest again. Raises ServiceUnavailableError if a
         record was refused for too long."""
         has_errors = any(outcome.codes)
+        self._end_uses(request, now)
         start = 0
         for part in request.parts:
             stop = start + part.count
@@ -309,15 +310,25 @@ class StreamDelivery:
             if any(codes):
                 self._settle_part(part, codes, shards, now)
             else:
-                self._answered(part, shards)
+                self._answered(part.shard, (run for run, _ in part.runs), shards)
                 if (queue := self._queues.get(part.shard)) is not None:
                     queue.failures = 0
             start = stop
 
     def fail(self, request: PutRequest, code: str, now: float) -> None:
         """Queue all records again: the request was refused, or its answer was lost."""
+        self._end_uses(request, now)
         for part in request.parts:
             self._settle_part(part, [code] * part.count, [None] * part.count, now)
+
+    def _end_uses(self, request: PutRequest, now: float) -> None:
+        for part in request.parts:
+            queue = self._queues.get(part.shard)
+            if queue is not None:
+                queue.pacer.end(part.use, now)
+                queue.budget_at = min(queue.budget_at, part.use.ends_at)
+                if queue.count:
+                    self.wake_at = min(self.wake_at, part.use.ends_at)
 
     def _settle_part(
         self,
@@ -334,9 +345,7 @@ class StreamDelivery:
             for code, some in run.split(codes[start : start + len(run)]):
                 end = start + len(some)
                 if not code:
-                    self._answered(
-                        _Part(part.shard, [(some, None)], len(some), some.size), shards[start:end]
-                    )
+                    self._answered(part.shard, [some], shards[start:end])
                 elif since is not None and active - since >= self._timeout:
                     raise self._timeout_error(part.shard, code, active - since)
                 else:
@@ -358,23 +367,21 @@ class StreamDelivery:
         longest = min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2.0 ** min(queue.failures, 16))
         queue.not_before = now + longest * (0.5 + self._random() / 2)
 
-    def _answered(self, part: _Part, shards: Sequence[ShardId | None]) -> None:
-        """Count the records of a part as stored, except aggregates in other shards than the
-        predicted one. Each aggregate is a run."""
-        if self._packing is None:
-            self._count_stored(part.count, part.size, rows=part.count)
-            if self._is_ordered:
-                for run, _ in part.runs:
-                    for each in run.keys:
-                        self._release(each.partition_key)
-            return
-        for (run, _), shard in zip(part.runs, shards, strict=True):
+    def _answered(
+        self, predicted: ShardId, runs: Iterable[RecordRun], shards: Sequence[ShardId | None]
+    ) -> None:
+        """Count records as stored, except aggregates in other shards than the predicted one. Each
+        aggregate is a run. The shards of other records are not needed."""
+        for number, run in enumerate(runs):
             if run.packed is None:
-                raise AssertionError("a record that was not packed")
-            if shard in (None, part.shard):
+                self._count_stored(len(run), run.size, rows=len(run))
+            elif (shard := shards[number]) is None or shard == predicted:
                 self._stored(run, run.packed)
             else:
                 self._misplaced.append((run, run.packed, shard))
+            if self._is_ordered:
+                for each in run.keys:
+                    self._release(each.partition_key)
 
     def _stored(self, run: RecordRun, packed: PackedRecord) -> None:
         self._count_stored(1, run.size, rows=len(packed.rows))

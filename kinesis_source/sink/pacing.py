@@ -21,8 +21,10 @@ RECORDS_PER_SECOND: Final = 1_000
 BYTES_PER_SECOND: Final = 1 << 20
 """The limits of a shard for all its writers together (Kinesis API reference, PutRecords)."""
 
-_WINDOW_S: Final = 1.05
-"""Over a second, since requests reach the service in less regular intervals than they leave."""
+_WINDOW_S: Final = 1.0
+"""The limits hold for any second."""
+_LONGEST_FLIGHT_S: Final = 4.0
+"""A request without an answer for so long no longer holds back others."""
 _DECREASE: Final = (0.3, 0.85)
 """The least and the most that is left of a share after throttling; else the part of the records
 that was stored."""
@@ -31,9 +33,21 @@ _GROWTH: Final = 0.0005
 and twice as large 12 s later."""
 _SMALLEST_SHARE: Final = 0.005
 _SHARED_PARTS: Final = 4
-"""A shard whose records waited while this many parts of batches were queued is slower than others."""
+"""The parts of Arrow batches whose memory the records of all shards share. A shard with older
+records is slower than the others."""
 _PART: Final = 4
 """A shard that is behind is served this often per second: smaller parts make more requests."""
+
+
+@dataclass(slots=True, eq=False)
+class Use:
+    """Records that were sent to a shard. They count until a second after their answer: the service
+    has received them at some time before it, and the time until then varies."""
+
+    records: int
+    size: int
+    ends_at: float
+    """The time at which they count no longer."""
 
 
 class ShardPacer:
@@ -51,8 +65,7 @@ class ShardPacer:
         """The share that was throttled last."""
         self._changed = self._restored = now
         """The times of that throttling, and when the share is as high again."""
-        self._uses: deque[tuple[float, int, int]] = deque()
-        """The end of each use, its records and bytes."""
+        self._uses: deque[Use] = deque()
         self._records = 0
         self._bytes = 0
 
@@ -60,10 +73,10 @@ class ShardPacer:
         """Return how many records and bytes may be sent now. If nothing was sent within the last
         second, one record is allowed whatever its size: then `is_idle` is true."""
         uses = self._uses
-        while uses and uses[0][0] <= now:
-            _, records, size = uses.popleft()
-            self._records -= records
-            self._bytes -= size
+        while uses and uses[0].ends_at <= now:
+            use = uses.popleft()
+            self._records -= use.records
+            self._bytes -= use.size
         share = self._current_share(now)
         records, size = self._limits
         return (
@@ -80,12 +93,21 @@ class ShardPacer:
         """Return the number of records for which a request is made if more are waiting."""
         return max(1, int(self._limits[0] * self._current_share(now)) // _PART)
 
-    def sent(self, now: float, records: int, size: int) -> None:
-        """Count what is being sent, for a second, or as long as the rate takes for a larger one."""
-        seconds = _WINDOW_S * max(1.0, size / self._limits[1])
-        self._uses.append((now + seconds, records, size))
+    def send(self, now: float, records: int, size: int) -> Use:
+        """Count what is being sent, until its answer is passed to `end`."""
+        use = Use(records, size, now + _LONGEST_FLIGHT_S + self._seconds(size))
+        self._uses.append(use)
         self._records += records
         self._bytes += size
+        return use
+
+    def end(self, use: Use, now: float) -> None:
+        """Count records that were answered, or whose answer was lost, for another second, or as
+        long as the rate takes for a larger one."""
+        use.ends_at = now + self._seconds(use.size)
+
+    def _seconds(self, size: int) -> float:
+        return _WINDOW_S * max(1.0, size / self._limits[1])
 
     def throttled(self, now: float, stored: float) -> None:
         """Use a smaller share, at most once in a second: the records of several requests in flight
@@ -100,13 +122,16 @@ class ShardPacer:
         self._restored = now + ((1 - left / share) / _GROWTH) ** (1 / 3)
 
     def next_budget(self, now: float, records: int) -> float:
-        """Return when the budget has grown by this number of records, or nothing is in use."""
+        """Return when the budget has grown by this number of records, or nothing is in use. An
+        answer may make it earlier."""
         freed = 0
-        for end, used, _ in self._uses:
-            freed += used
+        ends_at = now
+        for use in self._uses:
+            ends_at = max(ends_at, use.ends_at)
+            freed += use.records
             if freed >= records:
-                return end
-        return self._uses[-1][0] if self._uses else now
+                break
+        return ends_at
 
     def _current_share(self, now: float) -> float:
         return min(1.0, self._highest * (1 + _GROWTH * (now - self._restored) ** 3))
@@ -125,7 +150,10 @@ class ShardQueue:
     """The number of records."""
     failures: int = 0
     """Refusals in a row."""
-    not_before: float = 0.0
+    not_before: float = float("-inf")
+    """The end of the backoff after a refusal."""
+    budget_at: float = float("-inf")
+    """The time at which the pacer may allow more records."""
     _first: deque[Waiting] = field(default_factory=deque)
     """Records to send before the others: refused ones, and those that may follow in their key's
     order."""
@@ -135,7 +163,7 @@ class ShardQueue:
     _taken: int = 0
     _detached: int = 0
     """The number of runs, of those, that were taken, and the first that may share memory."""
-    _ages: deque[int] = field(default_factory=lambda: deque([0] * _SHARED_PARTS))
+    _ages: deque[int] = field(default_factory=lambda: deque([0] * (_SHARED_PARTS - 1)))
     """`_added` before each of the last parts of batches."""
 
     def add(self, run: RecordRun) -> None:
@@ -145,7 +173,7 @@ class ShardQueue:
         self.count += len(run)
 
     def age(self) -> None:
-        """Copy the records that have waited while several parts of batches were queued: a few
+        """Copy the records of older parts of batches, before those of another are added: a few
         records of a slow shard would keep the memory of all records of their part."""
         self._ages.append(self._added)
         old = self._ages.popleft()

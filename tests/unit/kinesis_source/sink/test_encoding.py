@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.client.responses import ENCODERS, to_parameters
+from kinesis_source.client.put_records import to_parameters
+from kinesis_source.client.responses import ENCODERS
 from kinesis_source.model.shard import PutEntries, Shard
 from kinesis_source.sink import encoding
 from kinesis_source.sink.columns import RecordLimits, SinkColumns, checked_rows
