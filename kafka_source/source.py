@@ -168,8 +168,9 @@ class KafkaStreamReader(PlanningStreamReader):
     def _batch_planner(self) -> BatchPlanner:
         if self._planner is None:
             with without_collections():
-                self._planner = self._start()
+                planner = self._start()
                 freeze_imports()
+            return planner
         return self._planner
 
     def _start(self) -> BatchPlanner:
@@ -180,7 +181,7 @@ class KafkaStreamReader(PlanningStreamReader):
         show_logs()
         check_consumers(self._options.client, self._group_id)
         self._service = connect(self._options)
-        planner = BatchPlanner(
+        self._planner = planner = BatchPlanner(
             self._options,
             self._service,
             monotonic=time.monotonic,

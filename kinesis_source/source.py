@@ -202,9 +202,10 @@ class KinesisStreamReader(PlanningStreamReader):
     def _plan(self) -> BatchPlanner:
         if self._planner is None:
             with without_collections():
-                self._planner = self._start()
+                planner = self._start()
                 freeze_imports()
             collect_rarely()
+            return planner
         return self._planner
 
     def _start(self) -> BatchPlanner:
@@ -218,7 +219,7 @@ class KinesisStreamReader(PlanningStreamReader):
 
             self._worker = lease_worker(self._options)
         service = connect(self._options.connection)
-        planner = BatchPlanner(
+        self._planner = planner = BatchPlanner(
             self._options,
             service,
             monotonic=time.monotonic,

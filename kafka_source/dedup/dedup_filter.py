@@ -100,9 +100,8 @@ class _Batch:
 
 
 class DedupFilter:
-    """Separates new rows from duplicates. `newest` and `before` are the remembered batches, None at
-    first. `newest` without `before` was stored by an earlier version, which kept one batch: all
-    older ones count as seen."""
+    """Separates new rows from duplicates. `newest` and `before` are the remembered batches, both
+    None at first."""
 
     def __init__(self, newest: SeenBatch | None = None, before: SeenBatch | None = None) -> None:
         self._seen = newest, before
@@ -123,19 +122,18 @@ class DedupFilter:
             if one is not None and one.number == batch:
                 return one
         found = _Batch(batch, attempt_ms)
-        if newest is None:
+        if newest is None or before is None:
             self._newest, self._before = found, _Batch(_NO_BATCH, 0)
         elif batch > newest.number:
             self._newest, self._before = found, newest
         else:
-            oldest = newest.number if before is None else before.number
-            if batch < oldest and attempt_ms <= newest.attempt_ms:
+            if batch < before.number and attempt_ms <= newest.attempt_ms:
                 return None
             if attempt_ms <= newest.attempt_ms:
                 self._before = found
             else:
                 self._newest = found
-                if batch < oldest:
+                if batch < before.number:
                     # The query was reset: all batches older than this one count as seen.
                     self._before = _Batch(batch, attempt_ms)
         return found

@@ -2,7 +2,7 @@
 
 An entry contains a chunk of the rows of one batch, so that a small batch of the reader does not
 rewrite the state of a large batch of the writer. The newest batch of a source has the chunks 0, 1,
-2 and so on, the batch before it -1, -2, -3. Earlier versions stored only the newest batch.
+2 and so on, the batch before it -1, -2, -3.
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class DedupState:
     """The sources of one partition, for one batch of the reader. At most `max_sources` are kept in
     memory and stored.
 
-    A stored batch with a time after `max_attempt_ms` is ignored: earlier versions accepted any time
-    from a header, and with one far ahead all later rows would count as duplicates.
+    A stored batch with a time after `max_attempt_ms` is ignored: the reader's clock was set back,
+    and until that time all later rows would count as duplicates.
     """
 
     entries: Entries

@@ -1,7 +1,7 @@
 """Blocks of rows: rows of one partition of a topic as one binary value, in the order of offsets.
 
 PySpark's `transformWithStateInPandas` spends several microseconds of Python on each row and each
-column. So rows pass through it in blocks, a few hundred at a time, and leave it as Arrow columns
+column. So rows pass through it in blocks, up to 1 MiB each, and leave it as Arrow columns
 that pandas does not convert. A block is the message of an Arrow record batch: the position of each
 row (see `dedup_headers`), parsed, and the columns of the rows. Their types are those that PySpark
 passes on without converting single values.

@@ -26,11 +26,11 @@ class _PutResults(msgspec.Struct):
 
 
 _PUT_DECODER: Final = msgspec.json.Decoder(_PutResults)
-
-
 _ALL_STORED: Final = re.compile(
     rb'\{(?:"EncryptionType":"[A-Z]+",)?"FailedRecordCount":0,"Records":\[(?=\{)'
 )
+"""The beginning of an answer without refusals, in the form in which the service writes it. Answers
+in any other form are decoded as a whole."""
 _SHARD: Final = b'"ShardId":"'
 
 
@@ -56,7 +56,7 @@ class _EvenShards(Sequence[ShardId]):
         count, rest = divmod(len(body) - 1 - start, width)
         first = body.find(_SHARD, start, start + width) + len(_SHARD)
         last = body.find(b'"', first)
-        if rest or first < start + len(_SHARD) or not body.endswith(b"}]}"):
+        if rest or not start + len(_SHARD) <= first < last or not body.endswith(b"}]}"):
             return None
         expected = ((start, b"{"), (start + width - 2, b"}"), (first - 2, b":"), (first - 1, b'"'))
         for place, character in (*expected, (last, b'"')):

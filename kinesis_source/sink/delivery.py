@@ -53,7 +53,7 @@ class _Part:
     runs: Sequence[Waiting]
     count: int
     use: Use
-    """Of the shard."""
+    """The use of the shard's limits by these records."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class StreamDelivery:
         self._idle = 0.0
         """The seconds in which the task did not send, for which no record can be refused."""
         self.wake_at = now
-        """The earliest time of the next request, as of the last `take`."""
+        """The earliest time of the next request."""
         self._stream = stream
         self._is_ordered = is_ordered
         self._timeout = timeout
@@ -134,11 +134,14 @@ class StreamDelivery:
             return
         if self._is_ordered:
             rows = self._without_held(rows)
-        for queue in self._queues.values():
-            queue.age()
         for shard, run in encode_by_shard(rows, self._shard_map):
             self._count(run)
             self._queues[shard].add(run)
+
+    def age(self) -> None:
+        """Copy the waiting records of older parts of batches; called before each part is added."""
+        for queue in self._queues.values():
+            queue.age()
 
     def _count(self, run: RecordRun) -> None:
         self.pending += len(run)
@@ -274,12 +277,14 @@ class StreamDelivery:
             runs = queue.take(min(allowed, left), size, room)
             if runs:
                 count, used = sum(len(run) for run, _ in runs), sum(run.size for run, _ in runs)
-                parts.append(_Part(shard, runs, count, queue.pacer.send(now, count, used)))
+                parts.append(_Part(shard, runs, count, queue.pacer.begin(now, count, used)))
                 left -= count
                 room -= used
             elif queue.count:
-                queue.budget_at = queue.pacer.next_budget(now, 1)
-                self.wake_at = min(self.wake_at, queue.budget_at)
+                ends_at = queue.pacer.next_budget(now, 1)
+                if size <= room:  # else the request is full, not the shard
+                    queue.budget_at = ends_at
+                self.wake_at = min(self.wake_at, ends_at)
         for part in parts:
             # Those that were not served come first in the next request.
             self._queues[part.shard] = self._queues.pop(part.shard)

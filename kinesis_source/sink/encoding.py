@@ -112,9 +112,8 @@ class RecordRun:
         entries = self.entries
         if len(entries) == len(self.text):
             return self
-        return RecordRun(
-            bytes(entries), self.offsets - self.offsets[0], self.sizes, self.size, self.packed
-        )
+        offsets, sizes = self.offsets - self.offsets[0], self.sizes - self.sizes[0]
+        return RecordRun(bytes(entries), offsets, sizes, self.size, self.packed)
 
 
 def encode_entry(record: PackedRecord) -> RecordRun:

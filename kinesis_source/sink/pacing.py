@@ -10,6 +10,7 @@ writer has ended if it is slow.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,7 @@ BYTES_PER_SECOND: Final = 1 << 20
 _WINDOW_S: Final = 1.0
 """The limits hold for any second."""
 _LONGEST_FLIGHT_S: Final = 4.0
-"""A request without an answer for so long no longer holds back others."""
+"""A request without an answer for so long counts as one that was answered then."""
 _DECREASE: Final = (0.3, 0.85)
 """The least and the most that is left of a share after throttling; else the part of the records
 that was stored."""
@@ -50,8 +51,13 @@ class Use:
     """The time at which they count no longer."""
 
 
+def _end_of(use: Use) -> float:
+    return use.ends_at
+
+
 class ShardPacer:
-    """The use of one shard (or of `shards` together) by this task within the last second.
+    """The use of one shard (or of `shards` together) by this task: what is in flight, or was
+    answered within the last second.
 
     Times are in seconds of a monotonic clock. The share of the shard's limits that the task uses
     starts at all of it; the service's throttling makes room for the other writers.
@@ -65,16 +71,17 @@ class ShardPacer:
         """The share that was throttled last."""
         self._changed = self._restored = now
         """The times of that throttling, and when the share is as high again."""
-        self._uses: deque[Use] = deque()
+        self._uses: list[Use] = []
+        """By their ends: a request that is slow does not hold back those that were answered."""
         self._records = 0
         self._bytes = 0
 
     def budget(self, now: float) -> tuple[int, int]:
-        """Return how many records and bytes may be sent now. If nothing was sent within the last
-        second, one record is allowed whatever its size: then `is_idle` is true."""
+        """Return how many records and bytes may be sent now. If nothing is in use, one record is
+        allowed whatever its size: then `is_idle` is true."""
         uses = self._uses
         while uses and uses[0].ends_at <= now:
-            use = uses.popleft()
+            use = uses.pop(0)
             self._records -= use.records
             self._bytes -= use.size
         share = self._current_share(now)
@@ -86,17 +93,17 @@ class ShardPacer:
 
     @property
     def is_idle(self) -> bool:
-        """True if nothing was sent within the last second, as of the last `budget`."""
+        """True if nothing was in use at the last `budget`."""
         return not self._uses
 
     def part(self, now: float) -> int:
         """Return the number of records for which a request is made if more are waiting."""
         return max(1, int(self._limits[0] * self._current_share(now)) // _PART)
 
-    def send(self, now: float, records: int, size: int) -> Use:
+    def begin(self, now: float, records: int, size: int) -> Use:
         """Count what is being sent, until its answer is passed to `end`."""
         use = Use(records, size, now + _LONGEST_FLIGHT_S + self._seconds(size))
-        self._uses.append(use)
+        insort(self._uses, use, key=_end_of)
         self._records += records
         self._bytes += size
         return use
@@ -104,7 +111,10 @@ class ShardPacer:
     def end(self, use: Use, now: float) -> None:
         """Count records that were answered, or whose answer was lost, for another second, or as
         long as the rate takes for a larger one."""
-        use.ends_at = now + self._seconds(use.size)
+        if use in self._uses:  # else it was in flight for too long
+            self._uses.remove(use)
+            use.ends_at = now + self._seconds(use.size)
+            insort(self._uses, use, key=_end_of)
 
     def _seconds(self, size: int) -> float:
         return _WINDOW_S * max(1.0, size / self._limits[1])
@@ -125,13 +135,11 @@ class ShardPacer:
         """Return when the budget has grown by this number of records, or nothing is in use. An
         answer may make it earlier."""
         freed = 0
-        ends_at = now
         for use in self._uses:
-            ends_at = max(ends_at, use.ends_at)
             freed += use.records
             if freed >= records:
-                break
-        return ends_at
+                return use.ends_at
+        return self._uses[-1].ends_at if self._uses else now
 
     def _current_share(self, now: float) -> float:
         return min(1.0, self._highest * (1 + _GROWTH * (now - self._restored) ** 3))
@@ -161,8 +169,9 @@ class ShardQueue:
     _added: int = 0
     """The number of runs that `_fresh` has received so far."""
     _taken: int = 0
+    """The number of those that were taken."""
     _detached: int = 0
-    """The number of runs, of those, that were taken, and the first that may share memory."""
+    """The number of those, from the first on, that no longer share memory, or were taken."""
     _ages: deque[int] = field(default_factory=lambda: deque([0] * (_SHARED_PARTS - 1)))
     """`_added` before each of the last parts of batches."""
 

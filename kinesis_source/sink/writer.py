@@ -76,7 +76,7 @@ class RecordWriter:
         """Write the rows; return the counts of each stream. Raises SspError.
 
         Memory is bounded by two Arrow batches, the text of the pending records (`_is_little`) and
-        of a part of a batch (`_BYTES`), and that of the requests in flight once more; with
+        of four parts of batches (`_BYTES`), and that of the requests in flight once more; with
         `write_id`, `RowCounter` adds memory for each row.
         """
         in_flight: _InFlight = {}
@@ -86,6 +86,8 @@ class RecordWriter:
         ) as pool:
             for batch in self._receive(batches):
                 for delivery, rows in self._rows(batch, first_row):
+                    for each in self._deliveries.values():
+                        each.age()
                     delivery.add(rows)
                     self._deliver(pool, in_flight, until=self._is_little)
                 first_row += batch.num_rows

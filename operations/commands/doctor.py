@@ -38,7 +38,7 @@ from ssp_common.options.spec import OptionTable, read_options
 def doctor_command(context: click.Context, as_json: bool, aws: Given, kafka: Given) -> None:
     """Check this machine, and, with --options or other options, a query's options and its access.
 
-    Options of the Kafka source, as subscribe or kafka.bootstrap.servers, are those of kafka-ssp.
+    With options of the Kafka source, such as subscribe, the checks are those of kafka-ssp.
 
     Exit code 1 if there is a problem: a query would fail.
     """

@@ -116,7 +116,8 @@ def _load(context: click.Context, parameter: click.Parameter, path: Path | None)
 def _of_file(target: str) -> dict[str, str]:
     """Return the options of the file if they are those of this kind of service."""
     found: dict[str, str] = click.get_current_context().meta.get(_FILE, {})
-    return dict(found) if are_of_kafka(found) is (target == "kafka") else {}
+    is_kafka = any(name.strip().lower().startswith(PREFIX) for name in found) or are_of_kafka(found)
+    return dict(found) if is_kafka is (target == "kafka") else {}
 
 
 def are_of_kafka(options: Mapping[str, str]) -> bool:

@@ -164,17 +164,6 @@ def test_a_straggler_is_dropped_and_a_row_of_a_batch_put_back_is_kept() -> None:
     assert after.is_new(Position(batch=4, attempt_ms=102, row="a"))
 
 
-def test_what_an_earlier_version_remembered_is_one_batch_with_all_older_ones_seen() -> None:
-    memory = Memory(newest=_seen_batch(5, 100, "a"))
-    assert not memory.is_new(Position(batch=4, attempt_ms=100, row="b"))
-    assert not memory.is_new(Position(batch=5, attempt_ms=100, row="a"))
-    assert memory.filter.update() == (None, None)
-    assert memory.is_new(Position(batch=6, attempt_ms=100, row="a"))
-    after = memory.after()
-    assert after.before is not None
-    assert (after.before.batch, after.before.rows()) == (5, _ids("a"))
-
-
 def test_rows_of_the_batch_that_is_known_come_beside_those_known() -> None:
     memory = Memory(newest=_seen_batch(5, 100, "a"), before=_seen_batch(4, 90))
     assert not memory.is_new(Position(batch=5, attempt_ms=120, row="a"))

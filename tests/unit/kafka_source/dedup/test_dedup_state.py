@@ -190,7 +190,7 @@ def test_a_position_that_is_ahead_of_the_clock_counts_as_none_and_is_told_once(
     assert _kept(store, [at_most, *again]) == [0, *range(2, 32)]
 
 
-def test_a_time_ahead_of_the_clock_that_an_earlier_version_remembered_drops_nothing() -> None:
+def test_a_stored_time_ahead_of_the_clock_drops_nothing() -> None:
     """It took any time from a header, and kept one batch."""
     store = Store()
     ahead = (10**17, NOW + MAX_CLOCK_SKEW_MS + 1, bytes(16))

@@ -263,6 +263,20 @@ def test_a_record_larger_than_the_rate_of_a_shard_is_sent() -> None:
     assert 9.4 <= delivery.wake_at < 10
 
 
+def test_a_full_request_does_not_delay_other_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kinesis_source.sink.delivery.MAX_BYTES", 1 << 20)
+    delivery, service = _delivery(is_ordered=False, layout=4), Service()
+    service.layout = 4
+    hash_keys = [str(shard.hash_range.first) for shard in shards_of(4)]
+    add(delivery, *[("k", 10)] * 4, hash_keys=hash_keys)
+    first = delivery.take(0.0)
+    assert first is not None
+    delivery.settle(first, service.put(first, [None] * 4, 0.0), 0.0)
+    add(delivery, *[("k", 700_000)] * 4, hash_keys=hash_keys)
+    requests = [delivery.take(0.1) for _ in range(4)]
+    assert [request and request.entries.count for request in requests] == [1, 1, 1, 1]
+
+
 def test_a_record_that_is_refused_for_too_long_fails_the_task() -> None:
     delivery, now = _delivery(is_ordered=False), 0.0
     add(delivery, ("k", 10))
@@ -327,13 +341,14 @@ def test_records_that_the_service_places_have_one_queue() -> None:
 def _delivery(
     *,
     is_ordered: bool,
+    layout: int = 1,
     timeout: float = 10,
     random: Callable[[], float] = lambda: 0.5,
     packing: Packing | None = None,
 ) -> StreamDelivery:
     return StreamDelivery(
         "orders",
-        shard_map=MAPS[1],
+        shard_map=MAPS[layout],
         packing=packing,
         is_ordered=is_ordered,
         timeout=timeout,

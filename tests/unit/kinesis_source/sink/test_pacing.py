@@ -75,7 +75,7 @@ class Tasks:
         self._at(self.now + pause, lambda: self._look(pacer, chance))
 
     def _send(self, pacer: ShardPacer, records: int, chance: random.Random) -> None:
-        use = pacer.send(self.now, records, records)
+        use = pacer.begin(self.now, records, records)
 
         def arrive() -> None:
             stored = self.shard.put(self.now, records)
@@ -114,13 +114,24 @@ def test_a_task_uses_the_shard_of_those_that_have_ended() -> None:
     assert shard.stored - before >= 0.5 * 30 * RECORDS_PER_SECOND
 
 
-def test_a_lost_request_holds_back_others_for_some_seconds_only() -> None:
+def test_a_request_without_an_answer_holds_back_others_for_some_seconds_only() -> None:
     pacer = ShardPacer(0)
     for _ in range(2):
-        pacer.send(0, 500, 500)
+        pacer.begin(0, 500, 500)
     assert pacer.budget(4.9)[0] < pacer.part(4.9)
     assert pacer.next_budget(4.9, 250) == 5
     assert pacer.budget(5)[0] == RECORDS_PER_SECOND
+
+
+def test_a_slow_request_does_not_hold_back_those_that_were_answered() -> None:
+    pacer = ShardPacer(0)
+    slow, fast = pacer.begin(0, 500, 500), pacer.begin(0, 500, 500)
+    pacer.end(fast, 0.05)
+    assert pacer.next_budget(0.1, 250) == 1.05
+    assert pacer.budget(1.1)[0] == 500
+    pacer.end(slow, 3)
+    assert pacer.budget(3.9)[0] == 500
+    assert pacer.budget(4)[0] == RECORDS_PER_SECOND
 
 
 def test_records_of_a_slow_shard_do_not_keep_those_of_others() -> None:
