@@ -37,6 +37,7 @@ EpochMillis = NewType("EpochMillis", int)
 WorkerId = NewType("WorkerId", str)
 """The owner of a lease (Samza's processor id, SEP-1): always text, also if it is a number."""
 
+HASH_BYTES = 16
 MAX_HASH_KEY = (1 << 128) - 1
 """The largest hash key of a Kinesis shard (the MD5 space, Kinesis API reference, HashKeyRange)."""
 
@@ -71,8 +72,12 @@ def hash_of(partition_key: str, explicit_hash_key: str | None = None) -> int:
     a number of 128 bits (Kinesis API reference, PutRecord)."""
     if explicit_hash_key is not None:
         return int(explicit_hash_key)
-    digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
-    return int.from_bytes(digest)
+    return int.from_bytes(digest_of(partition_key))
+
+
+def digest_of(partition_key: str) -> bytes:
+    """Return the hash key of a record without an explicit one, as `HASH_BYTES` bytes."""
+    return hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)

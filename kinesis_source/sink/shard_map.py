@@ -8,11 +8,12 @@ from typing import Final, cast
 
 from kinesis_source.model.shard import Shard
 from task_grouping.identifiers import (
+    HASH_BYTES,
     MAX_HASH_KEY,
     HashRange,
     SequenceNumber,
     ShardId,
-    hash_of,
+    digest_of,
 )
 
 ANY_SHARD: Final = ShardId("")
@@ -31,7 +32,8 @@ class ShardMap:
         )
         if not listed:
             raise ValueError("a stream without an open shard")
-        self._first = [shard.hash_range.first for shard in listed]
+        # Big-endian, so that they compare as the numbers do.
+        self._first = [shard.hash_range.first.to_bytes(HASH_BYTES) for shard in listed]
         self._ids = [shard.shard_id for shard in listed]
         self._by_key: dict[str | None, int] = {}
 
@@ -42,7 +44,7 @@ class ShardMap:
 
     def shard_of(self, hash_key: int) -> ShardId:
         """Return the shard that the hash key belongs to."""
-        return self._ids[self._place_of(hash_key)]
+        return self._ids[self._place_of(hash_key.to_bytes(HASH_BYTES))]
 
     def place(
         self, keys: Sequence[str | None], hash_keys: Sequence[str | None] | None = None
@@ -52,28 +54,30 @@ class ShardMap:
         if len(self._ids) == 1:
             return [0] * len(keys)
         if hash_keys is not None:
-            return [self._place(*each) for each in zip(keys, hash_keys, strict=True)]
+            return [
+                self._place_of_key(key)
+                if hash_key is None
+                else self._place_of(int(hash_key).to_bytes(HASH_BYTES))
+                for key, hash_key in zip(keys, hash_keys, strict=True)
+            ]
         # Keys repeat, and a lookup costs a tenth of the hash.
         if len(self._by_key) > _MAX_CACHED:
             self._by_key.clear()
-        known = list(map(self._by_key.get, keys))
-        if None not in known:
-            return cast("list[int]", known)
-        return [
-            self._place(key, None) if place is None else place
-            for key, place in zip(keys, known, strict=True)
-        ]
+        places = list(map(self._by_key.get, keys))
+        if None in places:
+            for row, place in enumerate(places):
+                if place is None:
+                    places[row] = self._place_of_key(keys[row])
+        return cast("list[int]", places)
 
-    def _place(self, key: str | None, hash_key: str | None) -> int:
-        place = self._by_key.get(key) if hash_key is None else None
+    def _place_of_key(self, key: str | None) -> int:
+        place = self._by_key.get(key)
         if place is None:
-            place = self._place_of(hash_of(cast("str", key), hash_key))
-            if hash_key is None:
-                self._by_key[key] = place
+            place = self._by_key[key] = self._place_of(digest_of(cast("str", key)))
         return place
 
-    def _place_of(self, hash_key: int) -> int:
-        return max(0, bisect_right(self._first, hash_key) - 1)
+    def _place_of(self, digest: bytes) -> int:
+        return max(0, bisect_right(self._first, digest) - 1)
 
 
 ANY: Final = ShardMap(

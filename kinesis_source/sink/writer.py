@@ -42,6 +42,9 @@ _LISTING_PERIOD_S: Final = 2.0
 _LISTING_THREADS: Final = 1
 _SHORTEST_WAIT_S: Final = 0.05
 """Each look at the queues of all shards costs as much as sending some hundred records."""
+_FEW: Final = 2
+_SHORTEST_INTERVAL_S: Final = 0.005
+"""The interval of requests if more than a few are in flight."""
 _LONGEST_WAIT_S: Final = 1.0
 
 T = TypeVar("T")
@@ -69,6 +72,8 @@ class RecordWriter:
     """The time of the last listing of the shards."""
     _listings: dict[Future[tuple[Shard, ...]], StreamRef] = field(default_factory=dict)
     """Listings under way."""
+    _sent_at: float = 0.0
+    """The time of the last request."""
     _done: SimpleQueue[Future[Any]] = field(default_factory=SimpleQueue)
     """Calls that have ended."""
 
@@ -176,7 +181,10 @@ class RecordWriter:
             if until():
                 return
             wake_at = min(each.wake_at for each in self._deliveries.values())
-            pause = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wake_at - self.monotonic()))
+            wait = wake_at - self.monotonic()
+            pause = _SHORTEST_INTERVAL_S
+            if wait > 0:  # else a request waits for its interval
+                pause = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wait))
             if not in_flight and not self._listings:
                 self.sleep(pause)
                 continue
@@ -204,12 +212,22 @@ class RecordWriter:
 
     def _send(self, pool: ThreadPoolExecutor, in_flight: _InFlight) -> None:
         for stream, delivery in self._deliveries.items():
-            while len(in_flight) < self.options.max_requests_in_flight:
+            while self._may_send(in_flight):
                 request = delivery.take(self.monotonic())
                 if request is None:
                     break
+                self._sent_at = self.monotonic()
                 future = self._submit(pool, self.service.put_records, stream, request.entries)
                 in_flight[future] = stream, request
+
+    def _may_send(self, in_flight: _InFlight) -> bool:
+        """Return whether another request may be sent now. Few are in flight while the service
+        answers fast: each thread that takes part costs processor time."""
+        number = len(in_flight)
+        if number < _FEW:
+            return number < self.options.max_requests_in_flight
+        is_slow = self.monotonic() - self._sent_at >= _SHORTEST_INTERVAL_S
+        return is_slow and number < self.options.max_requests_in_flight
 
     def _settle(self, stream: StreamRef, request: PutRequest, future: Future[PutOutcome]) -> None:
         delivery = self._deliveries[stream]

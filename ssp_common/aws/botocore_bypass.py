@@ -96,7 +96,7 @@ class _Second:
 
 
 class DirectCalls:
-    """Makes the calls named in `decoders` for a client of botocore that does not retry. Thread-safe.
+    """Makes the calls named in `decoders` for a botocore client that does not retry. Thread-safe.
 
     `encoders` are for calls whose parameters JSON cannot contain as they are, such as bytes. `now`
     is in seconds since the epoch.

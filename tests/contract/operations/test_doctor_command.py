@@ -182,6 +182,13 @@ def test_options_of_one_source_select_its_checks(
         assert any(expected in f"{one['found']} {one['remedy']}" for one in problems), problems
 
 
+def test_a_file_with_properties_of_kafka_is_one_of_the_kafka_source(tmp_path: Path) -> None:
+    given = {"kafka.bootstrap.servers": "127.0.0.1:1", "subscribe": "orders", "region": "eu-west-1"}
+    found = run("doctor", _file(tmp_path, given), "--json")
+    problems = [one for one in found.document() if one["check"] == "options"]
+    assert any("region" in f"{one['found']} {one['remedy']}" for one in problems), problems
+
+
 def test_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "spark-defaults.conf").write_text(
         "spark.python.unix.domain.socket.enabled   true\n"
