@@ -155,6 +155,8 @@ def _binary(column: Any) -> Any:
 
 
 def _check_no_nulls(name: str, column: Any, rows: Iterable[int]) -> None:
+    if not column.null_count:
+        return
     _check(
         name,
         pc.is_null(column),
@@ -211,10 +213,10 @@ def _check(
     name: str, wrong: Any, rows: Iterable[int], *, found: Any, expected: str, next_step: str
 ) -> None:
     """Raise InvalidRowsError for the first row that is wrong, and name the number of them."""
+    if not pc.any(wrong).as_py():  # nulls are not wrong
+        return
     wrong = pc.fill_null(wrong, False)
     count = pc.sum(wrong).as_py()
-    if not count:
-        return
     place = pc.index(wrong, True).as_py()
     row = list(rows)[place]
     others = f", and {count - 1} more rows of its batch" if count > 1 else ""

@@ -263,20 +263,20 @@ class StreamDelivery:
                 break
             if not queue.count:
                 continue
-            ready_at = max(queue.not_before, queue.budget_at)
-            if now < ready_at:
-                self.wake_at = min(self.wake_at, ready_at)
+            if now < queue.not_before or now < queue.budget_at:
+                self._wake_by(max(queue.not_before, queue.budget_at))
                 continue
             allowed, size = queue.pacer.budget(now)
             least = min(queue.count, queue.pacer.part(now))
             if allowed < least:
                 # Not computed again before, for each shard at each request.
                 queue.budget_at = queue.pacer.next_budget(now, least - allowed)
-                self.wake_at = min(self.wake_at, queue.budget_at)
+                self._wake_by(queue.budget_at)
                 continue
+            waiting = queue.count
             runs = queue.take(min(allowed, left), size, room)
             if runs:
-                count, used = sum(len(run) for run, _ in runs), sum(run.size for run, _ in runs)
+                count, used = waiting - queue.count, sum([run.size for run, _ in runs])
                 parts.append(_Part(shard, runs, count, queue.pacer.begin(now, count, used)))
                 left -= count
                 room -= used
@@ -284,7 +284,7 @@ class StreamDelivery:
                 ends_at = queue.pacer.next_budget(now, 1)
                 if size <= room:  # else the request is full, not the shard
                     queue.budget_at = ends_at
-                self.wake_at = min(self.wake_at, ends_at)
+                self._wake_by(ends_at)
         for part in parts:
             # Those that were not served come first in the next request.
             self._queues[part.shard] = self._queues.pop(part.shard)
@@ -293,6 +293,10 @@ class StreamDelivery:
         self.wake_at = _NOW
         self.metrics.requests += 1
         return PutRequest(parts)
+
+    def _wake_by(self, time: float) -> None:
+        if time < self.wake_at:
+            self.wake_at = time
 
     # --- Answers ---------------------------------------------------------------------------------
 
@@ -333,7 +337,7 @@ class StreamDelivery:
                 queue.pacer.end(part.use, now)
                 queue.budget_at = min(queue.budget_at, part.use.ends_at)
                 if queue.count:
-                    self.wake_at = min(self.wake_at, part.use.ends_at)
+                    self._wake_by(part.use.ends_at)
 
     def _settle_part(
         self,
