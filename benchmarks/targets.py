@@ -205,15 +205,22 @@ def _kinesis_backlog(words: str, figure: str, most: float) -> Aim:
     )
 
 
-def _leases(load: str, words: str, figure: str, most: float, unit: str) -> Aim:
+def _agent_ms_an_update(row: Figures) -> Sequence[float]:
+    """The faster a busy query's triggers, the more progress they write."""
+    return [row["agent_cpu_ms_a_second"] * 60 / row["calls_a_minute"]["UpdateItem"]]
+
+
+def _leases(
+    load: str, words: str, values: Callable[[Figures], Sequence[float]], most: float
+) -> Aim:
     return Aim(
         subject=f"1,000 leases in one query, {load}, {words}",
         benchmark="leases.writes",
         row={"leases": 1_000, "failover_s": 30.0, "load": load},
-        values=lambda row: [row[figure]],
+        values=values,
         limit=at_most(most),
-        unit=unit,
-        digits=0,
+        unit=" ms",
+        digits=1,
     )
 
 
@@ -321,10 +328,14 @@ AIMS: Final = (
     ),
     _kinesis_backlog("batches", "batches", 2),
     _kinesis_backlog("GetRecords of the driver for a shard", "looks_per_shard", 12),
-    _leases("idle", "CPU of the lease agent in a second", "agent_cpu_ms_a_second", 223, " ms"),
-    _leases("busy", "CPU of the lease agent in a second", "agent_cpu_ms_a_second", 168, " ms"),
-    _leases("idle", "a trigger's exchange", "exchange_ms", 40, " ms"),
-    _leases("busy", "a trigger's exchange", "exchange_ms", 46, " ms"),
+    *(
+        aim
+        for load, update_ms, exchange_ms in (("idle", 2.1, 40), ("busy", 2.2, 46))
+        for aim in (
+            _leases(load, "CPU of the lease agent for an update", _agent_ms_an_update, update_ms),
+            _leases(load, "a trigger's exchange", lambda row: [row["exchange_ms"]], exchange_ms),
+        )
+    ),
 )
 
 

@@ -142,9 +142,10 @@ GOOD: Mapping[str, list[dict[str, Any]]] = {
             "failover_s": 30.0,
             "load": load,
             "agent_cpu_ms_a_second": cpu,
+            "calls_a_minute": {"UpdateItem": 6_000.0},
             "exchange_ms": exchange,
         }
-        for load, cpu, exchange in (("idle", 223.0, 40.0), ("busy", 168.0, 46.0))
+        for load, cpu, exchange in (("idle", 210.0, 40.0), ("busy", 220.0, 46.0))
     ],
 }
 
