@@ -1,4 +1,5 @@
-"""Encodes requests of PutRecords, and decodes answers only as far as they are needed."""
+"""Requests of PutRecords, whose entries are encoded already, and their answers, of which only the
+needed results are decoded."""
 
 from __future__ import annotations
 
@@ -50,13 +51,17 @@ class _EvenShards(Sequence[ShardId]):
 
     @classmethod
     def of(cls, body: bytes, start: int) -> _EvenShards | None:
-        """Return the shards, or None if the results differ in length or form. `start` is the index
-        of the first result; `]}` follows the last."""
+        """Return the shards, or None if the results differ in length or form, or have escapes.
+
+        `start` is the index of the first result; `]}` follows the last.
+        """
         width = body.find(b"}", start) + 2 - start
         count, rest = divmod(len(body) - 1 - start, width)
         first = body.find(_SHARD, start, start + width) + len(_SHARD)
         last = body.find(b'"', first)
         if rest or not start + len(_SHARD) <= first < last or not body.endswith(b"}]}"):
+            return None
+        if b"\\" in body:  # an escaped character
             return None
         expected = ((start, b"{"), (start + width - 2, b"}"), (first - 2, b":"), (first - 1, b'"'))
         for place, character in (*expected, (last, b'"')):

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kinesis_source.client.put_records import parse_outcome
@@ -24,6 +24,7 @@ REFUSED = st.fixed_dictionaries({"ErrorCode": st.just("E"), "ErrorMessage": SHAR
     st.sampled_from([[], ["EncryptionType"]]),
     st.booleans(),
 )
+@example([{"SequenceNumber": "7", "ShardId": 'a"b'}], (",", ":"), [], True)
 def test_each_entry_has_its_shard_or_its_code(
     results: list[dict[str, str]],
     separators: tuple[str, str],
