@@ -38,6 +38,7 @@ WorkerId = NewType("WorkerId", str)
 """The owner of a lease (Samza's processor id, SEP-1): always text, also if it is a number."""
 
 HASH_BYTES = 16
+"""The size of an MD5."""
 MAX_HASH_KEY = (1 << 128) - 1
 """The largest hash key of a Kinesis shard (the MD5 space, Kinesis API reference, HashKeyRange)."""
 

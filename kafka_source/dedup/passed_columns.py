@@ -87,8 +87,9 @@ def spread() -> Column:
     third key the partitions of a topic are spread evenly over the tasks.
 
     Spark assigns keys to tasks by their hash; of few keys, one task often has most. This is the
-    first number with which the hash leaves the same remainder as the partition's number plus one
-    for the topic; or 0 if none of those tried does, so that the partition goes to any task.
+    first number whose hash with them has the remainder that follows from the topic and the
+    partition's number. If no number up to `_SPREAD_TRIED` has it, this is 0, and Spark's hash
+    decides on the task.
     """
     key = F.col("topic"), F.col("partition")
     wanted = F.pmod(F.hash("topic").cast("bigint") + F.col("partition"), F.lit(_SPREAD))
