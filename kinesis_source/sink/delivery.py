@@ -93,8 +93,6 @@ class StreamDelivery:
         self.pending_bytes = 0
         self._outdated_since: float | None = None
         """The time of an answer with another shard than predicted, until shards are listed."""
-        self._idle = 0.0
-        """The seconds in which the task did not send, for which no record can be refused."""
         self.wake_at = now
         """The earliest time of the next request."""
         self._stream = stream
@@ -118,10 +116,6 @@ class StreamDelivery:
     def is_outdated(self) -> bool:
         """True if shards have to be listed before all records can be delivered as predicted."""
         return self._outdated_since is not None and self.pending > 0
-
-    def skip(self, seconds: float) -> None:
-        """Exclude a time from `timeout` in which the task waited for rows instead of sending."""
-        self._idle += seconds
 
     def add(self, rows: Rows) -> None:
         """Queue rows, of which there is one or more."""
@@ -200,7 +194,7 @@ class StreamDelivery:
         shards that stored them. `found` is the outcome of the last listing."""
         if not self._misplaced or self._outdated_since is None:
             return
-        waited = now - self._idle - self._outdated_since
+        waited = now - self._outdated_since
         if waited >= self._timeout:
             raise ServiceUnavailableError(
                 f"stream {self._stream}",
@@ -257,21 +251,16 @@ class StreamDelivery:
             return None
         parts: list[_Part] = []
         left, room = MAX_RECORDS, MAX_BYTES
-        self.wake_at = _NEVER
         for shard, queue in self._queues.items():
             if not left:
                 break
-            if not queue.count:
-                continue
-            if now < queue.not_before or now < queue.budget_at:
-                self._wake_by(max(queue.not_before, queue.budget_at))
+            if not queue.count or now < queue.not_before or now < queue.budget_at:
                 continue
             allowed, size = queue.pacer.budget(now)
             least = min(queue.count, queue.pacer.part(now))
             if allowed < least:
                 # Not computed again before, for each shard at each request.
                 queue.budget_at = queue.pacer.next_budget(now, least - allowed)
-                self._wake_by(queue.budget_at)
                 continue
             waiting = queue.count
             runs = queue.take(min(allowed, left), size, room)
@@ -280,23 +269,21 @@ class StreamDelivery:
                 parts.append(_Part(shard, runs, count, queue.pacer.begin(now, count, used)))
                 left -= count
                 room -= used
-            elif queue.count:
-                ends_at = queue.pacer.next_budget(now, 1)
-                if size <= room:  # else the request is full, not the shard
-                    queue.budget_at = ends_at
-                self._wake_by(ends_at)
+            elif size <= room:  # else the request is full, not the shard
+                queue.budget_at = queue.pacer.next_budget(now, 1)
+        if not parts:
+            times = [
+                max(queue.not_before, queue.budget_at)
+                for queue in self._queues.values()
+                if queue.count
+            ]
+            self.wake_at = min(times, default=_NEVER)
+            return None
         for part in parts:
             # Those that were not served come first in the next request.
             self._queues[part.shard] = self._queues.pop(part.shard)
-        if not parts:
-            return None
-        self.wake_at = _NOW
         self.metrics.requests += 1
         return PutRequest(parts)
-
-    def _wake_by(self, time: float) -> None:
-        if time < self.wake_at:
-            self.wake_at = time
 
     # --- Answers ---------------------------------------------------------------------------------
 
@@ -314,7 +301,7 @@ class StreamDelivery:
             shards = outcome.shards[start : stop if is_each_checked else start + 1]
             is_moved = any(shard not in (part.shard, None) for shard in shards)
             if is_moved and part.shard != ANY_SHARD and self._outdated_since is None:
-                self._outdated_since = now - self._idle
+                self._outdated_since = now
             codes = outcome.codes[start:stop]
             if any(codes):
                 self._settle_part(part, codes, shards, now)
@@ -337,7 +324,7 @@ class StreamDelivery:
                 queue.pacer.end(part.use, now)
                 queue.budget_at = min(queue.budget_at, part.use.ends_at)
                 if queue.count:
-                    self._wake_by(part.use.ends_at)
+                    self.wake_at = min(self.wake_at, part.use.ends_at)
 
     def _settle_part(
         self,
@@ -348,17 +335,16 @@ class StreamDelivery:
     ) -> None:
         self.wake_at = _NOW
         again: list[Waiting] = []
-        active = now - self._idle
         start = 0
         for run, since in part.runs:
             for code, some in run.split(codes[start : start + len(run)]):
                 end = start + len(some)
                 if not code:
                     self._answered(part.shard, [some], shards[start:end])
-                elif since is not None and active - since >= self._timeout:
-                    raise self._timeout_error(part.shard, code, active - since)
+                elif since is not None and now - since >= self._timeout:
+                    raise self._timeout_error(part.shard, code, now - since)
                 else:
-                    again.append((some, active if since is None else since))
+                    again.append((some, now if since is None else since))
                     self.metrics.repeats[code] += len(some)
                 start = end
         throttled = codes.count(THROTTLED)

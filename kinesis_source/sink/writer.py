@@ -9,12 +9,10 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from queue import Empty, SimpleQueue
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Final
 
 import pyarrow as pa
 
@@ -27,6 +25,7 @@ from kinesis_source.sink.delivery import MAX_BYTES, MAX_RECORDS, PutRequest, Str
 from kinesis_source.sink.shard_map import ANY, ShardMap
 from kinesis_source.sink.targets import Target
 from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
+from ssp_common.call_threads import Call, CallThreads
 from task_grouping.identifiers import StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -40,23 +39,26 @@ _PENDING: Final = 20_000
 _LISTING_PERIOD_S: Final = 2.0
 """The shortest time between two listings of a stream's shards by one task."""
 _LISTING_THREADS: Final = 1
+_INTERVAL_S: Final = 0.005
+"""The time after which a request is made while another one is under way: each thread that takes
+part costs processor time."""
 _SHORTEST_WAIT_S: Final = 0.05
 """Each look at the queues of all shards costs as much as sending some hundred records."""
-_FEW: Final = 2
-_SHORTEST_INTERVAL_S: Final = 0.005
-"""The interval of requests if more than a few are in flight."""
 _LONGEST_WAIT_S: Final = 1.0
+"""After it, listings are looked at, which have no `wake_at`."""
+_NEVER: Final = float("inf")
 
-T = TypeVar("T")
-
-_InFlight = dict[Future[PutOutcome], tuple[StreamRef, PutRequest]]
+_Listing = tuple[Shard, ...] | ThrottledError
 
 
 @dataclass(slots=True)
 class RecordWriter:
     """Writes the rows of one task. `target_of` describes a stream; `write_id` identifies this write
-    to a stream, for repeat keys; `monotonic` and `sleep` are in seconds, `random` is uniform in
-    [0, 1)."""
+    to a stream, for repeat keys; `monotonic` is in seconds, `random` is uniform in [0, 1).
+
+    What it keeps is read and changed under the lock of `CallThreads`, except what the thread of the
+    task adds: streams.
+    """
 
     service: KinesisWriter
     target_of: Callable[[StreamRef], Target]
@@ -64,18 +66,16 @@ class RecordWriter:
     options: SinkOptions
     write_id: Callable[[StreamName], WriteId] | None = None
     monotonic: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
     random: Callable[[], float] = random.random
-    _deliveries: dict[StreamRef, StreamDelivery] = field(default_factory=dict)
+    _deliveries: Mapping[StreamRef, StreamDelivery] = field(default_factory=dict)
+    """Replaced when a stream is added: the threads iterate over it."""
     _packings: dict[StreamRef, Packing] = field(default_factory=dict)
     _listed: dict[StreamRef, float] = field(default_factory=dict)
     """The time of the last listing of the shards."""
-    _listings: dict[Future[tuple[Shard, ...]], StreamRef] = field(default_factory=dict)
-    """Listings under way."""
-    _sent_at: float = 0.0
-    """The time of the last request."""
-    _done: SimpleQueue[Future[Any]] = field(default_factory=SimpleQueue)
-    """Calls that have ended."""
+    _listing: set[StreamRef] = field(default_factory=set)
+    """Streams whose shards are being listed."""
+    _in_flight: int = 0
+    """The number of requests."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> dict[StreamName, DeliveryMetrics]:
         """Write the rows; return the counts of each stream. Raises SspError.
@@ -84,34 +84,24 @@ class RecordWriter:
         of four parts of batches (`_BYTES`), and that of the requests in flight once more; with
         `write_id`, `RowCounter` adds memory for each row.
         """
-        in_flight: _InFlight = {}
         first_row = 0
-        with ThreadPoolExecutor(
-            self.options.max_requests_in_flight + _LISTING_THREADS, thread_name_prefix="kinesis-put"
-        ) as pool:
-            for batch in self._receive(batches):
+        with CallThreads(
+            self._next_call,
+            interval=_INTERVAL_S,
+            most=self.options.max_requests_in_flight + _LISTING_THREADS,
+            name="kinesis-put",
+            monotonic=self.monotonic,
+        ) as threads:
+            for batch in batches:
                 for delivery, rows in self._rows(batch, first_row):
-                    for each in self._deliveries.values():
-                        each.age()
-                    delivery.add(rows)
-                    self._deliver(pool, in_flight, until=self._is_little)
+                    with threads.changing():
+                        for each in self._deliveries.values():
+                            each.age()
+                        delivery.add(rows)
+                    threads.wait_until(self._is_little)
                 first_row += batch.num_rows
-            self._deliver(pool, in_flight, until=self._is_all_stored)
+            threads.wait_until(self._is_all_stored)
         return {stream.name: each.metrics for stream, each in self._deliveries.items()}
-
-    def _receive(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches. Waiting for one is no part of the time-outs of records: nothing is
-        sent meanwhile."""
-        iterator = iter(batches)
-        while True:
-            since = self.monotonic()
-            batch = next(iterator, None)
-            waited = self.monotonic() - since
-            for delivery in self._deliveries.values():
-                delivery.skip(waited)
-            if batch is None:
-                return
-            yield batch
 
     def _rows(self, batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[StreamDelivery, Rows]]:
         """Yield the rows of a batch in parts, in order for each stream. All rows are checked before
@@ -147,7 +137,7 @@ class RecordWriter:
                 limits = AggregateLimits(record_bytes=target.limits.max_bytes)
                 write = None if self.write_id is None else self.write_id(target.stream.name)
                 packing = self._packings[target.stream] = Packing(shard_map, limits, write)
-            delivery = self._deliveries[target.stream] = StreamDelivery(
+            delivery = StreamDelivery(
                 target.stream.name,
                 shard_map=shard_map if by_key else ANY,
                 weight=1 if by_key else len(shard_map.shards),
@@ -157,6 +147,7 @@ class RecordWriter:
                 now=self.monotonic(),
                 random=self.random,
             )
+            self._deliveries = {**self._deliveries, target.stream: delivery}
         return delivery
 
     def _is_all_stored(self) -> bool:
@@ -171,98 +162,70 @@ class RecordWriter:
             and sum(each.pending_bytes for each in deliveries) <= MAX_BYTES * requests
         )
 
-    def _deliver(
-        self, pool: ThreadPoolExecutor, in_flight: _InFlight, *, until: Callable[[], bool]
-    ) -> None:
-        """Send records until a condition holds."""
-        while True:
-            self._list_again(pool)
-            self._send(pool, in_flight)
-            if until():
-                return
-            wake_at = min(each.wake_at for each in self._deliveries.values())
-            wait = wake_at - self.monotonic()
-            pause = _SHORTEST_INTERVAL_S
-            if wait > 0:  # else a request waits for its interval
-                pause = min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wait))
-            if not in_flight and not self._listings:
-                self.sleep(pause)
-                continue
-            is_full = len(in_flight) >= self.options.max_requests_in_flight
-            for future in self._completed(None if is_full else pause):
-                if future in self._listings:
-                    self._use_listing(self._listings.pop(future), future)
-                else:
-                    self._settle(*in_flight.pop(future), future)
-
-    def _submit(
-        self, pool: ThreadPoolExecutor, call: Callable[..., T], *values: Any, **options: Any
-    ) -> Future[T]:
-        future = pool.submit(call, *values, **options)
-        # `concurrent.futures.wait` would lock every future at each request.
-        future.add_done_callback(self._done.put)
-        return future
-
-    def _completed(self, timeout: float | None) -> Iterator[Future[Any]]:
-        """Yield the calls that have ended; wait for one up to `timeout` seconds."""
-        with suppress(Empty):
-            yield self._done.get(timeout=timeout)
-            while True:
-                yield self._done.get_nowait()
-
-    def _send(self, pool: ThreadPoolExecutor, in_flight: _InFlight) -> None:
-        for stream, delivery in self._deliveries.items():
-            while self._may_send(in_flight):
-                request = delivery.take(self.monotonic())
-                if request is None:
-                    break
-                self._sent_at = self.monotonic()
-                future = self._submit(pool, self.service.put_records, stream, request.entries)
-                in_flight[future] = stream, request
-
-    def _may_send(self, in_flight: _InFlight) -> bool:
-        """Return whether another request may be sent now. Few are in flight while the service
-        answers fast: each thread that takes part costs processor time."""
-        number = len(in_flight)
-        if number < _FEW:
-            return number < self.options.max_requests_in_flight
-        is_slow = self.monotonic() - self._sent_at >= _SHORTEST_INTERVAL_S
-        return is_slow and number < self.options.max_requests_in_flight
-
-    def _settle(self, stream: StreamRef, request: PutRequest, future: Future[PutOutcome]) -> None:
-        delivery = self._deliveries[stream]
-        try:
-            outcome = future.result()
-        except ThrottledError as error:
-            if isinstance(error, UnreachableError):
-                _log.warning(
-                    "stream %s: sending %d records again: %s",
-                    stream.name,
-                    request.entries.count,
-                    error.found,
+    def _next_call(self) -> Call[PutOutcome | ThrottledError] | Call[_Listing] | float:
+        """Return the next request or listing, or the seconds until one may be made."""
+        deliveries, now = self._deliveries, self.monotonic()
+        for stream, delivery in deliveries.items():
+            if self._needs_listing(stream, delivery, now):
+                self._listing.add(stream)
+                return Call(partial(self._list, stream), partial(self._use_listing, stream))
+        if self._in_flight >= self.options.max_requests_in_flight:
+            return _NEVER
+        for stream, delivery in deliveries.items():
+            request = delivery.take(now)
+            if request is not None:
+                self._in_flight += 1
+                return Call(
+                    partial(self._put, stream, request), partial(self._settle, stream, request)
                 )
-            delivery.fail(request, error.code, self.monotonic())
-        else:
-            delivery.settle(request, outcome, self.monotonic())
+        wake_at = min((each.wake_at for each in deliveries.values()), default=_NEVER)
+        return min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wake_at - now))
 
-    def _list_again(self, pool: ThreadPoolExecutor) -> None:
-        """Request the shards of streams that were resharded; deliveries continue meanwhile."""
-        for stream, delivery in self._deliveries.items():
-            since = self.monotonic() - self._listed.get(stream, -_LISTING_PERIOD_S)
-            is_listed = since < _LISTING_PERIOD_S or stream in self._listings.values()
-            if delivery.is_outdated and not is_listed:
-                future = self._submit(pool, self.service.list_shards, stream, retry=False)
-                self._listings[future] = stream
-
-    def _use_listing(self, stream: StreamRef, future: Future[tuple[Shard, ...]]) -> None:
-        delivery, now = self._deliveries[stream], self.monotonic()
-        self._listed[stream] = now
+    def _put(self, stream: StreamRef, request: PutRequest) -> PutOutcome | ThrottledError:
         try:
-            listed = future.result()
+            return self.service.put_records(stream, request.entries)
         except ThrottledError as error:
+            return error
+
+    def _settle(
+        self, stream: StreamRef, request: PutRequest, outcome: PutOutcome | ThrottledError
+    ) -> None:
+        self._in_flight -= 1
+        delivery, now = self._deliveries[stream], self.monotonic()
+        if not isinstance(outcome, ThrottledError):
+            delivery.settle(request, outcome, now)
+            return
+        if isinstance(outcome, UnreachableError):
+            _log.warning(
+                "stream %s: sending %d records again: %s",
+                stream.name,
+                request.entries.count,
+                outcome.found,
+            )
+        delivery.fail(request, outcome.code, now)
+
+    def _needs_listing(self, stream: StreamRef, delivery: StreamDelivery, now: float) -> bool:
+        """Return whether the shards are to be listed again: the stream was resharded."""
+        return (
+            delivery.is_outdated
+            and stream not in self._listing
+            and now - self._listed.get(stream, -_NEVER) >= _LISTING_PERIOD_S
+        )
+
+    def _list(self, stream: StreamRef) -> _Listing:
+        try:
+            return self.service.list_shards(stream, retry=False)
+        except ThrottledError as error:
+            return error
+
+    def _use_listing(self, stream: StreamRef, listed: _Listing) -> None:
+        delivery, now = self._deliveries[stream], self.monotonic()
+        self._listing.remove(stream)
+        self._listed[stream] = now
+        if isinstance(listed, ThrottledError):
             # The old prediction delays records, but loses none.
-            _log.warning("stream %s: shards cannot be listed yet: %s", stream.name, error.found)
-            delivery.check_listed(now, error.found)
+            _log.warning("stream %s: shards cannot be listed yet: %s", stream.name, listed.found)
+            delivery.check_listed(now, listed.found)
             return
         shard_map = ShardMap(listed)
         _log.info("stream %s was resharded: %d open shards", stream.name, len(shard_map.shards))
