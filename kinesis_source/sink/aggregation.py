@@ -120,7 +120,7 @@ def group_by_shard(rows: Iterable[Row], shard_map: ShardMap) -> dict[ShardId, de
     keys, hash_keys = [row.partition_key for row in every], [row.explicit_hash_key for row in every]
     places = shard_map.place(keys, hash_keys if any(hash_keys) else None)
     groups = defaultdict[ShardId, deque[Row]](deque)
-    for row, place in zip(every, places, strict=True):
+    for row, place in zip(every, places.tolist(), strict=True):
         groups[shard_map.shards[place]].append(row)
     return groups
 

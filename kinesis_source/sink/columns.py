@@ -120,6 +120,45 @@ def checked_rows(
     if limits.needs_key:
         _check_no_nulls("partitionKey", keys, rows)
     _check_is_text("partitionKey", keys, rows)
+    key_sizes = _sizes(keys)
+    # A key has at most as many characters as bytes; a null one has none.
+    if key_sizes.max(initial=0) > MAX_KEY_CHARACTERS or key_sizes.min(initial=1) == 0:
+        _check_key_lengths(keys, rows)
+    sizes = _sizes(data) + key_sizes
+    if sizes.max(initial=0) > limits.max_bytes:
+        _check(
+            "data",
+            pa.array(sizes > limits.max_bytes),
+            rows,
+            found=lambda row: f"{sizes[row]} bytes of data and partition key",
+            expected=f"at most {limits.max_bytes} bytes, the MaxRecordSizeInKiB of the stream",
+            next_step="write smaller records, or raise the limit of the stream "
+            "(UpdateMaxRecordSize)",
+        )
+    hash_keys = None
+    if columns.explicit_hash_key is not None:
+        hash_keys = batch.column(columns.explicit_hash_key)
+        _check_hash_keys(hash_keys, rows)
+    return Rows(_binary(data), keys, hash_keys, sizes)
+
+
+def _sizes(column: Any) -> Any:
+    """Return the number of bytes of each value as a NumPy array, 0 of null."""
+    sizes = pc.binary_length(column)
+    if column.null_count:
+        sizes = pc.fill_null(sizes, 0)
+    return sizes.to_numpy().astype(np.int64)
+
+
+def _binary(column: Any) -> Any:
+    if pa.types.is_string(column.type):
+        return column.cast(pa.binary())
+    if pa.types.is_large_string(column.type):
+        return column.cast(pa.large_binary())
+    return column
+
+
+def _check_key_lengths(keys: Any, rows: Iterable[int]) -> None:
     lengths = pc.utf8_length(keys)
     _check(
         "partitionKey",
@@ -129,29 +168,6 @@ def checked_rows(
         expected=f"a key of 1 to {MAX_KEY_CHARACTERS} characters",
         next_step="use a shorter key, for example its hash: sha2(key, 256)",
     )
-    key_sizes = pc.fill_null(pc.binary_length(keys), 0)
-    sizes = pc.add(pc.cast(pc.binary_length(data), pa.int64()), pc.cast(key_sizes, pa.int64()))
-    _check(
-        "data",
-        pc.greater(sizes, limits.max_bytes),
-        rows,
-        found=lambda row: f"{sizes[row].as_py()} bytes of data and partition key",
-        expected=f"at most {limits.max_bytes} bytes, the MaxRecordSizeInKiB of the stream",
-        next_step="write smaller records, or raise the limit of the stream (UpdateMaxRecordSize)",
-    )
-    hash_keys = None
-    if columns.explicit_hash_key is not None:
-        hash_keys = batch.column(columns.explicit_hash_key)
-        _check_hash_keys(hash_keys, rows)
-    return Rows(_binary(data), keys, hash_keys, sizes.to_numpy())
-
-
-def _binary(column: Any) -> Any:
-    if pa.types.is_string(column.type):
-        return column.cast(pa.binary())
-    if pa.types.is_large_string(column.type):
-        return column.cast(pa.large_binary())
-    return column
 
 
 def _check_no_nulls(name: str, column: Any, rows: Iterable[int]) -> None:

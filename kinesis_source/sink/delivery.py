@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -138,7 +138,7 @@ class StreamDelivery:
             queue.age()
 
     def _count(self, run: RecordRun) -> None:
-        self.pending += len(run)
+        self.pending += run.count
         self.pending_bytes += run.size
 
     def _without_held(self, rows: Rows) -> Rows:
@@ -208,7 +208,7 @@ class StreamDelivery:
     def _place_again(self, run: RecordRun, since: float | None) -> None:
         """Move waiting records to the queues of their shards, as others if their rows have to be
         packed again."""
-        for place, part in run.split(self._places(run)):
+        for place, part in run.split(self._places(run).tolist()):
             shard = self._shard_map.shards[place]
             if part.packed is None or self._fits(part.packed, shard):
                 self._queues[shard].add_first(part, since)
@@ -236,7 +236,7 @@ class StreamDelivery:
         (place,) = self._places(run)
         return self._queues[self._shard_map.shards[place]]
 
-    def _places(self, run: RecordRun) -> Sequence[int]:
+    def _places(self, run: RecordRun) -> Any:
         keys = run.keys
         hash_keys = [each.explicit_hash_key for each in keys]
         return self._shard_map.place(
@@ -337,15 +337,15 @@ class StreamDelivery:
         again: list[Waiting] = []
         start = 0
         for run, since in part.runs:
-            for code, some in run.split(codes[start : start + len(run)]):
-                end = start + len(some)
+            for code, some in run.split(codes[start : start + run.count]):
+                end = start + some.count
                 if not code:
                     self._answered(part.shard, [some], shards[start:end])
                 elif since is not None and now - since >= self._timeout:
                     raise self._timeout_error(part.shard, code, now - since)
                 else:
                     again.append((some, now if since is None else since))
-                    self.metrics.repeats[code] += len(some)
+                    self.metrics.repeats[code] += some.count
                 start = end
         throttled = codes.count(THROTTLED)
         if throttled:
@@ -369,7 +369,7 @@ class StreamDelivery:
         aggregate is a run. The shards of other records are not needed."""
         for number, run in enumerate(runs):
             if run.packed is None:
-                self._count_stored(len(run), run.size, rows=len(run))
+                self._count_stored(run.count, run.size, rows=run.count)
             elif (shard := shards[number]) is None or shard == predicted:
                 self._stored(run, run.packed)
             else:

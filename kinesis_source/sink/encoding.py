@@ -35,6 +35,9 @@ _BEFORE_DATA: Final = pa.scalar(b'{"Data":"', pa.binary())
 _CHUNK: Final = 5_000
 """The rows that are encoded at a time: fewer make more calls, and more do not fit into the cache of
 a processor."""
+_MEMORY: Final = pa.system_memory_pool()
+"""Arrow's default pool returns freed memory to the kernel within milliseconds. Between two parts of
+batches more time passes, and the page faults cost a tenth of a task's processor time."""
 
 
 class Keys(msgspec.Struct, gc=False, rename="pascal"):
@@ -62,13 +65,12 @@ class RecordRun:
     sizes: Any
     """A NumPy array: running totals of bytes of data and keys, before each record and after the
     last."""
+    count: int
+    """The number of records."""
     size: int
     """The bytes that the service counts: data and partition keys."""
     packed: PackedRecord | None = None
     """The rows of the only record, if it is packed."""
-
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
 
     @property
     def entries(self) -> memoryview:
@@ -82,17 +84,19 @@ class RecordRun:
 
     def part(self, begin: int, end: int) -> RecordRun:
         """Return some of its records; there is one or more."""
-        if begin == 0 and end == len(self):
+        count = end - begin
+        if count == self.count:
             return self
         sizes = self.sizes[begin : end + 1]
         size = int(sizes[-1] - sizes[0])
-        return RecordRun(self.text, self.offsets[begin : end + 1], sizes, size)
+        return RecordRun(self.text, self.offsets[begin : end + 1], sizes, count, size)
 
     def fitting(self, count: int, size: int) -> int:
         """Return how many of the first records, up to `count`, have at most `size` bytes."""
-        count = min(count, len(self))
-        if count == len(self) and self.size <= size:
-            return count
+        if count >= self.count:
+            count = self.count
+            if self.size <= size:
+                return count
         limit = self.sizes[0] + size
         if self.sizes[count] <= limit:
             return count
@@ -113,7 +117,7 @@ class RecordRun:
         if len(entries) == len(self.text):
             return self
         offsets, sizes = self.offsets - self.offsets[0], self.sizes - self.sizes[0]
-        return RecordRun(bytes(entries), offsets, sizes, self.size, self.packed)
+        return RecordRun(bytes(entries), offsets, sizes, self.count, self.size, self.packed)
 
 
 def encode_entry(record: PackedRecord) -> RecordRun:
@@ -123,7 +127,7 @@ def encode_entry(record: PackedRecord) -> RecordRun:
         fields["ExplicitHashKey"] = record.explicit_hash_key
     text = msgspec.json.encode(fields) + b","
     return RecordRun(
-        text, np.array([0, len(text)]), np.array([0, record.size]), record.size, record
+        text, np.array([0, len(text)]), np.array([0, record.size]), 1, record.size, record
     )
 
 
@@ -140,11 +144,9 @@ def encode_by_shard(rows: Rows, shard_map: ShardMap) -> Iterator[tuple[ShardId, 
         return
     keys, codes = _distinct_keys(rows)
     if rows.hash_keys is None:
-        places = _array(shard_map.place(keys.to_pylist()), shard_map)[codes.to_numpy()]
+        places = shard_map.place(keys.to_pylist())[codes.to_numpy()]
     else:
-        places = _array(
-            shard_map.place(rows.keys.to_pylist(), rows.hash_keys.to_pylist()), shard_map
-        )
+        places = shard_map.place(rows.keys.to_pylist(), rows.hash_keys.to_pylist())
     texts, shards = _key_texts(keys), shard_map.shards
     order = np.argsort(places, kind="stable")
     places = places[order]
@@ -152,9 +154,9 @@ def encode_by_shard(rows: Rows, shard_map: ShardMap) -> Iterator[tuple[ShardId, 
         chunk = pa.array(order[begin : begin + _CHUNK])
         hash_keys = None if rows.hash_keys is None else rows.hash_keys.take(chunk)
         run = _encode(
-            rows.data.take(chunk),
+            pc.take(rows.data, chunk, memory_pool=_MEMORY),
             hash_keys,
-            texts.take(codes.take(chunk)),
+            pc.take(texts, codes.take(chunk), memory_pool=_MEMORY),
             rows.sizes[order[begin : begin + _CHUNK]],
         )
         values = places[begin : begin + _CHUNK]
@@ -163,11 +165,6 @@ def encode_by_shard(rows: Rows, shard_map: ShardMap) -> Iterator[tuple[ShardId, 
         for place, end in zip(values[ends - 1].tolist(), ends.tolist(), strict=True):
             yield shards[place], run.part(first, end)
             first = end
-
-
-def _array(places: Sequence[int], shard_map: ShardMap) -> Any:
-    # Of the smallest type, by which NumPy sorts many times as fast.
-    return np.array(places, np.min_scalar_type(len(shard_map.shards)))
 
 
 def _distinct_keys(rows: Rows) -> tuple[Any, Any]:
@@ -201,14 +198,18 @@ def _encode(data: Any, hash_keys: Any, key_texts: Any, sizes: Any) -> RecordRun:
             '","ExplicitHashKey":"', hash_keys.cast(pa.string()), ""
         )
         parts.append(pc.fill_null(texts, "").cast(pa.binary()))
-    text = pc.binary_join_element_wise(*parts, key_texts, _NOTHING)
+    text = pc.binary_join_element_wise(*parts, key_texts, _NOTHING, memory_pool=_MEMORY)
     offsets, ends = _offsets(text), np.cumsum(sizes, dtype=np.int64)
     # Not read-only: nothing else refers to the result of this function.
     characters = np.frombuffer(text.buffers()[2], np.uint8, int(offsets[-1]))
     last = offsets[:-1] + (len(_BEFORE_DATA.as_py()) - 1) + np.diff(_offsets(encoded))
     characters[last[rest != 0]] = characters[last[rest == 1] - 1] = ord("=")
     return RecordRun(
-        memoryview(_content(text)), offsets, np.concatenate(([0], ends)), int(ends[-1])
+        memoryview(_content(text)),
+        offsets,
+        np.concatenate(([0], ends)),
+        len(ends),
+        int(ends[-1]),
     )
 
 
@@ -220,7 +221,8 @@ def _base64(data: Any) -> tuple[Any, Any]:
     """
     data = data.cast(pa.binary())
     rest = pc.binary_length(data).to_numpy() % 3
-    filled = pc.binary_join_element_wise(data, _PADDING.take(pa.array(rest)), _NOTHING)
+    padding = _PADDING.take(pa.array(rest))
+    filled = pc.binary_join_element_wise(data, padding, _NOTHING, memory_pool=_MEMORY)
     offsets = _offsets(filled) // 3 * 4
     text = pybase64.b64encode(_content(filled))
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(text)]

@@ -179,7 +179,7 @@ class ShardQueue:
         """Queue records after all others."""
         self._fresh.append((run, None))
         self._added += 1
-        self.count += len(run)
+        self.count += run.count
 
     def age(self) -> None:
         """Copy the records of older parts of batches, before those of another are added: a few
@@ -194,12 +194,12 @@ class ShardQueue:
     def add_first(self, run: RecordRun, since: float | None = None) -> None:
         """Queue records, first refused at a time, before those of `add`."""
         self._first.append((run, since))
-        self.count += len(run)
+        self.count += run.count
 
     def put_back(self, runs: Sequence[Waiting]) -> None:
         """Queue refused records before all others."""
         self._first.extendleft(reversed(runs))
-        self.count += sum(len(run) for run, _ in runs)
+        self.count += sum(run.count for run, _ in runs)
 
     def take(self, count: int, allowed: int, room: int) -> list[Waiting]:
         """Remove up to `count` records of at most `allowed` bytes, and `room` in the request. A
@@ -215,11 +215,11 @@ class ShardQueue:
                 break
             part = run.part(0, fitting)
             taken.append((part, since))
-            if fitting == len(run):
+            if fitting == run.count:
                 source.popleft()
                 self._taken += source is self._fresh
             else:
-                source[0] = run.part(fitting, len(run)), since
+                source[0] = run.part(fitting, run.count), since
             count -= fitting
             left -= part.size
             self.count -= fitting

@@ -42,7 +42,7 @@ SHARDS = ShardMap(
 
 
 def decoded(run: RecordRun) -> list[Entry]:
-    found = entries_of(PutEntries(text=[run.entries], count=len(run)))
+    found = entries_of(PutEntries(text=[run.entries], count=run.count))
     assert run.size == sum(len(one.data) + len((one.partition_key or "").encode()) for one in found)
     assert [(key.partition_key, key.explicit_hash_key) for key in run.keys] == [
         (one.partition_key, one.explicit_hash_key) for one in found
@@ -78,11 +78,11 @@ def test_a_partition_key_may_be_missing(entries: list[Entry]) -> None:
 def test_the_parts_of_a_run_are_its_records(entries: list[Entry], draw: st.DataObject) -> None:
     run = encode_rows(rows_of(entries))
     assert decoded(run) == entries
-    values = draw.draw(st.lists(st.booleans(), min_size=len(run), max_size=len(run)))
+    values = draw.draw(st.lists(st.booleans(), min_size=run.count, max_size=run.count))
     pairs = [(value, one) for value, part in run.split(values) for one in decoded(part)]
     assert pairs == list(zip(values, entries, strict=True))
-    begin = draw.draw(st.integers(0, len(run) - 1))
-    rest = run.part(begin, len(run))
+    begin = draw.draw(st.integers(0, run.count - 1))
+    rest = run.part(begin, run.count)
     sizes = [len(one.data) + len((one.partition_key or "").encode()) for one in entries[begin:]]
     count, size = draw.draw(st.integers(0, 40)), draw.draw(st.integers(-1, sum(sizes) + 1))
     ends = [end for end in accumulate(sizes[:count]) if end <= size]

@@ -147,6 +147,6 @@ def test_records_of_a_slow_shard_do_not_keep_those_of_others() -> None:
         queue.age()
         queue.add(rows.part(3, 4))
     runs = [run for run, _ in queue.take_all()]
-    assert sum(len(run) for run in runs) == 32
+    assert sum(run.count for run in runs) == 32
     shared = [run for run in runs if len(run.text) > len(run.entries)]
     assert len(shared) == 6
