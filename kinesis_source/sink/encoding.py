@@ -36,8 +36,9 @@ _CHUNK: Final = 5_000
 """The rows that are encoded at a time: fewer make more calls, and more do not fit into the cache of
 a processor."""
 _MEMORY: Final = pa.system_memory_pool()
-"""Arrow's default pool returns freed memory to the kernel within milliseconds. Between two parts of
-batches more time passes, and the page faults cost a tenth of a task's processor time."""
+"""The memory pool of the text. Arrow's default pool returns freed memory to the kernel within
+milliseconds; between two parts of batches more time passes, and the page faults would cost a tenth
+of a task's processor time."""
 
 
 class Keys(msgspec.Struct, gc=False, rename="pascal"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -28,12 +28,12 @@ class _PlaceByKey(dict[str | None, int]):
     """The places of partition keys, computed when they are looked up first: keys repeat, and a
     lookup costs a tenth of the hash."""
 
-    def __init__(self, place_of: Callable[[bytes], int]) -> None:
-        self._place_of = place_of
+    def __init__(self, first: Sequence[bytes]) -> None:
+        """`first` has the first hash key of each shard, in order."""
+        self._first = first
 
     def __missing__(self, key: str | None) -> int:
-        place = self._place_of(digest_of(cast("str", key)))
-        self[key] = place
+        place = self[key] = _place_of(digest_of(cast("str", key)), self._first)
         return place
 
 
@@ -50,8 +50,8 @@ class ShardMap:
         # Big-endian, so that they compare as the numbers do.
         self._first = [shard.hash_range.first.to_bytes(HASH_BYTES) for shard in listed]
         self._ids = [shard.shard_id for shard in listed]
-        self._by_key = _PlaceByKey(self._place_of)
-        # The smallest, by which NumPy sorts many times as fast.
+        self._by_key = _PlaceByKey(self._first)
+        # The smallest integer type: NumPy sorts it many times as fast.
         self._type = np.min_scalar_type(len(listed))
 
     @property
@@ -61,7 +61,7 @@ class ShardMap:
 
     def shard_of(self, hash_key: int) -> ShardId:
         """Return the shard that the hash key belongs to."""
-        return self._ids[self._place_of(hash_key.to_bytes(HASH_BYTES))]
+        return self._ids[_place_of(hash_key.to_bytes(HASH_BYTES), self._first)]
 
     def place(
         self, keys: Sequence[str | None], hash_keys: Sequence[str | None] | None = None
@@ -78,13 +78,14 @@ class ShardMap:
             places = (
                 self._by_key[key]
                 if hash_key is None
-                else self._place_of(int(hash_key).to_bytes(HASH_BYTES))
+                else _place_of(int(hash_key).to_bytes(HASH_BYTES), self._first)
                 for key, hash_key in zip(keys, hash_keys, strict=True)
             )
         return np.fromiter(places, self._type, len(keys))
 
-    def _place_of(self, digest: bytes) -> int:
-        return max(0, bisect_right(self._first, digest) - 1)
+
+def _place_of(digest: bytes, first: Sequence[bytes]) -> int:
+    return max(0, bisect_right(first, digest) - 1)
 
 
 ANY: Final = ShardMap(

@@ -39,13 +39,15 @@ _PENDING: Final = 20_000
 _LISTING_PERIOD_S: Final = 2.0
 """The shortest time between two listings of a stream's shards by one task."""
 _LISTING_THREADS: Final = 1
+"""The number of threads beside those of the requests in flight."""
 _INTERVAL_S: Final = 0.005
 """The time after which a request is made while another one is under way: each thread that takes
 part costs processor time."""
 _SHORTEST_WAIT_S: Final = 0.05
-"""Each look at the queues of all shards costs as much as sending some hundred records."""
+"""The shortest wait for the next request: a look at the queues of all shards costs as much as
+sending some hundred records."""
 _LONGEST_WAIT_S: Final = 1.0
-"""After it, listings are looked at, which have no `wake_at`."""
+"""The longest wait: `wake_at` does not include the time of the next listing."""
 _NEVER: Final = float("inf")
 
 _Listing = tuple[Shard, ...] | ThrottledError
@@ -56,8 +58,8 @@ class RecordWriter:
     """Writes the rows of one task. `target_of` describes a stream; `write_id` identifies this write
     to a stream, for repeat keys; `monotonic` is in seconds, `random` is uniform in [0, 1).
 
-    What it keeps is read and changed under the lock of `CallThreads`, except what the thread of the
-    task adds: streams.
+    The lock of `CallThreads` guards its private fields, except that the thread of the task adds
+    streams without it: their deliveries and packings.
     """
 
     service: KinesisWriter
@@ -75,7 +77,7 @@ class RecordWriter:
     _listing: set[StreamRef] = field(default_factory=set)
     """Streams whose shards are being listed."""
     _in_flight: int = 0
-    """The number of requests."""
+    """The number of requests under way."""
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> dict[StreamName, DeliveryMetrics]:
         """Write the rows; return the counts of each stream. Raises SspError.
@@ -170,7 +172,7 @@ class RecordWriter:
                 self._listing.add(stream)
                 return Call(partial(self._list, stream), partial(self._use_listing, stream))
         if self._in_flight >= self.options.max_requests_in_flight:
-            return _NEVER
+            return _LONGEST_WAIT_S
         for stream, delivery in deliveries.items():
             request = delivery.take(now)
             if request is not None:

@@ -25,7 +25,7 @@ from embedded_kinesis.core.faults import (
 )
 from kinesis_source.aggregation.deaggregation import open_aggregate
 from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import StreamRef
+from kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef
 from kinesis_source.options.values import ConnectionOptions
 from kinesis_source.sink.columns import SinkColumns
 from kinesis_source.sink.targets import TargetCache
@@ -301,6 +301,54 @@ def test_records_are_sent_while_the_task_waits_for_rows(
     assert sorted(int(data) for _, data in data_of(kinesis)) == list(range(1_000))
 
 
+def test_the_delivery_timeout_ends_while_the_task_waits_for_rows(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    kinesis.faults.add(RejectRecords(), operation="PutRecords", count=None)
+
+    def is_sending() -> bool:
+        return any(each.name.startswith("kinesis-put") for each in threading.enumerate())
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(range(10))
+        ends_at = time.monotonic() + 60
+        while is_sending() and time.monotonic() < ends_at:
+            time.sleep(0.01)
+        assert not is_sending()
+        yield rows(range(10))
+
+    slow = writer(connected, delivery_timeout_ms=1_000)
+    with pytest.raises(ServiceUnavailableError, match=r"Throughput.*deliveryTimeout"):
+        slow.write(batches())
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_requests_in_flight_are_limited(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    put, lock, in_flight, peak = connected.put_records, threading.Lock(), 0, 0
+    together, first = threading.Barrier(most), iter(range(most))
+
+    def put_records(stream: StreamRef, entries: PutEntries) -> PutOutcome:
+        nonlocal in_flight, peak
+        with lock:
+            in_flight += 1
+            peak = max(peak, in_flight)
+        if next(first, None) is not None:
+            together.wait(60)
+            time.sleep(0.05)
+        try:
+            return put(stream, entries)
+        finally:
+            with lock:
+                in_flight -= 1
+
+    monkeypatch.setattr(connected, "put_records", put_records)
+    write(connected, rows(range(1_000)), max_requests_in_flight=most)
+    assert peak == most
+    assert len(data_of(kinesis)) == 1_000
+
+
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
@@ -335,6 +383,8 @@ TOO_LARGE = b"x" * (1 << 20)
         ((["a", None], ["k", "k"]), "column data: found null in row 101 of the task"),
         ((["a", "b"], [None, "k"]), "column partitionKey: found null in row 100"),
         ((["a", "b"], ["", "k" * 257]), "a key of 0 characters in row 100 .*, and 1 more rows"),
+        ((["a", "b"], ["k", ""]), "a key of 0 characters in row 101"),
+        ((["a", "b"], ["k", "k" * 257]), "a key of 257 characters in row 101"),
         (([b"a", TOO_LARGE], ["k", "k"]), r"found 1048577 bytes .* row 101 .* at most 1048576"),
         ((["a", "b"], ["k", "k"], ["-1", None]), "column explicitHashKey: .* row 100"),
         ((["a", "b"], ["k", "k"], ["0", str(2**128)]), "explicitHashKey: .* row 101"),
@@ -371,6 +421,13 @@ def test_no_row_is_sent_if_one_names_no_stream(
         write(connected, batch(["a", "b"], ["k", "k"], names), columns=NAMED, stream=None)
     assert "s3cret" not in str(caught.value)
     assert data_of(kinesis) == []
+
+
+def test_the_limit_of_a_key_is_one_of_characters(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    write(connected, batch(["a"], ["\N{GRINNING FACE}" * 256]))
+    assert data_of(kinesis) == [("\N{GRINNING FACE}" * 256, b"a")]
 
 
 def test_a_batch_may_have_no_rows(kinesis: EmbeddedKinesis, connected: Boto3Kinesis) -> None:

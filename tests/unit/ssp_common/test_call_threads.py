@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
 
 from ssp_common.call_threads import Call, CallThreads
+from ssp_common.errors import ServiceUnavailableError
 
 NEVER = float("inf")
 LONG = 60.0
+"""Longer than any test."""
+NAME = "call-threads-test"
 
 
 class Work:
@@ -21,33 +26,60 @@ class Work:
     def __init__(self) -> None:
         self.calls: deque[Callable[[], int]] = deque()
         self.results: list[int] = []
-        self.looks = 0
         self.is_locked = False
+        self.now: float | None = None
 
     def next_call(self) -> Call[int] | float:
-        self.looks += 1
-        return Call(self.calls.popleft(), self.use) if self.calls else NEVER
+        with self.locked():
+            return Call(self.calls.popleft(), self.use) if self.calls else NEVER
 
     def use(self, result: int) -> None:
-        assert not self.is_locked, "another thread holds the lock"
+        with self.locked():
+            self.results.append(result)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        assert not self.is_locked, "another thread has the lock"
         self.is_locked = True
-        self.results.append(result)
+        time.sleep(0)  # lets another thread run
+        yield
         self.is_locked = False
 
+    def add(self, threads: CallThreads, *calls: Callable[[], int]) -> None:
+        with threads.changing(), self.locked():
+            self.calls.extend(calls)
+
+    def monotonic(self) -> float:
+        return time.monotonic() if self.now is None else self.now
+
     def threads(self, *, interval: float = 0.0, most: int = 8) -> CallThreads:
-        return CallThreads(self.next_call, interval=interval, most=most, name="call-threads-test")
+        return CallThreads(
+            self.next_call, interval=interval, most=most, name=NAME, monotonic=self.monotonic
+        )
+
+
+class Blocked:
+    """A call that lasts until it may end."""
+
+    def __init__(self, result: int) -> None:
+        self.result = result
+        self.begun, self.may_end = threading.Event(), threading.Event()
+
+    def __call__(self) -> int:
+        self.begun.set()
+        assert self.may_end.wait(LONG)
+        return self.result
 
 
 def running() -> int:
-    return sum(each.name.startswith("call-threads-test") for each in threading.enumerate())
+    return sum(each.name.startswith(NAME) for each in threading.enumerate())
 
 
 def test_every_result_is_used_once_and_threads_end() -> None:
     work = Work()
     with work.threads() as threads:
         for start in range(0, 5_000, 50):
-            with threads.changing():
-                work.calls.extend(partial(int, n) for n in range(start, start + 50))
+            work.add(threads, *(partial(int, n) for n in range(start, start + 50)))
             if start % 500 == 0:
                 threads.wait_until(lambda: len(work.calls) < 20)
         threads.wait_until(lambda: len(work.results) == 5_000)
@@ -58,8 +90,7 @@ def test_every_result_is_used_once_and_threads_end() -> None:
 def test_calls_are_made_at_the_same_time_up_to_the_most() -> None:
     work, together = Work(), threading.Barrier(4)
     with work.threads(interval=0.001, most=4) as threads:
-        with threads.changing():
-            work.calls.extend([lambda: together.wait(LONG)] * 8)
+        work.add(threads, *[lambda: together.wait(LONG)] * 8)
         threads.wait_until(lambda: len(work.results) == 8)
         assert running() == 4
     assert sorted(work.results) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -73,19 +104,41 @@ def test_one_thread_makes_the_calls_of_a_fast_service() -> None:
         return 0
 
     with work.threads(interval=LONG) as threads:
-        with threads.changing():
-            work.calls.extend([call] * 100)
+        work.add(threads, *[call] * 100)
         threads.wait_until(lambda: len(work.results) == 100)
     assert len(makers) == 1
 
 
-def test_the_waiting_thread_looks_earlier_if_the_next_call_is_due_earlier() -> None:
-    is_waiting, may_end, results = threading.Event(), threading.Event(), list[int]()
+def test_a_slow_call_is_followed_by_another_at_once() -> None:
+    """Also if others are under way, and one of them was started within the interval."""
+    work, first, second = Work(), Blocked(1), Blocked(2)
+    work.now = 0.0
+    with work.threads(interval=10.0) as threads:
+        work.add(threads, first, second)
+        assert first.begun.wait(LONG)
+        work.now = 10.0
+        work.add(threads)
+        assert second.begun.wait(LONG)
+        work.now = 12.0
+        work.add(threads, lambda: 3)
+        first.may_end.set()
+        threads.wait_until(lambda: work.results == [1, 3])
+        second.may_end.set()
 
-    def first() -> int:
-        may_end.wait(LONG)
-        return 1
 
+def test_a_call_is_made_after_the_wait_for_it() -> None:
+    results = list[int]()
+    found: deque[Call[int] | float] = deque([0.05, Call(lambda: 1, results.append)])
+    with CallThreads(
+        lambda: found.popleft() if found else NEVER, interval=LONG, most=1, name=NAME
+    ) as threads:
+        with threads.changing():
+            pass
+        threads.wait_until(lambda: results == [1])
+
+
+def test_the_leader_looks_earlier_if_another_thread_has_to_wait_less() -> None:
+    first, is_waiting, results = Blocked(1), threading.Event(), list[int]()
     calls: deque[Call[int] | float] = deque(
         [Call(first, results.append), NEVER, 0.01, Call(lambda: 2, results.append)]
     )
@@ -96,16 +149,18 @@ def test_the_waiting_thread_looks_earlier_if_the_next_call_is_due_earlier() -> N
             is_waiting.set()
         return found
 
-    with CallThreads(next_call, interval=0.0, most=2, name="call-threads-test") as threads:
+    with CallThreads(next_call, interval=0.0, most=2, name=NAME) as threads:
         with threads.changing():
             pass
-        is_waiting.wait(LONG)
-        may_end.set()
+        assert is_waiting.wait(LONG)
+        first.may_end.set()
         threads.wait_until(lambda: results == [1, 2])
 
 
 @pytest.mark.parametrize("failing", ["make", "use", "next_call"])
-def test_an_error_ends_all_threads_and_reaches_the_owner(failing: str) -> None:
+def test_an_error_ends_all_threads_and_reaches_the_owner(
+    failing: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def fail(*_: object) -> int:
         raise LookupError("lost")
 
@@ -118,30 +173,43 @@ def test_an_error_ends_all_threads_and_reaches_the_owner(failing: str) -> None:
             fail()
         return Call(fail if failing == "make" else lambda: 1, use)
 
-    threads = CallThreads(next_call, interval=0.0, most=3, name="call-threads-test")
-    with threads:
-        with threads.changing():
-            pass
-        with pytest.raises(LookupError, match="lost"):
+    threads = CallThreads(next_call, interval=0.0, most=3, name=NAME)
+
+    def make_calls() -> None:
+        with threads:
+            with threads.changing():
+                pass
             threads.wait_until(lambda: False)
+
+    with pytest.raises(LookupError, match="lost"):
+        make_calls()
     assert running() == 0
+    assert not caplog.messages
     with pytest.raises(LookupError, match="lost"), threads.changing():
         pytest.fail("a change after the end")
 
 
-def test_leaving_waits_for_the_calls_under_way(caplog: pytest.LogCaptureFixture) -> None:
-    work, begun, may_end = Work(), threading.Event(), threading.Event()
+UNAVAILABLE = ServiceUnavailableError("s", found="f", expected="e", next_step="n")
 
-    def call() -> int:
-        begun.set()
-        may_end.wait(LONG)
-        raise LookupError("s3cret")
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [(LookupError("s3cret"), "LookupError"), (UNAVAILABLE, "found f; expected e")],
+)
+def test_leaving_waits_for_calls_under_way_and_logs_their_errors(
+    caplog: pytest.LogCaptureFixture, error: Exception, text: str
+) -> None:
+    work, call = Work(), Blocked(1)
+
+    def fail() -> int:
+        call()
+        raise error
 
     with work.threads() as threads:
-        with threads.changing():
-            work.calls.append(call)
-        begun.wait(LONG)
-        threading.Timer(0.05, may_end.set).start()
-    assert may_end.is_set()
+        work.add(threads, fail)
+        assert call.begun.wait(LONG)
+        threading.Timer(0.05, call.may_end.set).start()
     assert running() == 0
-    assert caplog.messages == ["call-threads-test: LookupError after the end"]
+    (message,) = caplog.messages
+    assert text in message
+    assert "s3cret" not in message
