@@ -16,7 +16,9 @@ from tests.support.spark.trials import Trial
 
 EFO = {"consumerMode": "efo", "consumerName": "etl"}
 RECORDS = 3_000
-"""More than 1 MiB for each of two shards: smaller ranges are polled."""
+KEYS = 100
+"""Spread 1.4 MB or more over each of two shards. Ranges below 1 MiB are polled, and the first batch
+may end after the 64 KiB of the first probe."""
 
 
 @pytest.fixture
@@ -28,7 +30,7 @@ def pushed(trial: Trial) -> Trial:
 def put(feed: Feed, count: int) -> None:
     first = len(feed.records)
     for number in range(first, first + count):
-        feed.put_data("orders", f"key-{number % 17}", b"%01000d" % number)
+        feed.put_data("orders", f"key-{number % KEYS}", b"%01000d" % number)
 
 
 def consumers(kinesis: EmbeddedKinesis) -> list[str]:
