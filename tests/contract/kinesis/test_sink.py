@@ -28,6 +28,7 @@ from kinesis_source.client.boto3_client import Boto3Kinesis
 from kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef
 from kinesis_source.options.values import ConnectionOptions
 from kinesis_source.sink.columns import SinkColumns
+from kinesis_source.sink.shard_map import ShardMap
 from kinesis_source.sink.targets import TargetCache
 from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from kinesis_source.sink.writer import RecordWriter
@@ -320,6 +321,50 @@ def test_the_delivery_timeout_ends_while_the_task_waits_for_rows(
     slow = writer(connected, delivery_timeout_ms=1_000)
     with pytest.raises(ServiceUnavailableError, match=r"Throughput.*deliveryTimeout"):
         slow.write(batches())
+
+
+def test_a_slow_shard_does_not_keep_the_memory_of_others(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinesis.state.create_stream("payments", shards=8)
+    payments = StreamRef(name=StreamName("payments"))
+    numbered = range(100)
+    slow, *places = ShardMap(connected.list_shards(payments)).place([f"key-{n}" for n in numbered])
+    fast = [n for n, place in zip(numbered[1:], places, strict=True) if place != slow]
+    put, is_slow, used, fast_stored = connected.put_records, True, [0], 0
+    # One record for the slow shard: a small share of the memory of its part.
+    part = batch([b"%01000d" % n for n in (0, *fast)], [f"key-{n}" for n in (0, *fast)])
+
+    memory = pa.system_memory_pool()
+
+    def put_records(stream: StreamRef, entries: PutEntries) -> PutOutcome:
+        nonlocal fast_stored
+        used.append(memory.bytes_allocated())
+        refused = [
+            is_slow and b'"key-0"' in entry
+            for text in entries.text
+            for entry in bytes(text).split(b"}")[:-1]
+        ]
+        outcome = put(stream, entries)
+        fast_stored += refused.count(False)
+        return PutOutcome(
+            shards=outcome.shards, codes=["InternalFailure" if one else None for one in refused]
+        )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal is_slow
+        ends_at, before = time.monotonic() + 60, memory.bytes_allocated()
+        for number in range(40):
+            yield part
+            while fast_stored < (number + 1) * len(fast) and time.monotonic() < ends_at:
+                time.sleep(0.001)
+        assert fast_stored == 40 * len(fast)
+        assert max(used) - before < 10 * part.nbytes * 4 / 3, "the text of ten parts, in base64"
+        is_slow = False
+
+    monkeypatch.setattr(connected, "put_records", put_records)
+    counts = writer(connected, stream=payments).write(batches())
+    assert counts[payments.name].records == 40 * part.num_rows
 
 
 @pytest.mark.parametrize("most", [1, 2])
