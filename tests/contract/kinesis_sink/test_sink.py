@@ -13,7 +13,7 @@ import boto3
 import pyarrow as pa
 import pytest
 
-from embedded_kinesis import Distribution, EmbeddedKinesis, Limits
+from embedded_kinesis import Distribution, EmbeddedKinesis
 from embedded_kinesis.core.faults import (
     DropConnection,
     Fault,
@@ -25,56 +25,24 @@ from embedded_kinesis.core.faults import (
 )
 from kinesis_source.aggregation.deaggregation import open_aggregate
 from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.sink.columns import SinkColumns
-from kinesis_source.sink.shard_map import ShardMap
-from kinesis_source.sink.targets import TargetCache
-from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
-from kinesis_source.sink.writer import RecordWriter
+from kinesis_source.model.shard import StreamRef
+from kinesis_source.sink.values import DeliveryMetrics
 from ssp_common.errors import InvalidRowsError, ServiceUnavailableError, SspError
 from task_grouping.identifiers import StreamName
 from tests.contract.services import Service
 from tests.contract.subjects import over_boto3
+from tests.support.kinesis.sink_writer import (
+    COLUMNS,
+    NAMED,
+    ORDERS,
+    PLACED,
+    batch,
+    data_of,
+    rows,
+    write,
+    writer,
+)
 from tests.support.servers.moto_server import MotoServer
-
-COLUMNS = SinkColumns(data=0, partition_key=1)
-PLACED = SinkColumns(data=0, partition_key=1, explicit_hash_key=2)
-NAMED = SinkColumns(data=0, partition_key=1, stream=2)
-ORDERS = StreamRef(name=StreamName("orders"))
-
-
-def batch(*columns: Any) -> pa.RecordBatch:
-    names = ["data", "partitionKey", "more"][: len(columns)]
-    return pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
-
-
-def rows(numbers: range, keys: int = 50) -> pa.RecordBatch:
-    return batch([b"%d" % n for n in numbers], [f"key-{n % keys}" for n in numbers])
-
-
-def writer(
-    service: Boto3Kinesis,
-    columns: SinkColumns = COLUMNS,
-    *,
-    stream: StreamRef | None = ORDERS,
-    **options: Any,
-) -> RecordWriter:
-    connection = ConnectionOptions()
-    cache = TargetCache()
-    return RecordWriter(
-        service=service,
-        target_of=lambda stream: cache.get(stream, connection, service),
-        columns=columns,
-        options=SinkOptions(stream=stream, connection=connection, **options),
-    )
-
-
-def write(
-    service: Boto3Kinesis, *batches: pa.RecordBatch, **options: Any
-) -> dict[StreamName, DeliveryMetrics]:
-    return writer(service, **options).write(batches)
-
 
 # --- Every service --------------------------------------------------------------------------------
 
@@ -137,27 +105,9 @@ def test_rows_become_records_of_moto() -> None:
 # --- The limits and faults of the real service ----------------------------------------------------
 
 
-@pytest.fixture
-def kinesis() -> Iterator[EmbeddedKinesis]:
-    with EmbeddedKinesis(limits=Limits.strict()) as running:
-        yield running
-
-
-@pytest.fixture
-def connected(kinesis: EmbeddedKinesis) -> Iterator[Boto3Kinesis]:
-    kinesis.state.create_stream("orders", shards=1)
-    client = over_boto3(kinesis.endpoint_url)
-    yield client
-    client.close()
-
-
 def number_of_rows(data: bytes) -> int:
     aggregate = open_aggregate(data)
     return 1 if aggregate is None else len(aggregate.data)
-
-
-def data_of(kinesis: EmbeddedKinesis) -> list[tuple[str | None, bytes]]:
-    return [(one.partition_key, one.data) for one in kinesis.state.records("orders")]
 
 
 @pytest.mark.parametrize("is_ordered", [False, True])
@@ -282,116 +232,6 @@ def test_a_listing_that_fails_once_is_repeated(
     split_and_write(kinesis, connected, is_aggregating=True, delivery_timeout_ms=9_000)
     stored = kinesis.state.records("orders")
     assert sum(number_of_rows(one.data) for one in stored) > 2_000, "packed again for both shards"
-
-
-def test_records_are_sent_while_the_task_waits_for_rows(
-    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
-) -> None:
-    half = RejectRecords(every=2, code="InternalFailure")
-    kinesis.faults.add(half, operation="PutRecords", count=2)
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        yield rows(range(600))
-        ends_at = time.monotonic() + 60
-        while len(data_of(kinesis)) < 600 and time.monotonic() < ends_at:
-            time.sleep(0.01)
-        assert len(data_of(kinesis)) == 600
-        yield rows(range(600, 1_000))
-
-    writer(connected).write(batches())
-    assert sorted(int(data) for _, data in data_of(kinesis)) == list(range(1_000))
-
-
-def test_the_delivery_timeout_ends_while_the_task_waits_for_rows(
-    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
-) -> None:
-    kinesis.faults.add(RejectRecords(), operation="PutRecords", count=None)
-
-    def is_sending() -> bool:
-        return any(each.name.startswith("kinesis-put") for each in threading.enumerate())
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        yield rows(range(10))
-        ends_at = time.monotonic() + 60
-        while is_sending() and time.monotonic() < ends_at:
-            time.sleep(0.01)
-        assert not is_sending()
-        yield rows(range(10))
-
-    slow = writer(connected, delivery_timeout_ms=1_000)
-    with pytest.raises(ServiceUnavailableError, match=r"Throughput.*deliveryTimeout"):
-        slow.write(batches())
-
-
-def test_a_slow_shard_does_not_keep_the_memory_of_others(
-    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kinesis.state.create_stream("payments", shards=8)
-    payments = StreamRef(name=StreamName("payments"))
-    numbered = range(100)
-    slow, *places = ShardMap(connected.list_shards(payments)).place([f"key-{n}" for n in numbered])
-    fast = [n for n, place in zip(numbered[1:], places, strict=True) if place != slow]
-    put, is_slow, used, fast_stored = connected.put_records, True, [0], 0
-    # One record for the slow shard: a small share of the memory of its part.
-    part = batch([b"%01000d" % n for n in (0, *fast)], [f"key-{n}" for n in (0, *fast)])
-
-    memory = pa.system_memory_pool()
-
-    def put_records(stream: StreamRef, entries: PutEntries) -> PutOutcome:
-        nonlocal fast_stored
-        used.append(memory.bytes_allocated())
-        refused = [
-            is_slow and b'"key-0"' in entry
-            for text in entries.text
-            for entry in bytes(text).split(b"}")[:-1]
-        ]
-        outcome = put(stream, entries)
-        fast_stored += refused.count(False)
-        return PutOutcome(
-            shards=outcome.shards, codes=["InternalFailure" if one else None for one in refused]
-        )
-
-    def batches() -> Iterator[pa.RecordBatch]:
-        nonlocal is_slow
-        ends_at, before = time.monotonic() + 60, memory.bytes_allocated()
-        for number in range(40):
-            yield part
-            while fast_stored < (number + 1) * len(fast) and time.monotonic() < ends_at:
-                time.sleep(0.001)
-        assert fast_stored == 40 * len(fast)
-        assert max(used) - before < 10 * part.nbytes * 4 / 3, "the text of ten parts, in base64"
-        is_slow = False
-
-    monkeypatch.setattr(connected, "put_records", put_records)
-    counts = writer(connected, stream=payments).write(batches())
-    assert counts[payments.name].records == 40 * part.num_rows
-
-
-@pytest.mark.parametrize("most", [1, 2])
-def test_requests_in_flight_are_limited(
-    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch, most: int
-) -> None:
-    put, lock, in_flight, peak = connected.put_records, threading.Lock(), 0, 0
-    together, first = threading.Barrier(most), iter(range(most))
-
-    def put_records(stream: StreamRef, entries: PutEntries) -> PutOutcome:
-        nonlocal in_flight, peak
-        with lock:
-            in_flight += 1
-            peak = max(peak, in_flight)
-        if next(first, None) is not None:
-            together.wait(60)
-            time.sleep(0.05)
-        try:
-            return put(stream, entries)
-        finally:
-            with lock:
-                in_flight -= 1
-
-    monkeypatch.setattr(connected, "put_records", put_records)
-    write(connected, rows(range(1_000)), max_requests_in_flight=most)
-    assert peak == most
-    assert len(data_of(kinesis)) == 1_000
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""The writer of the Kinesis sink while its task waits: for rows, for answers, for a slow shard."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+import pytest
+
+from embedded_kinesis import EmbeddedKinesis
+from embedded_kinesis.core.faults import RejectRecords
+from kinesis_source.client.boto3_client import Boto3Kinesis
+from kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef
+from kinesis_source.sink.shard_map import ShardMap
+from ssp_common.errors import ServiceUnavailableError
+from task_grouping.identifiers import StreamName
+from tests.support.kinesis.sink_writer import batch, data_of, rows, write, writer
+
+
+def test_records_are_sent_while_the_task_waits_for_rows(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    half = RejectRecords(every=2, code="InternalFailure")
+    kinesis.faults.add(half, operation="PutRecords", count=2)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(range(600))
+        ends_at = time.monotonic() + 60
+        while len(data_of(kinesis)) < 600 and time.monotonic() < ends_at:
+            time.sleep(0.01)
+        assert len(data_of(kinesis)) == 600
+        yield rows(range(600, 1_000))
+
+    writer(connected).write(batches())
+    assert sorted(int(data) for _, data in data_of(kinesis)) == list(range(1_000))
+
+
+def test_the_delivery_timeout_ends_while_the_task_waits_for_rows(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    kinesis.faults.add(RejectRecords(), operation="PutRecords", count=None)
+
+    def is_sending() -> bool:
+        return any(each.name.startswith("kinesis-put") for each in threading.enumerate())
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(range(10))
+        ends_at = time.monotonic() + 60
+        while is_sending() and time.monotonic() < ends_at:
+            time.sleep(0.01)
+        assert not is_sending()
+        yield rows(range(10))
+
+    slow = writer(connected, delivery_timeout_ms=1_000)
+    with pytest.raises(ServiceUnavailableError, match=r"Throughput.*deliveryTimeout"):
+        slow.write(batches())
+
+
+def test_a_slow_shard_does_not_keep_the_memory_of_others(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kinesis.state.create_stream("payments", shards=8)
+    payments = StreamRef(name=StreamName("payments"))
+    numbered = range(100)
+    slow, *places = ShardMap(connected.list_shards(payments)).place([f"key-{n}" for n in numbered])
+    fast = [n for n, place in zip(numbered[1:], places, strict=True) if place != slow]
+    put, is_slow, used, fast_stored = connected.put_records, True, [0], 0
+    # One record for the slow shard: a small share of the memory of its part.
+    part = batch([b"%01000d" % n for n in (0, *fast)], [f"key-{n}" for n in (0, *fast)])
+
+    memory = pa.system_memory_pool()
+
+    def put_records(stream: StreamRef, entries: PutEntries) -> PutOutcome:
+        nonlocal fast_stored
+        used.append(memory.bytes_allocated())
+        refused = [
+            is_slow and b'"key-0"' in entry
+            for text in entries.text
+            for entry in bytes(text).split(b"}")[:-1]
+        ]
+        outcome = put(stream, entries)
+        fast_stored += refused.count(False)
+        return PutOutcome(
+            shards=outcome.shards, codes=["InternalFailure" if one else None for one in refused]
+        )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal is_slow
+        ends_at, before = time.monotonic() + 60, memory.bytes_allocated()
+        for number in range(40):
+            yield part
+            while fast_stored < (number + 1) * len(fast) and time.monotonic() < ends_at:
+                time.sleep(0.001)
+        assert fast_stored == 40 * len(fast)
+        assert max(used) - before < 10 * part.nbytes * 4 / 3, "the text of ten parts, in base64"
+        is_slow = False
+
+    monkeypatch.setattr(connected, "put_records", put_records)
+    counts = writer(connected, stream=payments).write(batches())
+    assert counts[payments.name].records == 40 * part.num_rows
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_requests_in_flight_are_limited(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    put, lock, in_flight, peak = connected.put_records, threading.Lock(), 0, 0
+    together, first = threading.Barrier(most), iter(range(most))
+
+    def put_records(stream: StreamRef, entries: PutEntries) -> PutOutcome:
+        nonlocal in_flight, peak
+        with lock:
+            in_flight += 1
+            peak = max(peak, in_flight)
+        if next(first, None) is not None:
+            together.wait(60)
+            time.sleep(0.05)
+        try:
+            return put(stream, entries)
+        finally:
+            with lock:
+                in_flight -= 1
+
+    monkeypatch.setattr(connected, "put_records", put_records)
+    write(connected, rows(range(1_000)), max_requests_in_flight=most)
+    assert peak == most
+    assert len(data_of(kinesis)) == 1_000

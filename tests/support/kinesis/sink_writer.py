@@ -1,0 +1,58 @@
+"""A writer of the Kinesis sink, and rows for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+
+from embedded_kinesis import EmbeddedKinesis
+from kinesis_source.client.boto3_client import Boto3Kinesis
+from kinesis_source.model.shard import StreamRef
+from kinesis_source.options.values import ConnectionOptions
+from kinesis_source.sink.columns import SinkColumns
+from kinesis_source.sink.targets import TargetCache
+from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
+from kinesis_source.sink.writer import RecordWriter
+from task_grouping.identifiers import StreamName
+
+COLUMNS = SinkColumns(data=0, partition_key=1)
+PLACED = SinkColumns(data=0, partition_key=1, explicit_hash_key=2)
+NAMED = SinkColumns(data=0, partition_key=1, stream=2)
+ORDERS = StreamRef(name=StreamName("orders"))
+
+
+def batch(*columns: Any) -> pa.RecordBatch:
+    names = ["data", "partitionKey", "more"][: len(columns)]
+    return pa.RecordBatch.from_pydict(dict(zip(names, columns, strict=True)))
+
+
+def rows(numbers: range, keys: int = 50) -> pa.RecordBatch:
+    return batch([b"%d" % n for n in numbers], [f"key-{n % keys}" for n in numbers])
+
+
+def writer(
+    service: Boto3Kinesis,
+    columns: SinkColumns = COLUMNS,
+    *,
+    stream: StreamRef | None = ORDERS,
+    **options: Any,
+) -> RecordWriter:
+    connection = ConnectionOptions()
+    cache = TargetCache()
+    return RecordWriter(
+        service=service,
+        target_of=lambda stream: cache.get(stream, connection, service),
+        columns=columns,
+        options=SinkOptions(stream=stream, connection=connection, **options),
+    )
+
+
+def write(
+    service: Boto3Kinesis, *batches: pa.RecordBatch, **options: Any
+) -> dict[StreamName, DeliveryMetrics]:
+    return writer(service, **options).write(batches)
+
+
+def data_of(kinesis: EmbeddedKinesis) -> list[tuple[str | None, bytes]]:
+    return [(one.partition_key, one.data) for one in kinesis.state.records("orders")]
