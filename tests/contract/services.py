@@ -8,7 +8,6 @@ name here, and the suite asserts the difference itself: it is noticed when it go
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pytest
 from botocore.exceptions import ClientError
+
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -86,10 +87,7 @@ class Service:
 
     def until(self, reached: Callable[[], bool]) -> None:
         """Wait for a condition, up to a deadline."""
-        deadline = time.monotonic() + WAIT_S
-        while not reached():
-            assert time.monotonic() < deadline, "the service did not get there in time"
-            time.sleep(0.02)
+        until(reached, "the service gets there", within_s=WAIT_S)
 
     def put(self, stream: str, *data: str, key: int | None = 0) -> list[str]:
         """Put each text by itself, at hash key `key`; the sequence numbers."""

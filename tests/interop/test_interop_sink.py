@@ -5,22 +5,17 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-import pyarrow as pa
 import pytest
 
 from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.model.shard import StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.sink.columns import SinkColumns
-from kinesis_source.sink.targets import TargetCache
-from kinesis_source.sink.values import SinkOptions
-from kinesis_source.sink.writer import RecordWriter
 from task_grouping.identifiers import StreamName
 from tests.contract.subjects import over_boto3
 from tests.interop.scenarios import running
 from tests.interop.scene import STREAM, Scene
 from tests.interop.starts import kcl
 from tests.support.kcl.jars import KclVersion
+from tests.support.kinesis.sink_writer import rows, writer
 
 pytestmark = pytest.mark.interop
 
@@ -32,26 +27,11 @@ _FIRST = 1_000_000
 def test_a_kcl_worker_reads_every_row_through_a_split(scene: Scene) -> None:
     """With repeat keys in the aggregates, which the KCL skips."""
     stream = StreamRef(name=StreamName(STREAM))
-    connection = ConnectionOptions()
     service = over_boto3(scene.kinesis_url)
-    cache = TargetCache()
-    sink = RecordWriter(
-        service=service,
-        target_of=lambda each: cache.get(each, connection, service),
-        columns=SinkColumns(data=0, partition_key=1),
-        options=SinkOptions(stream=stream, is_aggregating=True, connection=connection),
-        write_id=lambda name: WriteId(source="the-query", stream=name, batch=0, task=0),
-    )
+    sink = writer(service, stream=stream, is_aggregating=True)
+    sink.write_id = lambda name: WriteId(source="the-query", stream=name, batch=0, task=0)
     numbers = range(_FIRST, _FIRST + _ROWS)
-    batches = [
-        pa.RecordBatch.from_pydict(
-            {
-                "data": [b"%d" % number for number in numbers[start : start + 200]],
-                "partitionKey": [f"row-{n % 997}" for n in numbers[start : start + 200]],
-            }
-        )
-        for start in range(0, _ROWS, 200)
-    ]
+    batches = [rows(numbers[start : start + 200], keys=997) for start in range(0, _ROWS, 200)]
     with running(scene, kcl(KclVersion.V3_1), "anne") as anne:
         writing = threading.Thread(target=sink.write, args=(batches,))
         splitting = threading.Thread(target=scene.feed.split_first, args=(STREAM,))

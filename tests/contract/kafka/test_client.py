@@ -19,8 +19,9 @@ from kafka_source.model.topic import (
 from task_grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker
-from tests.support.servers.kafka_clusters import BrokerCluster, Cluster, FakeCluster, until
+from tests.support.servers.kafka_clusters import BrokerCluster, Cluster, FakeCluster
 from tests.support.simulation.effort import EFFORT, Effort
+from tests.support.waiting import until
 
 ABSENT = StreamName("absent")
 READ_COMMITTED = IsolationLevel.READ_COMMITTED

@@ -17,7 +17,7 @@ from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import StreamName
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker
-from tests.support.servers.kafka_clusters import until
+from tests.support.waiting import until
 
 ANY = Subscribe(topics=(StreamName("any"),))
 

@@ -18,7 +18,7 @@ from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka.group_tool import committed_offsets
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker
-from tests.support.servers.kafka_clusters import until
+from tests.support.waiting import until
 
 _TIMEOUT_S = 20
 

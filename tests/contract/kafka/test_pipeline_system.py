@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from task_grouping.identifiers import StreamName
 from tests.support.kafka.topics import KafkaTopics as Topics
 from tests.support.pipelines.examples import both
 from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.waiting import until
 
 WAIT_S = 30
 LOCAL = {"kafka.bootstrap.servers": "127.0.0.1:1"}
@@ -48,21 +48,14 @@ def new_topic(topics: Topics) -> Callable[[], str]:
     return name
 
 
-def _until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline, "the broker did not get there in time"
-        time.sleep(0.05)
-
-
 def test_partitions_are_counted_as_they_are_now(topics: Topics, system: KafkaSystem) -> None:
     topic = topics.create(3)
     assert system.partition_count(topic) == 3
     # A broker hears of changes a moment after they were answered.
     topics.expand(topic, 6)
-    _until(lambda: system.partition_count(topic) == 6)
+    until(lambda: system.partition_count(topic) == 6, "6 partitions")
     topics.delete(topic)
-    _until(lambda: system.partition_count(topic) is None)
+    until(lambda: system.partition_count(topic) is None, "the topic is gone")
     assert system.kind is SystemKind.KAFKA
 
 
@@ -180,7 +173,7 @@ def test_a_pipeline_is_planned_applied_recorded_and_expanded(
     with ThreadPoolExecutor(3) as pool:
         assert sorted(pool.map(planned, range(3))) == [(0, 1), (0, 1), (1, 0)]
     topics.expand(orders, 8)
-    _until(lambda: KafkaSystem(kafka_broker.options).partition_count(orders) == 8)
+    until(lambda: KafkaSystem(kafka_broker.options).partition_count(orders) == 8, "8 partitions")
     assert planned() == (0, 1)
     recorded = newest(root)
     assert recorded is not None

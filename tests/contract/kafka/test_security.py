@@ -36,7 +36,6 @@ from tests.support.kafka.reading import (
 )
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.kinesis.certificates import write_key_store
-from tests.support.servers.kafka_clusters import until
 from tests.support.servers.kafka_security import (
     CLIENT_SECRET,
     PASSWORD,
@@ -44,6 +43,7 @@ from tests.support.servers.kafka_security import (
     SecureKafka,
     unsigned_token,
 )
+from tests.support.waiting import until
 
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 SCRAM = "org.apache.kafka.common.security.scram.ScramLoginModule"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 import pytest
@@ -20,6 +20,7 @@ from tests.support.kafka.reading import (
 )
 from tests.support.kafka.topics import KafkaTopics, Record, produce
 from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module", params=[open_native, open_messages], ids=["native", "messages"])
@@ -42,12 +43,6 @@ def _transactional(broker: KafkaBroker, name: str) -> Producer:
     )
     producer.init_transactions(30)
     return producer
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 # --- Ranges ---------------------------------------------------------------------------------------
@@ -208,7 +203,7 @@ def test_compacted_gaps_wherever_they_lie(reading: TaskReading, topics: KafkaTop
         end = topics.put(topic, [Record(key=b"other", value=b"v")])[0].offset + 1
         return len(reading.offsets(part(topic, 0, 0, 50))) <= 3
 
-    _until(compacted)
+    until(compacted, "the cleaner has run", within_s=30, poll_s=0)
     left = [offset for _, offset in reading.offsets(part(topic, 0, 0, 50))]
     assert left == [47, 48, 49]
     assert reading.offsets(part(topic, 0, 5, 40)) == []

@@ -7,8 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from kinesis_source.model.shard import StreamRef
 from kinesis_source.options.parse import parse_options
 from kinesis_source.options.values import ConnectionOptions
 from task_grouping.identifiers import StreamName
+from tests.support.waiting import until
 
 _DEADLINE_S = 60
 
@@ -55,13 +55,6 @@ def settings(kinesis: EmbeddedKinesis, **changes: object) -> GuardSettings:
 def names(kinesis: EmbeddedKinesis) -> list[str]:
     state = kinesis.state
     return [each.name for each in state.consumers("orders").all(state.clock.now_ms())]
-
-
-def wait_until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while not reached():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_the_last_query_of_a_machine_deregisters(kinesis: EmbeddedKinesis) -> None:
@@ -134,4 +127,4 @@ def test_a_query_that_was_killed_is_at_its_end(kinesis: EmbeddedKinesis) -> None
         assert query.stdout.readline() == b"ready\n"
         assert "etl" in names(kinesis)
         query.send_signal(signal.SIGKILL)
-    wait_until(lambda: names(kinesis) == ["another"])
+    until(lambda: names(kinesis) == ["another"], "the consumer is deregistered")

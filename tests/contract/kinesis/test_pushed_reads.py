@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -35,6 +34,7 @@ from tests.support.fakes.scripted_http import Reply, ScriptedHttp
 from tests.support.fan_out.http2 import Http2Kinesis
 from tests.support.fan_out.pushed_stream import PushedStream, connection_to, put_numbers
 from tests.support.kinesis.reading import Row, slot_of
+from tests.support.waiting import until
 
 RECORDS = 40
 SHARDS = 2
@@ -180,10 +180,11 @@ def test_a_range_whose_subscription_is_taken_over_is_continued(service: Service)
     silence = SilenceSubscription(after_events=1)
     reading = threading.Thread(target=lambda: found.append(service.rows(stream, silence)))
     reading.start()
-    deadline = time.monotonic() + WAIT_S
-    while service.calls("SubscribeToShard", stream) < SHARDS:
-        assert time.monotonic() < deadline, "no subscription"
-        time.sleep(0.005)
+    until(
+        lambda: service.calls("SubscribeToShard", stream) >= SHARDS,
+        "each shard is subscribed",
+        within_s=WAIT_S,
+    )
     service.clock.advance(TAKEOVER_MS)
     position = {"Type": "LATEST"}
     for each in stream.slot.shards:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pytest
@@ -16,7 +18,9 @@ from kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef
 from kinesis_source.sink.shard_map import ShardMap
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import StreamName
+from tests.support.kinesis.sink_rows import entries_of
 from tests.support.kinesis.sink_writer import batch, data_of, rows, write, writer
+from tests.support.waiting import until
 
 
 def test_records_are_sent_while_the_task_waits_for_rows(
@@ -27,9 +31,7 @@ def test_records_are_sent_while_the_task_waits_for_rows(
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(range(600))
-        ends_at = time.monotonic() + 60
-        while len(data_of(kinesis)) < 600 and time.monotonic() < ends_at:
-            time.sleep(0.01)
+        until(lambda: len(data_of(kinesis)) >= 600, "the first rows are stored")
         assert len(data_of(kinesis)) == 600
         yield rows(range(600, 1_000))
 
@@ -47,10 +49,7 @@ def test_the_delivery_timeout_ends_while_the_task_waits_for_rows(
 
     def batches() -> Iterator[pa.RecordBatch]:
         yield rows(range(10))
-        ends_at = time.monotonic() + 60
-        while is_sending() and time.monotonic() < ends_at:
-            time.sleep(0.01)
-        assert not is_sending()
+        until(lambda: not is_sending(), "the threads have ended")
         yield rows(range(10))
 
     slow = writer(connected, delivery_timeout_ms=1_000)
@@ -63,36 +62,31 @@ def test_a_slow_shard_does_not_keep_the_memory_of_others(
 ) -> None:
     kinesis.state.create_stream("payments", shards=8)
     payments = StreamRef(name=StreamName("payments"))
-    numbered = range(100)
-    slow, *places = ShardMap(connected.list_shards(payments)).place([f"key-{n}" for n in numbered])
-    fast = [n for n, place in zip(numbered[1:], places, strict=True) if place != slow]
-    put, is_slow, used, fast_stored = connected.put_records, True, [0], 0
+    first, *others = (f"key-{n}" for n in range(100))
+    slow, *places = ShardMap(connected.list_shards(payments)).place([first, *others])
+    fast = [key for key, place in zip(others, places, strict=True) if place != slow]
     # One record for the slow shard: a small share of the memory of its part.
-    part = batch([b"%01000d" % n for n in (0, *fast)], [f"key-{n}" for n in (0, *fast)])
-
+    part = batch([bytes(1_000)] * (1 + len(fast)), [first, *fast])
+    put, is_slow, used, fast_stored = connected.put_records, True, [0], 0
     memory = pa.system_memory_pool()
 
     def put_records(stream: StreamRef, entries: PutEntries) -> PutOutcome:
         nonlocal fast_stored
         used.append(memory.bytes_allocated())
-        refused = [
-            is_slow and b'"key-0"' in entry
-            for text in entries.text
-            for entry in bytes(text).split(b"}")[:-1]
-        ]
+        refused = [is_slow and entry.partition_key == first for entry in entries_of(entries)]
         outcome = put(stream, entries)
         fast_stored += refused.count(False)
-        return PutOutcome(
-            shards=outcome.shards, codes=["InternalFailure" if one else None for one in refused]
-        )
+        return replace(outcome, codes=["InternalFailure" if one else None for one in refused])
+
+    def is_stored(count: int) -> bool:
+        return fast_stored >= count
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal is_slow
-        ends_at, before = time.monotonic() + 60, memory.bytes_allocated()
-        for number in range(40):
+        before = memory.bytes_allocated()
+        for stored in range(0, 40 * len(fast), len(fast)):
             yield part
-            while fast_stored < (number + 1) * len(fast) and time.monotonic() < ends_at:
-                time.sleep(0.001)
+            until(partial(is_stored, stored + len(fast)), "the other shards' records", poll_s=0.001)
         assert fast_stored == 40 * len(fast)
         assert max(used) - before < 10 * part.nbytes * 4 / 3, "the text of ten parts, in base64"
         is_slow = False

@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,6 +34,7 @@ from checkpoint.leases.table_schema import TableSettings
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.options.endpoints import ConnectionOptions
 from tests.support.leases.values import ANNE, lease
+from tests.support.waiting import until
 
 SETTINGS: Final = AgentSettings(
     application="orders",
@@ -115,10 +115,7 @@ def make() -> Iterator[Clients]:
 
 def replaced(client: AgentClient, old: int) -> int:
     """Waits for another process than `old`."""
-    deadline = time.monotonic() + 60
-    while client.pid in (None, old):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: client.pid not in (None, old), "the process is replaced")
     assert client.pid is not None
     return client.pid
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 from threading import Thread
@@ -26,6 +26,7 @@ from embedded_kinesis.http.dynamodb import DynamoDbServer
 from ssp_common.errors import AccessError, InvalidOptionsError
 from ssp_common.options.endpoints import ConnectionOptions
 from task_grouping.identifiers import WorkerId
+from tests.support import waiting
 from tests.support.leases.agent_reader import ReaderProcess
 from tests.support.leases.stores import client
 from tests.support.leases.values import ANNE, BERT, lease, processed
@@ -52,12 +53,7 @@ WAIT_S: Final = 120
 _numbers = count()
 
 
-def until(happened: Callable[[], bool]) -> None:
-    """Waits for it."""
-    deadline = time.monotonic() + WAIT_S
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.05)
+until = partial(waiting.until, what="it happens", within_s=WAIT_S)
 
 
 class Table:

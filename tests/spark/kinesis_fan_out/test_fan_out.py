@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack
 
 import pytest
@@ -11,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from embedded_kinesis import EmbeddedKinesis
 from spark_ssp import publish_metrics
 from tests.support.kinesis.feeds import Feed
-from tests.support.spark.queries import DEADLINE_S, wait_for_rows, wait_until
+from tests.support.spark.queries import wait_for_rows, wait_until
 from tests.support.spark.trials import Trial
 
 EFO = {"consumerMode": "efo", "consumerName": "etl"}
@@ -68,10 +67,7 @@ def test_large_ranges_are_pushed_through_reshards_and_restarts(
         feed.split_first("orders")
         put(feed, RECORDS)
         wait_for_rows(query, pushed.sink, 2 * RECORDS)
-    deadline = time.monotonic() + DEADLINE_S
-    while consumers(kinesis):
-        assert time.monotonic() < deadline, "the consumer was not deregistered"
-        time.sleep(0.05)
+    wait_until(lambda: not consumers(kinesis), "the consumer is deregistered")
     feed.merge_first("orders")
     put(feed, RECORDS)
     pushed.run_to_end()

@@ -6,7 +6,6 @@ same methods for every service.
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,6 +15,7 @@ import pytest
 from embedded_kinesis import EmbeddedKinesis
 from tests.support.kinesis.fan_out_mode import FAN_OUT_OPTIONS
 from tests.support.servers.kinesis_mock import KinesisMock
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 FEEDS = ["embedded", pytest.param("kinesis_mock", marks=pytest.mark.long)]
 """For `parametrize` of `feed`, by a test that CI runs over only one of two services. The other one
 has the same contract, and is read in CI by other tests."""
-
-_SETTLE_S = 60
-_POLL_S = 0.02
 
 
 class Record(NamedTuple):
@@ -208,16 +205,12 @@ class RemoteFeed(Feed):
         """Delete every stream and wait until they are gone."""
         for stream in self._client.list_streams()["StreamNames"]:
             self._client.delete_stream(StreamName=stream)
-        deadline = time.monotonic() + _SETTLE_S
-        while self._client.list_streams()["StreamNames"]:
-            assert time.monotonic() < deadline, "streams were not deleted"
-            time.sleep(_POLL_S)
+        until(lambda: not self._client.list_streams()["StreamNames"], "streams are deleted")
 
     def _settle(self, stream: str) -> None:
-        deadline = time.monotonic() + _SETTLE_S
-        while self._summary(stream)["StreamStatus"] != "ACTIVE":
-            assert time.monotonic() < deadline, f"stream {stream} did not become active"
-            time.sleep(_POLL_S)
+        until(
+            lambda: self._summary(stream)["StreamStatus"] == "ACTIVE", f"stream {stream} is active"
+        )
 
     def _summary(self, stream: str) -> dict[str, Any]:
         answer = self._client.describe_stream_summary(StreamName=stream)

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from tests.support.kafka.topics import KafkaTopics, Record, produce
-from tests.support.servers.kafka_clusters import until
+from tests.support.waiting import until
 
 FIRST_MS: Final = 1_700_000_000_123
 """The creation time of the first record of `mixed`; each further one is STEP_MS later."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
@@ -16,17 +15,9 @@ from kafka_source.model.topic import IsolationLevel
 from kafka_source.options.parse import parse_options
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.topics import KafkaTopics, Record, produce
+from tests.support.waiting import until
 
 _PATIENCE_S: Final = 60.0
-_POLL_S: Final = 0.05
-
-
-def until(reached: Callable[[], bool], what: str) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + _PATIENCE_S
-    while not reached():
-        assert time.monotonic() < deadline, f"not within {_PATIENCE_S:g} s: {what}"
-        time.sleep(_POLL_S)
 
 
 class Cluster(Protocol):

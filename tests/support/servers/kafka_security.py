@@ -31,7 +31,7 @@ from confluent_kafka.admin._scram import (
 
 from tests.support.kinesis.certificates import write_certificates
 from tests.support.servers.kafka_broker import KafkaBroker
-from tests.support.servers.kafka_clusters import until
+from tests.support.waiting import until
 
 _HOST: Final = "127.0.0.1"
 _PATIENCE_S: Final = 60

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import boto3
@@ -13,19 +12,13 @@ import pytest
 from botocore.config import Config
 
 from embedded_kinesis import EmbeddedKinesis
+from tests.support.waiting import until
 
 if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 FIRST = "shardId-000000000000"
 WAIT_S = 20
-
-
-def until(reached: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not reached():
-        assert time.monotonic() < deadline, "the service did not get there in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -61,7 +54,7 @@ def test_a_client_that_disconnects_ends_its_subscription(
     next(iter(answer["EventStream"]))
     assert is_open(kinesis)
     answer["EventStream"].close()
-    until(lambda: not is_open(kinesis))
+    until(lambda: not is_open(kinesis), "the subscription ends", within_s=WAIT_S)
 
 
 def test_a_stopped_server_ends_its_subscriptions(kinesis: EmbeddedKinesis) -> None:
@@ -86,6 +79,6 @@ def test_a_stopped_server_ends_its_subscriptions(kinesis: EmbeddedKinesis) -> No
     )
     silent.sendall("\r\n".join(head).encode())  # and reads nothing: the service cannot send all
     with silent:
-        until(lambda: is_open(kinesis))
+        until(lambda: is_open(kinesis), "the subscription opens", within_s=WAIT_S)
         kinesis.stop()
         assert not is_open(kinesis)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -14,6 +13,7 @@ from kinesis_source.model.shard import EpochMillis, SequenceNumber
 from kinesis_source.reading.arrow_batches import Chunk
 from kinesis_source.reading.fetch_buffer import ENOUGH_ROWS, FetchBuffer, StoppedError
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from tests.support.waiting import until
 
 DEADLINE = 20.0
 
@@ -45,13 +45,6 @@ def running(*jobs: Callable[[], object]) -> Iterator[list[threading.Thread]]:
     for thread in threads:
         thread.join(DEADLINE)
     assert not [thread for thread in threads if thread.is_alive()]
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline
-        threading.Event().wait(0.001)
 
 
 def test_rows_are_taken_when_there_are_enough_or_no_more_will_come() -> None:
@@ -133,7 +126,7 @@ def test_memory_is_granted_in_the_order_of_asking() -> None:
         # The small one would fit, but is queued after the big one.
         for place, size in enumerate((90, 20), start=1):
             threads.enter_context(running(ask(size)))
-            until(partial(in_line, place))
+            until(partial(in_line, place), "the thread waits", within_s=DEADLINE, poll_s=0.001)
         assert order == []
     assert order == [90, 20]
 

@@ -7,7 +7,6 @@ import json
 import logging
 import sys
 import threading
-import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,6 +33,7 @@ from operations.progress.listener import ProgressListener
 from operations.progress.status_poller import Statuses, StatusPoller
 from spark_ssp import InvalidOptionsError, UnsupportedError, publish_metrics, serve_live_page
 from tests.support.operations.reports import end_offset, report, status
+from tests.support.waiting import until
 
 RUN = "8d1c0c3a-0000-4000-8000-000000000000"
 
@@ -269,7 +269,4 @@ def test_a_status_that_cannot_be_read_is_missing_and_not_old(
 
 
 def _wait_for(poller: StatusPoller, expected: Statuses | None) -> None:
-    deadline = time.monotonic() + 60
-    while poller.request("run", dict) != expected:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    until(lambda: poller.request("run", dict) == expected, "the status is read", poll_s=0.001)
