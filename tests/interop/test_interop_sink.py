@@ -28,8 +28,12 @@ def test_a_kcl_worker_reads_every_row_through_a_split(scene: Scene) -> None:
     """With repeat keys in the aggregates, which the KCL skips."""
     stream = StreamRef(name=StreamName(STREAM))
     service = over_boto3(scene.kinesis_url)
-    sink = writer(service, stream=stream, is_aggregating=True)
-    sink.write_id = lambda name: WriteId(source="the-query", stream=name, batch=0, task=0)
+    sink = writer(
+        service,
+        stream=stream,
+        write_id=lambda name: WriteId(source="the-query", stream=name, batch=0, task=0),
+        is_aggregating=True,
+    )
     numbers = range(_FIRST, _FIRST + _ROWS)
     batches = [rows(numbers[start : start + 200], keys=997) for start in range(0, _ROWS, 200)]
     with running(scene, kcl(KclVersion.V3_1), "anne") as anne:

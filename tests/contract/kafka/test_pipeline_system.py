@@ -53,9 +53,9 @@ def test_partitions_are_counted_as_they_are_now(topics: Topics, system: KafkaSys
     assert system.partition_count(topic) == 3
     # A broker hears of changes a moment after they were answered.
     topics.expand(topic, 6)
-    until(lambda: system.partition_count(topic) == 6, "6 partitions")
+    until(lambda: system.partition_count(topic) == 6, "6 partitions", within_s=WAIT_S)
     topics.delete(topic)
-    until(lambda: system.partition_count(topic) is None, "the topic is gone")
+    until(lambda: system.partition_count(topic) is None, "the topic is gone", within_s=WAIT_S)
     assert system.kind is SystemKind.KAFKA
 
 
@@ -173,7 +173,11 @@ def test_a_pipeline_is_planned_applied_recorded_and_expanded(
     with ThreadPoolExecutor(3) as pool:
         assert sorted(pool.map(planned, range(3))) == [(0, 1), (0, 1), (1, 0)]
     topics.expand(orders, 8)
-    until(lambda: KafkaSystem(kafka_broker.options).partition_count(orders) == 8, "8 partitions")
+    until(
+        lambda: KafkaSystem(kafka_broker.options).partition_count(orders) == 8,
+        "8 partitions",
+        within_s=WAIT_S,
+    )
     assert planned() == (0, 1)
     recorded = newest(root)
     assert recorded is not None

@@ -18,7 +18,7 @@ from kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef
 from kinesis_source.sink.shard_map import ShardMap
 from ssp_common.errors import ServiceUnavailableError
 from task_grouping.identifiers import StreamName
-from tests.support.kinesis.sink_rows import entries_of
+from tests.support.kinesis.sink_rows import Entry, entries_of
 from tests.support.kinesis.sink_writer import batch, data_of, rows, write, writer
 from tests.support.waiting import until
 
@@ -67,33 +67,42 @@ def test_a_slow_shard_does_not_keep_the_memory_of_others(
     fast = [key for key, place in zip(others, places, strict=True) if place != slow]
     # One record for the slow shard: a small share of the memory of its part.
     part = batch([bytes(1_000)] * (1 + len(fast)), [first, *fast])
-    put, is_slow, used, fast_stored = connected.put_records, True, [0], 0
+    put, parts, is_slow = connected.put_records, 40, True
+    # Lists, since several threads add to them.
+    used: list[int] = [0]
+    fast_stored: list[Entry] = []
     memory = pa.system_memory_pool()
 
     def put_records(stream: StreamRef, entries: PutEntries) -> PutOutcome:
-        nonlocal fast_stored
+        """Store all records, but report those of the slow shard as refused."""
         used.append(memory.bytes_allocated())
-        refused = [is_slow and entry.partition_key == first for entry in entries_of(entries)]
+        sent = entries_of(entries)
         outcome = put(stream, entries)
-        fast_stored += refused.count(False)
+        assert not any(outcome.codes)
+        fast_stored.extend(entry for entry in sent if entry.partition_key != first)
+        refused = [is_slow and entry.partition_key == first for entry in sent]
         return replace(outcome, codes=["InternalFailure" if one else None for one in refused])
 
     def is_stored(count: int) -> bool:
-        return fast_stored >= count
+        return len(fast_stored) >= count
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal is_slow
         before = memory.bytes_allocated()
-        for stored in range(0, 40 * len(fast), len(fast)):
+        for number in range(1, parts + 1):
             yield part
-            until(partial(is_stored, stored + len(fast)), "the other shards' records", poll_s=0.001)
-        assert fast_stored == 40 * len(fast)
+            until(
+                partial(is_stored, number * len(fast)),
+                "the other shards' records are stored",
+                poll_s=0.001,
+            )
+        assert len(fast_stored) == parts * len(fast)
         assert max(used) - before < 10 * part.nbytes * 4 / 3, "the text of ten parts, in base64"
         is_slow = False
 
     monkeypatch.setattr(connected, "put_records", put_records)
     counts = writer(connected, stream=payments).write(batches())
-    assert counts[payments.name].records == 40 * part.num_rows
+    assert counts[payments.name].records == parts * part.num_rows
 
 
 @pytest.mark.parametrize("most", [1, 2])

@@ -52,8 +52,7 @@ WAIT_S: Final = 120
 
 _numbers = count()
 
-
-until = partial(waiting.until, what="it happens", within_s=WAIT_S)
+until = partial(waiting.until, what="the condition of this line", within_s=WAIT_S)
 
 
 class Table:

@@ -16,8 +16,8 @@ from tests.support.spark.trials import Trial
 EFO = {"consumerMode": "efo", "consumerName": "etl"}
 RECORDS = 3_000
 KEYS = 100
-"""Spread 1.4 MB or more over each of two shards. Ranges below 1 MiB are polled, and the first batch
-may end after the 64 KiB of the first probe."""
+"""So many that each of two shards gets 1.4 MB or more of the records: ranges below 1 MiB are
+polled, and the first batch may end after the 64 KiB of the first probe."""
 
 
 @pytest.fixture

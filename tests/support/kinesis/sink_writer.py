@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pyarrow as pa
 
 from embedded_kinesis import EmbeddedKinesis
+from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.client.boto3_client import Boto3Kinesis
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.options.values import ConnectionOptions
@@ -36,6 +38,7 @@ def writer(
     columns: SinkColumns = COLUMNS,
     *,
     stream: StreamRef | None = ORDERS,
+    write_id: Callable[[StreamName], WriteId] | None = None,
     **options: Any,
 ) -> RecordWriter:
     connection = ConnectionOptions()
@@ -45,6 +48,7 @@ def writer(
         target_of=lambda stream: cache.get(stream, connection, service),
         columns=columns,
         options=SinkOptions(stream=stream, connection=connection, **options),
+        write_id=write_id,
     )
 
 

@@ -188,8 +188,11 @@ def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None
         for aim in AIMS:
             if aim.benchmark == name:
                 assert aim.row.keys() <= figures.keys()
+                # Figures differ by mode: an idle stream has no latency.
                 if aim.row.get("mode") in (None, figures.get("mode")):
                     assert all(map(math.isfinite, aim.values(figures)))
+    modes = {aim.row["mode"] for aim in AIMS if aim.benchmark == name and "mode" in aim.row}
+    assert modes <= {figures.get("mode") for figures in report.figures}
     assert shlex.split(report.command)[2] == f"benchmarks.{name}"
     understood = vars(parsed(report.command))
     for word in arguments.keys() & understood.keys():
