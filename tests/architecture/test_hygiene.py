@@ -7,12 +7,8 @@ import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 
 from tests.architecture.layers import LAYERS, ROOT
-
-MAX_LINES = 450
-_LONG_BY_NATURE = {"requirements/dev.txt"}
 
 
 def _tracked() -> list[str]:
@@ -65,15 +61,6 @@ def test_no_path_of_one_machine() -> None:
 
 def test_no_registry_by_its_host() -> None:
     assert not _lines_with(_REGISTRY)
-
-
-def test_files_are_of_readable_length() -> None:
-    lengths = {
-        name: len(_text(name).splitlines())
-        for name in TRACKED
-        if name not in _LONG_BY_NATURE and "golden" not in Path(name).parts
-    }
-    assert not {name: length for name, length in lengths.items() if length > MAX_LINES}
 
 
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

@@ -1,20 +1,14 @@
-"""The folders: no import cycles, the layers of `layers.py`, readable sizes, a complete map."""
+"""The folders: no import cycles, the layers of `layers.py`, a complete map."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from pathlib import PurePosixPath
 from typing import Final
 
 import pytest
 
 from tests.architecture import layers
 from tests.architecture.graphs import cycles, folder_imports, module_imports, modules
-from tests.architecture.test_hygiene import TRACKED
-
-MAX_MODULES: Final = 13
-MAX_UNIT_TESTS: Final = 25
 
 _MAP: Final = (layers.ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 MAP: Final = _MAP[_MAP.index("\n## Map\n") : _MAP.index("\n## Layers\n")]
@@ -57,19 +51,6 @@ def _dotted(package: str, folder: str) -> str:
 def test_every_package_with_folders_has_its_layers() -> None:
     nested = {name.partition(".")[0] for name in folder_imports() if "." in name}
     assert sorted(layers.FOLDERS) == sorted(nested)
-
-
-def test_folders_are_of_readable_size() -> None:
-    counts = Counter(
-        str(path.parent)
-        for path in map(PurePosixPath, TRACKED)
-        if path.suffix == ".py" and path.name != "__init__.py"
-    )
-    limits = {
-        folder: MAX_UNIT_TESTS if folder.startswith("tests/unit/") else MAX_MODULES
-        for folder in counts
-    }
-    assert not {folder: count for folder, count in counts.items() if count > limits[folder]}
 
 
 def test_the_map_lists_every_package() -> None:
