@@ -85,6 +85,9 @@ class SubscriptionError(SspError):
     kind = "subscription"
     code: str = ""
     """The service's code of the fault, or the name of the SDK's error. Lost by pickling."""
+    is_lasting: bool = False
+    """Whether the fault does not pass by itself: a wrong signature, a missing permission, a missing
+    consumer. Lost by pickling."""
 
 
 class KinesisService(Protocol):

@@ -20,11 +20,12 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from awscrt import http
 from awscrt.io import ClientBootstrap, ClientTlsContext, SocketOptions, TlsContextOptions
 from botocore.awsrequest import AWSResponse
+from botocore.utils import get_environ_proxies
 
 _PORT: Final = 443
 _NO_HTTP2: Final = "AWS_ERROR_HTTP_UNSUPPORTED_PROTOCOL"
@@ -83,19 +84,23 @@ class Http2Transport:
 
     def send(self, request: Any) -> AWSResponse | None:
         """Send a prepared request of botocore; return its response once its headers are received,
-        or None if the host has no HTTP/2.
+        or None if the URL is not to be called this way: without TLS, by a proxy (botocore chooses
+        one by the regional endpoint, and SubscribeToShard may go to that of the account), or at a
+        host without HTTP/2.
 
         A request that fails on a connection with other streams is sent again on another one: the
         host may allow no further streams, or be closing it. Raises OSError.
         """
         url = urlsplit(request.url)
+        if url.scheme != "https" or get_environ_proxies(request.url):
+            return None
         address = url.hostname or "", url.port or _PORT
         for attempt in count(1):
             connection = self._begin(address)
             exchange = _Exchange(self._silence, partial(self._end, address, connection))
             try:
                 native = connection.opening.result(timeout=self._connect_timeout)
-                message = _to_message(request, url.netloc, url.path or "/")
+                message = _to_message(request, _host_of(url), url.path or "/")
                 status, headers = exchange.start(native, message)
             except TimeoutError:
                 exchange.close(failed=True)
@@ -229,6 +234,12 @@ class _Exchange:
 def _name_of(error: BaseException) -> str:
     """Return awscrt's name of an error, or the name of its class. Messages may contain data."""
     return getattr(error, "name", None) or type(error).__name__
+
+
+def _host_of(url: SplitResult) -> str:
+    """Return the header `host` as botocore signs it, without the default port (RFC 9110, 4.2.3)."""
+    host = f"[{url.hostname}]" if ":" in (url.hostname or "") else url.hostname or ""
+    return host if url.port in (None, _PORT) else f"{host}:{url.port}"
 
 
 def _to_message(request: Any, host: str, path: str) -> http.HttpRequest:

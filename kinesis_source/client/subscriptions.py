@@ -1,10 +1,10 @@
 """Subscribes to shards with SubscribeToShard, on HTTP/2 by awscrt or on HTTP/1.1 by botocore.
 
 botocore writes, signs and resolves every request, and raises the errors of its answers. awscrt
-sends them if the service has HTTP/2, no proxy is configured and awscrt is installed: the API
-reference demands HTTP/2, on which many subscriptions share one connection, and whose flow control
-bounds the memory of each. The handlers use botocore's events `before-send`, whose handlers may
-return a response, and `before-parse`, whose handlers may replace its body.
+sends them if the service has HTTP/2, no proxy is configured for it and awscrt is installed: the
+API reference demands HTTP/2, on which many subscriptions share one connection, and whose flow
+control bounds the memory of each. The handlers use botocore's events `before-send`, whose handlers
+may return a response, and `before-parse`, whose handlers may replace its body.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from botocore.eventstream import ParserError
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
-from botocore.utils import get_environ_proxies
 from urllib3.exceptions import HTTPError
 
 from kinesis_source.client.api import SubscriptionError
@@ -27,8 +26,14 @@ from kinesis_source.client.responses import parse_date, parse_event
 from kinesis_source.model.shard import ConsumerArn, EpochMillis, Position, RecordPage
 from kinesis_source.options.values import ConnectionOptions
 from ssp_common.aws.clients import trusted_certificates
-from ssp_common.aws.error_translation import code_of, quoted
-from ssp_common.errors import SspError
+from ssp_common.aws.error_translation import (
+    Severity,
+    code_of,
+    quoted,
+    severity_of,
+    severity_of_code,
+)
+from ssp_common.errors import AccessError, SspError
 from task_grouping.identifiers import ShardKey
 
 if TYPE_CHECKING:
@@ -129,7 +134,7 @@ def open_subscriber(options: ConnectionOptions, *, window: int) -> Boto3Subscrib
 
 
 def _http2_transport(endpoint: str, options: ConnectionOptions, window: int) -> Transport | None:
-    if not endpoint.startswith("https:") or get_environ_proxies(endpoint):
+    if not endpoint.startswith("https:"):
         return None
     try:
         from kinesis_source.client.http2_transport import Http2Transport
@@ -193,7 +198,8 @@ class Boto3Subscription:
         kind = headers.get(":message-type")
         if kind != "event":
             code = headers.get(":exception-type") or headers.get(":error-code") or str(kind)
-            raise _error(self._shard, code, f"{code} in a subscription")
+            lasting = severity_of_code(code) is Severity.PERMANENT
+            raise _error(self._shard, code, f"{code} in a subscription", is_lasting=lasting)
         if headers.get(":event-type") != "SubscribeToShardEvent":
             raise _error(self._shard, "UnknownEvent", "an event of another type")
         return parse_event(message.payload, self._date)
@@ -213,16 +219,20 @@ def _fault(shard: ShardKey, error: Exception) -> SubscriptionError:
     if isinstance(error, SubscriptionError):
         return error
     if isinstance(error, SspError):
-        return _error(shard, error.kind, f"{error.found} on {_OPERATION}")
+        lasting = isinstance(error, AccessError)
+        return _error(shard, error.kind, f"{error.found} on {_OPERATION}", is_lasting=lasting)
     if isinstance(error, ClientError | BotoCoreError):
-        return _error(shard, code_of(error), f"{quoted(error)} on {_OPERATION}")
+        lasting = severity_of(error) is Severity.PERMANENT
+        return _error(shard, code_of(error), f"{quoted(error)} on {_OPERATION}", is_lasting=lasting)
     name = type(error).__name__
     # Only the text of this module's own error cannot contain data.
     text = f"{error}" if isinstance(error, BrokenStreamError) else name
     return _error(shard, name, f"{text} in a subscription")
 
 
-def _error(shard: ShardKey, code: str, found: str) -> SubscriptionError:
+def _error(
+    shard: ShardKey, code: str, found: str, *, is_lasting: bool = False
+) -> SubscriptionError:
     error = SubscriptionError(
         f"shard {shard}",
         found=found,
@@ -230,4 +240,5 @@ def _error(shard: ShardKey, code: str, found: str) -> SubscriptionError:
         next_step="none: the records are read by GetRecords",
     )
     error.code = code
+    error.is_lasting = is_lasting
     return error

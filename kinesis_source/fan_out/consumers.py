@@ -28,13 +28,17 @@ LOOKUP_PERIOD_S: Final = 60.0
 MISSING_LOOKUP_PERIOD_S: Final = 5.0
 """The period of looking up all consumers while one of them is not active."""
 _POLL_S: Final = 1.0
-_EXISTS: Final = "ResourceInUseException"
+_LIMIT: Final = "LimitExceededException"
 
 
 class ConsumerError(SspError):
     """A stream has no consumer that the query can use: register one, or change the options."""
 
     kind = "consumer"
+
+
+class TooManyConsumersError(ConsumerError):
+    """A stream has its limit of consumers, or of registrations at a time, which may pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +62,9 @@ class ConsumerService(Protocol):
         ...
 
     def register(self, stream: StreamRef, name: str) -> None:
-        """Call RegisterStreamConsumer once, as a call without retries. A consumer of that name is
-        no error."""
+        """Call RegisterStreamConsumer once, as a call without retries. An existing consumer of that
+        name and a stream that is not active, as during a reshard, are refused by the same code,
+        ResourceInUseException (API reference), so only `find` distinguishes them."""
         ...
 
     def deregister(self, stream: StreamRef, arn: ConsumerArn) -> None:
@@ -84,11 +89,7 @@ class Boto3Consumers:
     def register(self, stream: StreamRef, name: str) -> None:
         """Call RegisterStreamConsumer once."""
         request = {"StreamARN": stream.arn, "ConsumerName": name}
-        try:
-            self._kinesis.call("RegisterStreamConsumer", stream, request, _nothing, retry=False)
-        except ThrottledError as error:
-            if error.code != _EXISTS:
-                raise
+        self._kinesis.call("RegisterStreamConsumer", stream, request, _nothing, retry=False)
 
     def deregister(self, stream: StreamRef, arn: ConsumerArn) -> None:
         """Call DeregisterStreamConsumer."""
@@ -175,11 +176,18 @@ class QueryConsumers:
         deadline = self._monotonic() + WAIT_S
         is_logged = False
         while True:
-            found = self._find_or_register(stream)
+            try:
+                found = self._find_or_register(stream)
+            except TooManyConsumersError:
+                # Registrations and consumers of queries that end meanwhile make room.
+                if self._monotonic() >= deadline:
+                    raise
+                self._sleep(_POLL_S)
+                continue
             if found is not None and found.status == ACTIVE:
                 _log.info("stream %s is read by consumer %s", stream.name, found.arn)
                 return found.arn
-            status = "CREATING" if found is None else found.status
+            status = "not listed yet" if found is None else found.status
             if self._monotonic() >= deadline:
                 _log.warning(
                     "the consumer of stream %s was still %s after %.0f s: the stream is polled "
@@ -196,7 +204,7 @@ class QueryConsumers:
             self._sleep(_POLL_S)
 
     def _find_or_register(self, stream: StreamRef) -> Consumer | None:
-        """Return the consumer; None if it has just been registered."""
+        """Return the consumer; None if it has just been registered, or is to be later."""
         arns = dict(self._options.consumer_arns)
         if stream.arn is None and not arns:
             # By its ARN, for which the calls for consumers have no other form.
@@ -213,10 +221,10 @@ class QueryConsumers:
         try:
             self._service.register(stream, name)
         except ThrottledError as error:
-            if error.code != "LimitExceededException":
+            if error.code != _LIMIT:
                 _log.info("stream %s: %s; trying again", stream.name, error.found)
                 return
-            raise ConsumerError(
+            raise TooManyConsumersError(
                 f"consumer {name} of stream {stream.name}",
                 found=error.found,
                 expected="a stream with fewer consumers than its limit, and at most 5 "

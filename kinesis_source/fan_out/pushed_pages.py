@@ -2,7 +2,8 @@
 
 Exactly-once does not depend on subscriptions. Whatever goes wrong with one, `ShardReader` continues
 the range by GetRecords after the last record that it has, and tries to subscribe again later, if
-enough is left to read. After `MAX_FAULTS` faults it reads the rest by GetRecords. If these are
+enough is left to read. After `MAX_FAULTS` faults, or one that does not pass by itself, it reads the
+rest by GetRecords. If these are
 throttled, even a small rest is pushed.
 """
 
@@ -38,9 +39,6 @@ MAX_EMPTY_EVENTS: Final = 20
 """The numbers of events without a record in a row, at the shard's latest record and before it,
 after which the rest of the range is polled. The service sends one every few seconds."""
 
-_LASTING: Final = frozenset({"AccessDeniedException", "ResourceNotFoundException"})
-"""Causes that do not pass by themselves."""
-
 
 @dataclass(slots=True, eq=False)
 class FaultLog:
@@ -56,7 +54,7 @@ class FaultLog:
             count = self._counts[error.code]
         if count & (count - 1) == 0:
             _log.log(
-                logging.WARNING if error.code in _LASTING else logging.INFO,
+                logging.WARNING if error.is_lasting else logging.INFO,
                 "%s: %s (%s in this process); its records are read by GetRecords",
                 *(error.subject, error.found, count_of(count, "time")),
             )
@@ -197,7 +195,7 @@ class PushedPages:
         self.close()
 
     def _fail(self, error: SubscriptionError) -> None:
-        self._failed += 1
+        self._failed = MAX_FAULTS if error.is_lasting else self._failed + 1
         self._not_before = self._monotonic() + RESUBSCRIBE_AFTER_S
         self._faults.record(error)
         self.close()

@@ -185,7 +185,7 @@ def severity_of(error: Exception) -> Severity:
     if isinstance(error, sdk.ClientError):
         if _is_about_time(error):
             return Severity.FAULT
-        return _severity_of_answer(code_of(error), status_of(error))
+        return severity_of_code(code_of(error), status_of(error))
     passing = (
         sdk.ConnectionError,
         sdk.HTTPClientError,
@@ -203,7 +203,8 @@ def _is_about_time(error: sdk.ClientError) -> bool:
     return code in _CLOCK or untimely
 
 
-def _severity_of_answer(code: str, status: int) -> Severity:
+def severity_of_code(code: str, status: int = 0) -> Severity:
+    """Classify an answer by its error code and HTTP status; 0 for one that is unknown."""
     if code in THROTTLES or status == 429:
         return Severity.THROTTLE
     if code in _FAULTS or status >= 500:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -110,6 +111,22 @@ def test_a_pushed_range_needs_no_getrecords(service: Service) -> None:
 def test_a_fault_of_every_subscription_changes_no_row(service: Service, fault: Fault) -> None:
     stream = service.stream()
     rows = service.rows(stream, fault)
+    assert rows == stream.polled()
+    assert len(rows) == RECORDS
+
+
+@pytest.mark.parametrize(
+    "code",
+    ["InvalidSignatureException", "UnrecognizedClientException", "ResourceNotFoundException"],
+)
+def test_a_fault_that_does_not_pass_is_a_warning_and_ends_the_subscriptions_of_a_range(
+    service: Service, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    stream = service.stream()
+    rows = service.rows(stream, Refusal(code=code))
+    assert service.calls("SubscribeToShard", stream) == SHARDS
+    warnings = [each.getMessage() for each in caplog.records if each.levelno == logging.WARNING]
+    assert any(code in text for text in warnings)
     assert rows == stream.polled()
     assert len(rows) == RECORDS
 

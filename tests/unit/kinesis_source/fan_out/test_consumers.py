@@ -156,6 +156,30 @@ def test_a_consumer_that_the_user_deregisters_is_missed_with_a_warning(
     assert "is polled" in caplog.text
 
 
+def _refused(code: str) -> Exception:
+    error = ThrottledError("s", found=code, expected="an answer", next_step="none")
+    error.code = code
+    return error
+
+
+@pytest.mark.parametrize("code", ["ResourceInUseException", "LimitExceededException"])
+def test_a_refused_registration_is_repeated(code: str, caplog: pytest.LogCaptureFixture) -> None:
+    """A stream is being resharded, or other queries register at the same time."""
+    caplog.set_level(logging.INFO)
+    service = FakeConsumers()
+    register = service.register
+
+    def refuse(stream: StreamRef, name: str) -> None:
+        if service.now < WAIT_S / 2:
+            raise _refused(code)
+        register(stream, name)
+
+    service.register = refuse  # type: ignore[method-assign]
+    assert consumers(service).active((ORDERS,)) == {ORDERS.name: ARN}
+    assert service.registered == 1
+    assert len([text for text in caplog.messages if text.startswith("registered")]) == 1
+
+
 def test_a_stream_with_too_many_consumers_is_an_error_with_a_next_step() -> None:
     service = FakeConsumers()
 
@@ -165,6 +189,7 @@ def test_a_stream_with_too_many_consumers_is_an_error_with_a_next_step() -> None
     service.register = refuse  # type: ignore[method-assign]
     with pytest.raises(ConsumerError, match="deregister consumers that nobody uses"):
         consumers(service).active((ORDERS,))
+    assert service.now >= WAIT_S
 
 
 def test_a_consumer_that_was_deregistered_by_hand_is_registered_again() -> None:
