@@ -58,6 +58,7 @@ from ssp_common.aws.error_translation import (
     status_of,
     unreadable,
 )
+from ssp_common.aws.provided_credentials import renew_refused
 from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
 from ssp_common.errors import AccessError, InvalidRequestError, StreamNotFoundError
 from task_grouping.identifiers import ShardId
@@ -311,7 +312,8 @@ class Boto3Kinesis:
                 outlast_throttling=call.operation != "CreateStream",
             )
         except _SDK_ERRORS as error:
-            if not retry and severity_of(error) is not Severity.PERMANENT:
+            may_pass = severity_of(error) is not Severity.PERMANENT
+            if not retry and (may_pass or renew_refused(error)):
                 raise single_try_error(error, call) from None
             # Without the cause: the text of a signature error holds the session token.
             raise translate(error, call, attempts=self._retrier.max_attempts) from None

@@ -33,6 +33,7 @@ from ssp_common.aws.error_translation import (
     severity_of,
     severity_of_code,
 )
+from ssp_common.aws.provided_credentials import renew_refused
 from ssp_common.errors import AccessError, SspError
 from task_grouping.identifiers import ShardKey
 
@@ -222,7 +223,7 @@ def _fault(shard: ShardKey, error: Exception) -> SubscriptionError:
         lasting = isinstance(error, AccessError)
         return _error(shard, error.kind, f"{error.found} on {_OPERATION}", is_lasting=lasting)
     if isinstance(error, ClientError | BotoCoreError):
-        lasting = severity_of(error) is Severity.PERMANENT
+        lasting = severity_of(error) is Severity.PERMANENT and not renew_refused(error)
         return _error(shard, code_of(error), f"{quoted(error)} on {_OPERATION}", is_lasting=lasting)
     name = type(error).__name__
     # Only the text of this module's own error cannot contain data.

@@ -9,12 +9,18 @@ from __future__ import annotations
 
 import os
 import platform
-from dataclasses import dataclass
+import random
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
+from urllib.parse import urlsplit
 
 import botocore
 import botocore.session
 from botocore.config import Config
+from botocore.configprovider import ConstantProvider
 from botocore.credentials import (
     AssumeRoleCredentialFetcher,
     CredentialProvider,
@@ -22,11 +28,18 @@ from botocore.credentials import (
     Credentials,
     DeferredRefreshableCredentials,
 )
-from botocore.exceptions import BotoCoreError
+from botocore.exceptions import BotoCoreError, CredentialRetrievalError, ProfileNotFound
 from botocore.httpsession import get_cert_path
+from botocore.utils import METADATA_BASE_URL
 
 from ssp_common.aws.error_translation import no_credentials, safe_text
-from ssp_common.aws.provided_credentials import provided_credentials
+from ssp_common.aws.provided_credentials import (
+    Loaded,
+    RenewedCredentials,
+    is_plain,
+    provided_credentials,
+)
+from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 from ssp_common.options.endpoints import ConnectionOptions
 
@@ -43,6 +56,13 @@ _USER_AGENT: Final = (
 of a small call; it still does so if the user agent must contain an application id."""
 _MAX_CONNECTIONS: Final = 128
 """Connections kept alive, opened on demand: as many as shards are worked on side by side."""
+_MAX_LOADS: Final = 4
+"""The number of attempts to find credentials."""
+_METADATA_ATTEMPTS: Final = 3
+_METADATA_CONNECT_S: Final = 1.0
+_METADATA_READ_S: Final = 5.0
+"""Attempts and time-outs of a call to the metadata service, which is on the machine: it accepts a
+connection at once, but may take seconds to answer a burst of workers."""
 
 
 Service = Literal["dynamodb", "kinesis", "s3", "sts"]
@@ -147,22 +167,94 @@ def _found(options: ConnectionOptions, core: botocore.session.Session) -> Creden
         return Credentials(
             options.aws_access_key_id, options.aws_secret_access_key, options.aws_session_token
         )
-    # Not `get_credentials`, which would keep them: the session's own are those of `_Given`.
-    credentials = core.get_component("credential_provider").load_credentials()
+    chain = core.get_component("credential_provider")
+    found = _from_chain(chain, retry_settings(options))
+    if not is_plain(found):
+        return found
+    # Files of keys are rotated too, while queries run.
+    renewed: Any = RenewedCredentials(
+        lambda: _plain_or_refreshing(_from_chain(chain, retry_settings(options))),
+        method=found.method,
+    )
+    return renewed  # type: ignore[no-any-return]
+
+
+def _plain_or_refreshing(credentials: Credentials) -> Loaded:
+    return Loaded(credentials, is_plain(credentials))
+
+
+def _from_chain(chain: CredentialResolver, retry: RetrySettings) -> Credentials:
+    """Return the credentials of AWS's default chain. A source of credentials that fails is asked
+    again: a slow answer of a machine's or container's service does not mean that there are none.
+    Raises AccessError."""
+
+    def load() -> Credentials | None:
+        # Not `get_credentials`, which would keep them: the session's own are those of `_Given`.
+        credentials = chain.load_credentials()
+        if credentials is None and _metadata_service_answers():
+            raise _NothingReturnedError(
+                provider="iam-role", error_msg="the machine's metadata service returned none"
+            )
+        return credentials
+
+    retrier = Retrier(
+        replace(retry, max_attempts=min(retry.max_attempts, _MAX_LOADS)),
+        log=RetryLog(time.monotonic),
+        sleep=time.sleep,
+        random=random.random,
+    )
+    try:
+        credentials = retrier.run(load, operation="the default chain", subject="AWS credentials")
+    except _NothingReturnedError:
+        credentials = None
     if credentials is None:
         raise no_credentials("no credentials")
-    return credentials  # type: ignore[no-any-return]
+    return credentials
+
+
+class _NothingReturnedError(CredentialRetrievalError):
+    """There is a metadata service, and botocore got no credentials from it: the machine has no
+    role, or an answer took too long, which botocore does not distinguish."""
+
+
+def _metadata_service_answers() -> bool:
+    """Return whether something listens at the address of the machine's metadata service."""
+    if os.environ.get("AWS_EC2_METADATA_DISABLED", "").lower() == "true":
+        return False
+    url = urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or METADATA_BASE_URL)
+    try:
+        with socket.create_connection((url.hostname or "", url.port or 80), _METADATA_CONNECT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _patient_session() -> botocore.session.Session:
-    """A session that asks a machine's metadata service more than once.
+    """Return a session that waits longer for a machine's metadata service than botocore, which
+    gives up for good after one attempt of a second: too little when many workers start together.
 
-    One try of one second is botocore's default, too little when many workers start together.
+    A machine without the service is recognised as fast as before. AWS's configuration takes
+    precedence.
     """
     core = botocore.session.get_session()
-    if core.get_config_variable("metadata_service_num_attempts") == 1:
-        core.set_config_variable("metadata_service_num_attempts", 3)
+    configured = core.get_component("config_store")
+    for name, value in (
+        ("metadata_service_num_attempts", _METADATA_ATTEMPTS),
+        # A variable of the session has to be one number.
+        ("metadata_service_timeout", (_METADATA_CONNECT_S, _METADATA_READ_S)),
+    ):
+        if f"AWS_{name.upper()}" not in os.environ and name not in _scoped_config(core):
+            configured.set_config_provider(name, ConstantProvider(value))
     return core
+
+
+def _scoped_config(core: botocore.session.Session) -> Mapping[str, Any]:
+    """Return the profile of AWS's configuration; none if the profile is missing, which the
+    credentials' error names."""
+    try:
+        return core.get_scoped_config()
+    except ProfileNotFound:
+        return {}
 
 
 class _Given(CredentialProvider):

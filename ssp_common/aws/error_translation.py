@@ -81,6 +81,13 @@ _UNKNOWN_KEYS: Final = frozenset(
         "UnrecognizedClientException",
     }
 )
+_REFUSED_KEYS: Final = _EXPIRED | {
+    "AuthFailure",
+    "InvalidAccessKeyId",
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+}
+"""Refusals that other keys cure."""
 _KMS: Final = frozenset(
     {
         "KMSAccessDeniedException",
@@ -194,6 +201,11 @@ def severity_of(error: Exception) -> Severity:
         *_CREDENTIALS_FETCH,
     )
     return Severity.FAULT if isinstance(error, passing) else Severity.PERMANENT
+
+
+def is_about_keys(error: Exception) -> bool:
+    """Return whether the service refused a call for its keys, which others cure."""
+    return isinstance(error, sdk.ClientError) and code_of(error) in _REFUSED_KEYS
 
 
 def _is_about_time(error: sdk.ClientError) -> bool:

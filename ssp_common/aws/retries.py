@@ -17,6 +17,7 @@ import tenacity
 
 from ssp_common.aws import error_translation as aws_faults
 from ssp_common.aws.error_translation import Severity, code_of
+from ssp_common.aws.provided_credentials import renew_refused
 from ssp_common.logs import Detail
 from ssp_common.options.endpoints import ConnectionOptions
 
@@ -30,6 +31,8 @@ _THROTTLE_BASE: Final = 0.5
 seconds (Kinesis API reference, GetRecords), which the first few waits must outlast."""
 
 _WARNING_PERIOD: Final = 30.0
+_MAX_RENEWALS: Final = 3
+"""The number of times that a call is repeated with other keys."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +129,19 @@ class Retrier:
         """Return the result of `function`; raises its last exception.
 
         With `outlast_throttling`, throttling is waited out without a limit, and only faults in a
-        row use up the attempts.
+        row use up the attempts. A call whose keys are refused is repeated with others, if there
+        are any (`provided_credentials`).
         """
-        failed = 0
+        failed = renewals = 0
+
+        def passes(error: BaseException) -> bool:
+            nonlocal renewals
+            if not isinstance(error, Exception):
+                return False
+            if self._severity_of(error) is not Severity.PERMANENT:
+                return True
+            renewals += 1
+            return renewals <= _MAX_RENEWALS and renew_refused(error)
 
         def is_last(state: tenacity.RetryCallState) -> bool:
             nonlocal failed
@@ -141,7 +154,7 @@ class Retrier:
         retrying = tenacity.Retrying(
             stop=is_last,
             wait=self._wait,
-            retry=tenacity.retry_if_exception(self._passes),
+            retry=tenacity.retry_if_exception(passes),
             before_sleep=lambda state: self._log.note(
                 operation, subject, _error_of(state), state.upcoming_sleep
             ),
@@ -153,11 +166,6 @@ class Retrier:
     def _wait(self, state: tenacity.RetryCallState) -> float:
         severity = self._severity_of(_error_of(state))
         return backoff(self._settings, severity, state.attempt_number, self._random())
-
-    def _passes(self, error: BaseException) -> bool:
-        if not isinstance(error, Exception):
-            return False
-        return self._severity_of(error) is not Severity.PERMANENT
 
 
 def _error_of(state: tenacity.RetryCallState) -> Exception:

@@ -28,8 +28,9 @@ from ssp_common.aws.error_translation import (
 )
 from ssp_common.aws.provided_credentials import (
     PLAIN_LIFETIME_S,
-    ProvidedCredentials,
+    RenewedCredentials,
     forget_providers,
+    load_provided,
     provided_credentials,
 )
 
@@ -184,7 +185,9 @@ def test_plain_credentials_are_requested_again_after_their_lifetime(
             raise answer
         return answer
 
-    provided = ProvidedCredentials(PATH, call, monotonic=lambda: now)
+    provided = RenewedCredentials(
+        lambda: load_provided(PATH, call), method="test", monotonic=lambda: now
+    )
     for now, expected in (
         (PLAIN_LIFETIME_S - 1, "ONE"),
         (PLAIN_LIFETIME_S, "ONE"),
@@ -208,7 +211,9 @@ def test_plain_credentials_are_renewed_by_one_thread_at_a_time() -> None:
             assert go_on.wait(30)
         return Credentials(f"K{len(calls)}", CANARY)
 
-    provided = ProvidedCredentials(PATH, call, monotonic=lambda: now)
+    provided = RenewedCredentials(
+        lambda: load_provided(PATH, call), method="test", monotonic=lambda: now
+    )
     now = PLAIN_LIFETIME_S
     other = threading.Thread(target=provided.get_frozen_credentials)
     other.start()
