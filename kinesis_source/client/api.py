@@ -86,7 +86,7 @@ class SubscriptionError(SspError):
     code: str = ""
     """The service's code of the fault, or the name of the SDK's error. Lost by pickling."""
     is_lasting: bool = False
-    """Whether the fault does not pass by itself: a wrong signature, a missing permission, a missing
+    """True for a fault that does not pass by itself: a wrong signature, a missing permission or
     consumer. Lost by pickling."""
 
 
