@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ssp_common.errors import SspError
+from ssp_common.times import seconds_text
 from task_grouping.identifiers import SystemStreamPartition
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -128,7 +129,9 @@ class GroupCommitter:
             if self._newest is self._confirmed:
                 return
             self._given_up = self._newest
-            reason = self._failure if is_attempted else f"no answer within {timeout_s:g} s"
+            reason = (
+                self._failure if is_attempted else f"no answer within {seconds_text(timeout_s)}"
+            )
         _log.warning(
             "the last offsets may be missing in consumer group %s: %s", self._group, reason
         )

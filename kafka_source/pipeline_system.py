@@ -25,6 +25,7 @@ from pipeline_planner.graph.names import SystemKind
 from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists_error
 from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
 from ssp_common.options.spec import left_out, spellings
+from ssp_common.times import seconds_text
 from task_grouping.identifiers import StreamName
 
 if TYPE_CHECKING:
@@ -221,7 +222,8 @@ class KafkaSystem:
         if self._monotonic() >= deadline:
             raise ServiceUnavailableError(
                 f"topic {stream}",
-                found=f"a topic that neither exists nor can be created, for {self._timeout_s:g} s",
+                found=f"a topic that neither exists nor can be created, for "
+                f"{seconds_text(self._timeout_s)}",
                 expected="a topic that exists soon after its creation, or disappears soon after "
                 "its deletion",
                 next_step="check the brokers' logs, then apply the plan again",

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ssp_common.errors import printable
+from ssp_common.times import Quantity
 from ssp_common.version import __version__
 
 LEVEL_VARIABLE = "SPARK_SSP_LOG_LEVEL"
@@ -59,8 +60,8 @@ class Detail(str):
 
 class RepeatFilter:
     """Passes a warning once per period, with the number of equal ones since. Warnings that differ
-    only in numbers and details are equal. So are lines of other levels with a `Detail`.
-    Thread-safe."""
+    only in numbers, also those of a `Quantity`, and in details are equal. So are lines of other
+    levels with a `Detail`. Thread-safe."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -73,7 +74,7 @@ class RepeatFilter:
         args = record.args if isinstance(record.args, tuple) else (record.args,)
         if record.levelno != logging.WARNING and not any(isinstance(a, Detail) for a in args):
             return True
-        named = (str(a) for a in args if not isinstance(a, int | float | Detail))
+        named = (str(a) for a in args if not isinstance(a, int | float | Quantity | Detail))
         kind = (record.name, record.levelno, record.msg, *named)
         now = self._monotonic()
         with self._lock:

@@ -29,6 +29,7 @@ from checkpoint.coordination.protocol import LeaseClient, Report, Status
 from checkpoint.leases.lease import Lease, LeaseKey
 from ssp_common.errors import ServiceUnavailableError, SspError
 from ssp_common.helper_process import module_path, start_helper
+from ssp_common.times import seconds_text
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -272,7 +273,8 @@ class AgentClient:
         if len(self._lost_at) > MAX_RESTARTS:
             self._unanswered = 0
             raise _gave_up(
-                f"a process that ended {len(self._lost_at)} times in {RESTART_WINDOW_S:g} s",
+                f"a process that ended {len(self._lost_at)} times in "
+                f"{seconds_text(RESTART_WINDOW_S)}",
                 why,
             )
         if unanswered >= MAX_UNANSWERED:

@@ -38,6 +38,7 @@ from checkpoint.leases.lease_store import LeaseStore, Rows
 from checkpoint.leases.worker_metrics import KclObservation, KclRows, RowLocation, observe_kcl
 from ssp_common.errors import SspError
 from ssp_common.logs import abbreviate
+from ssp_common.times import duration_text
 from task_grouping.identifiers import WorkerId
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -314,9 +315,9 @@ class LeaseAgent:
         if late:
             held = sorted(self._state.held)
             _log.warning(
-                "%d leases could not be released within %d s and will expire: %s",
+                "%d leases could not be released within %s and will expire: %s",
                 len(held),
-                SHUTDOWN_MS // 1000,
+                duration_text(SHUTDOWN_MS),
                 abbreviate(held),
             )
         return late

@@ -26,6 +26,7 @@ from ssp_common.aws.error_translation import code_of
 from ssp_common.aws.store import StoreCalls
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.options.endpoints import ConnectionOptions
+from ssp_common.times import seconds_text
 from task_grouping.assignment import TaskAssignment
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class DynamoDbAssignmentStore:
             if self._calls.monotonic() >= deadline:
                 raise ServiceUnavailableError(
                     self._calls.where.subject,
-                    found=f"the new table not active after {_WAIT_S:g} s",
+                    found=f"the new table not active after {seconds_text(_WAIT_S)}",
                     expected="an active table",
                     next_step="check the table's status in DynamoDB, then start again",
                 )

@@ -30,6 +30,7 @@ from checkpoint.leases.table_schema import Readiness, TableSettings, creation_re
 from checkpoint.leases.write_reconciliation import reconcile
 from ssp_common.aws.error_translation import MalformedAnswerError
 from ssp_common.errors import ServiceUnavailableError
+from ssp_common.times import seconds_text
 
 _POLL_S: Final = 1.0
 
@@ -104,7 +105,7 @@ class DynamoDbLeaseStore:
     def _not_ready(self, found: Readiness) -> ServiceUnavailableError:
         return ServiceUnavailableError(
             self._calls.location.subject,
-            found=f"the table still {found} after {self._settings.wait_s:g} s",
+            found=f"the table still {found} after {seconds_text(self._settings.wait_s)}",
             expected=f"an active table in {self._calls.location}",
             next_step="check the table's status in DynamoDB, then start again",
         )

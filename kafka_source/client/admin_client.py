@@ -56,6 +56,7 @@ from kafka_source.model.topic import (
 from kafka_source.options.values import KafkaOptions
 from kafka_source.properties.translation import BOOTSTRAP_SERVERS, ClientProperties
 from ssp_common.errors import ServiceUnavailableError, SspError
+from ssp_common.times import seconds_text
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 K = TypeVar("K")
@@ -303,7 +304,7 @@ class KafkaAdminClient:
         return to_error(rejection, subject=self._subject, secrets=self._retrier.secrets)
 
     def _unavailable_error(self, operation: str, exhausted: RetriesExhaustedError) -> SspError:
-        timeout = f"{self._retrier.policy.timeout_s:g} s"
+        timeout = seconds_text(self._retrier.policy.timeout_s)
         times = f", {exhausted.attempts} times" if exhausted.attempts > 1 else ""
         reason = self._connection.errors.connection_error()
         if reason is not None:

@@ -14,6 +14,7 @@ from typing import Final, Generic, TypeVar
 from confluent_kafka import KafkaError
 
 from kafka_source.client.error_translation import ErrorKind, describe_error, error_kind, to_error
+from ssp_common.times import seconds_text
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -106,12 +107,12 @@ class Retrier:
             if attempt == policy.attempts:
                 raise RetriesExhaustedError(_some(left, request), error, attempt)
             _log.warning(
-                "%s on %s (%s) for %g s: retrying in %g s after attempt %d of %d",
+                "%s on %s (%s) for %s: retrying in %s after attempt %d of %d",
                 describe_error(error, self.secrets),
                 request.operation,
                 _some(left, request),
-                policy.timeout_s,
-                policy.interval_s,
+                seconds_text(policy.timeout_s),
+                seconds_text(policy.interval_s),
                 attempt,
                 policy.attempts,
             )

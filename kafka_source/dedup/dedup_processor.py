@@ -11,6 +11,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from kafka_source.dedup.dedup_headers import POSITION_HEADER
 from kafka_source.dedup.dedup_state import KEY_SCHEMA, VALUE_SCHEMA, DedupState
+from ssp_common.times import duration_text
 
 MAX_SOURCES: Final = 1_000
 """Sources remembered for each partition: the most recent ones."""
@@ -60,13 +61,13 @@ class DedupProcessor(StatefulProcessor):
         state.save()
         if ahead:
             _log.warning(
-                "partition %s-%s: %d records with the header %s of a time more than %d s ahead of "
+                "partition %s-%s: %d records with the header %s of a time more than %s ahead of "
                 "this machine's clock: the header is ignored; either a clock is wrong, or a "
                 "program other than a sink writes such headers",
                 *key[:2],
                 ahead,
                 POSITION_HEADER,
-                MAX_CLOCK_SKEW_MS // 1000,
+                duration_text(MAX_CLOCK_SKEW_MS),
             )
 
     def close(self) -> None:

@@ -99,10 +99,10 @@ def _offset(place: str, offset: int) -> LogicalOffset | int:
     return LogicalOffset.EARLIEST if offset == -2 else LogicalOffset.LATEST
 
 
-def _timestamp(place: str, millis: int) -> EpochMillis:
-    if millis < 0:
-        raise _bad_value(f"{place} at {millis}", _TIMES, "give milliseconds since 1970")
-    return EpochMillis(millis)
+def _timestamp(place: str, given: int) -> EpochMillis:
+    if given < 0:
+        raise _bad_value(f"{place} at {given}", _TIMES, "give milliseconds since 1970")
+    return EpochMillis(given)
 
 
 def _parse_topics(text: str, example: str) -> dict[str, Any]:

@@ -6,13 +6,13 @@ Users who name partitions must name all of them, as in Spark, so that none is fo
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Set
-from datetime import UTC, datetime
 from typing import Final, Literal
 
 from kafka_source.client.api import OffsetSpec
 from kafka_source.model.topic import AtOffsets, AtTime, AtTimes, Bound, LogicalOffset, kafka_name
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 from ssp_common.logs import abbreviate
+from ssp_common.times import time_text
 from task_grouping.identifiers import SystemStreamPartition
 
 _SOURCE: Final = "kafka-ssp"
@@ -53,7 +53,7 @@ def describe_bound(bound: Bound, kind: Literal["starting", "ending"] = "starting
         case LogicalOffset():
             return bound.value
         case AtTime(time_ms=time_ms):
-            return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat()
+            return time_text(time_ms)
         case _:
             return option_name(bound, kind)
 

@@ -38,6 +38,7 @@ from kafka_source.reading.stall_diagnosis import (
     to_data_loss,
 )
 from ssp_common.errors import ServiceUnavailableError, SspError
+from ssp_common.times import duration_text
 from task_grouping.identifiers import SystemStreamPartition
 
 BATCH_ROWS: Final = 10_000
@@ -305,8 +306,8 @@ class GenerationReader:
         more = len(self.progress.positions) - 1
         return ServiceUnavailableError(
             f"partition {kafka_name(ssp)}" + (f" (and {more} more partitions)" if more else ""),
-            found=f"no record for {self.options.poll_timeout_ms} ms at position {position} of the "
-            f"range up to {self.progress.range_of(ssp).end}"
+            found=f"no record for {duration_text(self.options.poll_timeout_ms)} at position "
+            f"{position} of the range up to {self.progress.range_of(ssp).end}"
             + (f"; last error: {reason}" if reason else ""),
             expected="the records that the brokers have reported",
             next_step="check that the partition has a leader and the brokers can be reached; raise "

@@ -27,6 +27,8 @@ from awscrt.io import ClientBootstrap, ClientTlsContext, SocketOptions, TlsConte
 from botocore.awsrequest import AWSResponse
 from botocore.utils import get_environ_proxies
 
+from ssp_common.times import seconds_text
+
 _PORT: Final = 443
 _NO_HTTP2: Final = "AWS_ERROR_HTTP_UNSUPPORTED_PROTOCOL"
 _MAX_ATTEMPTS: Final = 4
@@ -104,7 +106,7 @@ class Http2Transport:
                 status, headers = exchange.start(native, message)
             except TimeoutError:
                 exchange.close(failed=True)
-                raise TimeoutError(f"no response within {self._silence:g} s") from None
+                raise TimeoutError(f"no response within {seconds_text(self._silence)}") from None
             except Exception as error:  # noqa: BLE001 - not all of awscrt's have a class of its own
                 exchange.close(failed=True)
                 name = _name_of(error)
@@ -212,7 +214,7 @@ class _Exchange:
                 chunk = self._chunks.get(timeout=self._silence)
             except queue.Empty:
                 self.close(failed=True)
-                raise TimeoutError(f"nothing received for {self._silence:g} s") from None
+                raise TimeoutError(f"nothing received for {seconds_text(self._silence)}") from None
             if chunk is None:
                 self.close()
                 return

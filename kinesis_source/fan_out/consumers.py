@@ -17,6 +17,7 @@ from kinesis_source.client.boto3_client import Boto3Kinesis
 from kinesis_source.model.shard import ConsumerArn, StreamRef
 from kinesis_source.options.values import ConsumerLifecycle, FanOutOptions
 from ssp_common.errors import SspError, StreamNotFoundError
+from ssp_common.times import seconds_text
 from task_grouping.identifiers import StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -190,16 +191,16 @@ class QueryConsumers:
             status = "not listed yet" if found is None else found.status
             if self._monotonic() >= deadline:
                 _log.warning(
-                    "the consumer of stream %s was still %s after %.0f s: the stream is polled "
+                    "the consumer of stream %s was still %s after %s: the stream is polled "
                     "until it is active",
-                    *(stream.name, status, WAIT_S),
+                    *(stream.name, status, seconds_text(WAIT_S)),
                 )
                 return None
             if not is_logged:
                 is_logged = True
                 _log.info(
-                    "the consumer of stream %s is %s: waiting until it is active, at most %.0f s",
-                    *(stream.name, status, WAIT_S),
+                    "the consumer of stream %s is %s: waiting until it is active, at most %s",
+                    *(stream.name, status, seconds_text(WAIT_S)),
                 )
             self._sleep(_POLL_S)
 

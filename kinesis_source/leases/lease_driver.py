@@ -57,6 +57,7 @@ from kinesis_source.planning.shard_discovery import ShardDiscovery
 from kinesis_source.probing.initial_positions import ResolveLatest, initial_states, latest_states
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import abbreviate
+from ssp_common.times import duration_text
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -319,8 +320,10 @@ class LeaseDriver:
         if status.outage_ms > self._leases.max_outage_ms:
             raise ServiceUnavailableError(
                 f"lease table {self._leases.table}",
-                found=f"a table that could not be read or written for {status.outage_ms} ms",
-                expected=f"an answer within {self._leases.max_outage_ms} ms (leaseMaxOutage)",
+                found=f"a table that could not be read or written for "
+                f"{duration_text(status.outage_ms)}",
+                expected=f"an answer within {duration_text(self._leases.max_outage_ms)} "
+                "(leaseMaxOutage)",
                 next_step="check the connection to DynamoDB, then start the query again, which "
                 "resumes where it stopped",
             )

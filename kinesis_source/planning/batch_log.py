@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
-from datetime import UTC, datetime
 
 from kinesis_source.model.offset import Offset
 from kinesis_source.model.shard import (
@@ -18,6 +17,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from ssp_common.logs import abbreviate, count_of, versions
+from ssp_common.times import time_text
 from task_grouping.identifiers import ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -114,7 +114,7 @@ def _describe(point: StartPoint) -> str:
         case TrimHorizon():
             return "TRIM_HORIZON"
         case AtTimestamp(millis=millis):
-            return f"AT_TIMESTAMP {datetime.fromtimestamp(millis / 1000, UTC).isoformat()}"
+            return f"AT_TIMESTAMP {time_text(millis)}"
         case AfterRecord():
             return "a record"
         case _:

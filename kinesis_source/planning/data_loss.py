@@ -11,6 +11,7 @@ from kinesis_source.model.read_loss import Evidence, Verdict, judge
 from kinesis_source.model.shard import ShardState
 from ssp_common.errors import DataLossError, SspError
 from ssp_common.logs import abbreviate
+from ssp_common.times import duration_text, time_text
 from task_grouping.identifiers import SequenceNumber, ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -55,8 +56,8 @@ def report_recreated_stream(stream: StreamName, *, before: int, now: int, fail: 
     """Report that the stream of the checkpoint was deleted and another created under its name."""
     report_data_loss(
         f"stream {stream}",
-        found=f"the stream deleted and created again at {now}",
-        expected=f"the stream that was created at {before}",
+        found=f"the stream deleted and created again at {time_text(now)}",
+        expected=f"the stream that was created at {time_text(before)}",
         fail=fail,
     )
 
@@ -143,8 +144,9 @@ def check_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, 
     report_data_loss(
         f"shard {key}",
         found="the last record read trimmed"
-        + ("" if seen is None else f", and the shard last caught up at {seen}"),
-        expected=f"progress within the stream's retention ({evidence.retention_ms} ms), so that "
-        "nothing that follows can have been trimmed",
+        + ("" if seen is None else f", and the shard last caught up at {time_text(seen)}"),
+        expected="progress within the stream's retention "
+        f"({duration_text(evidence.retention_ms)}), so that nothing that follows can have been "
+        "trimmed",
         fail=fail,
     )

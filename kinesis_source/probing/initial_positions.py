@@ -20,6 +20,7 @@ from kinesis_source.model.shard import (
 from kinesis_source.planning.shard_lineage import start_points
 from kinesis_source.probing.probe_protocol import ProbeResult
 from ssp_common.errors import InvalidOptionsError, OptionProblem
+from ssp_common.times import duration_text, time_text
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 ResolveLatest = Callable[[Collection[ShardKey], EpochMillis], Mapping[ShardKey, ProbeResult]]
@@ -88,8 +89,8 @@ def check_not_future(
             [
                 OptionProblem(
                     option=option,
-                    found=f"{what} at {ahead} for stream {stream}, {ahead - now} ms after now by "
-                    "the service's clock",
+                    found=f"{what} at {time_text(ahead)} for stream {stream}, "
+                    f"{duration_text(ahead - now)} after now by the service's clock",
                     expected="a time that has passed",
                     next_step="choose an earlier time, or start the query later",
                 )

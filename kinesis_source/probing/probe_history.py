@@ -15,6 +15,7 @@ from kinesis_source.model.shard import EpochMillis, ShardEnd
 from kinesis_source.planning.shard_lag import LastProbe
 from kinesis_source.probing.position_advance import ShardAdvance
 from ssp_common.logs import Detail
+from ssp_common.times import duration_text
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -61,12 +62,12 @@ class ProbeHistory:
         if failing.probes >= WARN_AFTER_PROBES and lasted >= WARN_AFTER_MS and due:
             failing.warned = now
             _log.warning(
-                "shard %s could not be probed for %d s (%d probes): %s; it is not "
+                "shard %s could not be probed for %s (%d probes): %s; it is not "
                 "planned, and its lag grows, until a probe succeeds; if other consumers use up "
                 "the shard's GetRecords calls, raise minFetchPeriod and the trigger's interval "
                 "here or there, or read with fewer queries; if KMS throttles, raise the key's "
                 "quota",
-                *(Detail(key), lasted // 1000, failing.probes, Detail(error)),
+                *(Detail(key), duration_text(lasted), failing.probes, Detail(error)),
             )
 
     def record_plan(self, advances: Mapping[ShardKey, ShardAdvance], now: EpochMillis) -> None:

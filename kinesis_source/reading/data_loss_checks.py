@@ -14,6 +14,7 @@ from kinesis_source.model.read_loss import Evidence, Verdict, anchor_of, judge
 from kinesis_source.model.shard import AfterRecord, SequenceNumber, ShardState, StreamDescription
 from kinesis_source.planning.data_loss import report_data_loss, warn_start_moved
 from ssp_common.errors import SspError, StreamNotFoundError
+from ssp_common.times import duration_text, time_text
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -43,6 +44,8 @@ class DataLossChecks:
             recreated=stream.created != self.range.created,
         )
         wanted = anchor_of(start)
+        seen = start.last_caught_up_ms
+        caught_up = "an unknown time" if seen is None else time_text(seen)
         first = "no record" if found is None else f"record {found}"
         match judge(start, evidence):
             case Verdict.RECREATED:
@@ -51,14 +54,14 @@ class DataLossChecks:
             case Verdict.WHOLE:
                 _log.info(
                     "shard %s: start record %s was trimmed, and %s comes first; no data was lost: "
-                    "the shard was last caught up at %s (retention %s ms, now %s)",
+                    "the shard was last caught up at %s (retention %s, now %s)",
                     *(
                         self.range.key,
                         wanted,
                         first,
-                        start.last_caught_up_ms,
-                        stream.retention_ms,
-                        now,
+                        caught_up,
+                        duration_text(stream.retention_ms),
+                        time_text(now),
                     ),
                 )
             case Verdict.NOT_PROMISED:
@@ -66,8 +69,8 @@ class DataLossChecks:
             case Verdict.LOST:
                 self._lost(
                     found=f"{first} first, after record {wanted} was trimmed (retention "
-                    f"{stream.retention_ms} ms, last caught up at {start.last_caught_up_ms}, "
-                    f"now {now})",
+                    f"{duration_text(stream.retention_ms)}, last caught up at {caught_up}, "
+                    f"now {time_text(now)})",
                     expected=f"record {wanted} first, as proof that no record after it was trimmed",
                 )
         return True
@@ -111,8 +114,8 @@ class DataLossChecks:
 
     def _recreated(self, stream: StreamDescription) -> None:
         self._lost(
-            found=f"the stream deleted and created again at {stream.created}",
-            expected=f"the stream that was created at {self.range.created}",
+            found=f"the stream deleted and created again at {time_text(stream.created)}",
+            expected=f"the stream that was created at {time_text(self.range.created)}",
         )
 
     def _lost(self, *, found: str, expected: str) -> None:

@@ -15,6 +15,7 @@ from kinesis_source.client.api import BYTES_PER_SECOND
 from kinesis_source.model.shard import RecordPage
 from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES, memory_bytes
 from ssp_common.errors import ServiceUnavailableError
+from ssp_common.times import duration_text
 from task_grouping.identifiers import ShardKey
 
 CALL_INTERVAL_MS: Final = 250
@@ -94,7 +95,7 @@ def not_reached_error(
     others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
     return ServiceUnavailableError(
         f"shard {awaited[0]}{others}",
-        found=f"neither a further record nor the end of the shard for {waited_ms} ms",
+        found=f"neither a further record nor the end of the shard for {duration_text(waited_ms)}",
         expected=f"the records that the shard had when {since}",
         next_step="run the query again; if the error stays, check endpointUrl and the service's "
         "health",

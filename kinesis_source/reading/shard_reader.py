@@ -64,6 +64,7 @@ from kinesis_source.reading.row_builder import StragglerFilter, build_rows
 from kinesis_source.reading.shard_retry import ShardRetry
 from kinesis_source.reading.shared_read_rates import ReadRates
 from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
+from ssp_common.times import duration_text, seconds_text
 
 ITERATOR_LIFETIME_S: Final = 240.0
 """The age up to which an iterator is used. It expires after five minutes (Kinesis API
@@ -356,15 +357,17 @@ class ShardReader:
             return False
         if result is WaitResult.STALLED:
             raise self._end_missing_error(
-                f"empty pages that came no nearer to the latest record for {wait.waited_ms} ms"
+                f"empty pages that came no nearer to the latest record for "
+                f"{duration_text(wait.waited_ms)}"
             )
         if self._last is not None or isinstance(self._range.end, ShardEnd):
             raise self._end_missing_error(
-                f"nothing after the shard's latest record for {wait.waited_ms} ms"
+                f"nothing after the shard's latest record for {duration_text(wait.waited_ms)}"
             )
         if self._absent_start_is_tolerated():
             self._loss_checks.report_missing_end(
-                f"no record from the start to the shard's latest, for {wait.waited_ms} ms"
+                f"no record from the start to the shard's latest, for "
+                f"{duration_text(wait.waited_ms)}"
             )
         return True
 
@@ -416,7 +419,7 @@ class ShardReader:
         return ServiceUnavailableError(
             f"shard {self._range.key}",
             found=f"{expired.found}, {self._refused} times in a row, each within "
-            f"{ITERATOR_LIFETIME_S:.0f} s of the call that gave the iterator",
+            f"{seconds_text(ITERATOR_LIFETIME_S)} of the call that gave the iterator",
             expected="an iterator that is accepted for five minutes",
             next_step="restart the query, which repeats the batch; if it fails again, check that "
             "all requests reach one service (a proxy may spread them over several) and that its "

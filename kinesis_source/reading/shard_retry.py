@@ -18,6 +18,7 @@ from kinesis_source.reading.clock import Clock
 from kinesis_source.reading.fetch_rate import backoff_ms
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import Detail
+from ssp_common.times import seconds_text
 from task_grouping.identifiers import ShardKey
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
@@ -102,10 +103,10 @@ class ShardRetry:
             level = logging.WARNING
         _log.log(
             level,
-            "shard %s: %s; trying again in %.1f s (attempt %d of %d)",
+            "shard %s: %s; trying again in %s (attempt %d of %d)",
             Detail(self._shard),
             Detail(error.found),
-            wait,
+            seconds_text(wait),
             self._unreachable + 1,
             self._max_attempts,
         )
@@ -119,20 +120,20 @@ class ShardRetry:
         if lasted_s < THROTTLED_WARNING_AFTER_S or not due:
             _log.log(
                 self._first_level(),
-                "shard %s: %s; trying again in %.1f s",
+                "shard %s: %s; trying again in %s",
                 Detail(self._shard),
                 Detail(error.found),
-                wait,
+                seconds_text(wait),
             )
             return
         self._last_warning = now
         _log.warning(
-            "shard %s has been throttled for %.0f s (%s); its records are late, not lost, and the "
+            "shard %s has been throttled for %s (%s); its records are late, not lost, and the "
             "call is repeated until the service answers. Read the stream with fewer consumers, use "
             "a longer trigger interval or add shards; for KMS errors raise the request quota of "
             "the key's account",
             Detail(self._shard),
-            lasted_s,
+            seconds_text(lasted_s),
             Detail(error.found),
         )
 

@@ -29,6 +29,7 @@ from kinesis_source.sink.pacing import ShardPacer, ShardQueue, Use, Waiting
 from kinesis_source.sink.shard_map import ANY_SHARD, ShardMap
 from kinesis_source.sink.values import DeliveryMetrics
 from ssp_common.errors import ServiceUnavailableError
+from ssp_common.times import seconds_text
 from task_grouping.identifiers import HashRange, ShardId
 
 MAX_RECORDS: Final = 500
@@ -198,7 +199,7 @@ class StreamDelivery:
         if waited >= self._timeout:
             raise ServiceUnavailableError(
                 f"stream {self._stream}",
-                found=f"{found}, for {waited:.0f} s after a reshard",
+                found=f"{found}, for {seconds_text(waited)} after a reshard",
                 expected="a listing of the shards that have stored aggregates, within "
                 "deliveryTimeout",
                 next_step="check the service's health; a batch that is written again repeats the "
@@ -407,7 +408,7 @@ class StreamDelivery:
             remedy = "add shards, or write less at a time"
         return ServiceUnavailableError(
             f"stream {self._stream}{place}",
-            found=f"{code} for a record on every attempt in {seconds:.0f} s",
+            found=f"{code} for a record on every attempt in {seconds_text(seconds)}",
             expected="a record that is stored within deliveryTimeout",
             next_step=f"{remedy}; a batch that is written again repeats the records that were "
             "stored",

@@ -21,6 +21,7 @@ from operations.inspection.lease_table import LeaseTable
 from operations.inspection.streams import StreamDetails, read_stream, try_subscription
 from ssp_common.errors import ServiceUnavailableError, SspError
 from ssp_common.options.endpoints import ConnectionOptions, is_loopback
+from ssp_common.times import duration_text, seconds_text
 
 _MOST_SKEW_MS: Final = 10_000
 """AWS refuses requests that are signed five minutes off."""
@@ -76,7 +77,7 @@ def _reads(stream: StreamRef, connection: ConnectionOptions) -> Iterator[Finding
 
     def describe() -> str:
         found["stream"] = service.describe(stream)
-        return f"stream {name}, retention {found['stream'].retention_ms // 3_600_000} h"
+        return f"stream {name}, retention {duration_text(found['stream'].retention_ms)}"
 
     def list_shards() -> str:
         found["shards"] = service.list_shards(stream)
@@ -192,15 +193,17 @@ def _clock(connection: ConnectionOptions, now_ms: Callable[[], int]) -> Iterator
         return  # An earlier check has failed for the same reason.
     if abs(skew) <= _MOST_SKEW_MS:
         yield Finding(
-            check="clock", level=Level.OK, found=f"within {_MOST_SKEW_MS // 1000} s of the service"
+            check="clock",
+            level=Level.OK,
+            found=f"within {duration_text(_MOST_SKEW_MS)} of the service",
         )
         return
     word = "ahead of" if skew > 0 else "behind"
     yield Finding(
         check="clock",
         level=Level.WARNING,
-        found=f"this machine is {abs(skew) / 1000:.0f} s {word} the service; AWS refuses requests "
-        "that are 300 s off",
+        found=f"this machine is {seconds_text(round(abs(skew) / 1000))} {word} the service; AWS "
+        "refuses requests that are 5 min off",
         remedy="synchronize the clock by NTP (chrony)",
     )
 

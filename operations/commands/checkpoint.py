@@ -32,9 +32,10 @@ from operations.terminal.connection import (
     options_file,
     s3_connection,
 )
-from operations.terminal.output import Screen, note, task_text, time_text, write_json
+from operations.terminal.output import Screen, note, task_text, write_json
 from ssp_common.errors import UnsupportedError
 from ssp_common.logs import count_of
+from ssp_common.times import time_text
 
 
 @click.command("checkpoint")

@@ -33,7 +33,6 @@ from operations.inspection.lease_rows import (
 from operations.inspection.lease_table import LeaseTable, TableRows
 from operations.inspection.shard_lags import lags_of
 from operations.inspection.streams import ListedStream, list_streams
-from operations.model.text import duration_text
 from operations.terminal.connection import (
     Given,
     aws_options,
@@ -45,12 +44,12 @@ from operations.terminal.environment import Environment
 from operations.terminal.output import (
     Screen,
     shard_number,
-    time_text,
     unavailable_noted,
     write_json,
 )
 from operations.terminal.values import to_millis
 from ssp_common.options.endpoints import ConnectionOptions
+from ssp_common.times import duration_text, time_text
 from task_grouping.identifiers import ShardKey, StreamName
 
 

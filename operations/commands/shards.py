@@ -11,7 +11,6 @@ from kinesis_source.model.shard import TrimHorizon
 from operations.inspection.shard_lags import lags_of
 from operations.inspection.shard_tree import TreeRow, percent_of_keys, tree_rows
 from operations.inspection.streams import StreamDetails, read_stream
-from operations.model.text import duration_text
 from operations.terminal.connection import (
     Given,
     aws_options,
@@ -19,7 +18,8 @@ from operations.terminal.connection import (
     options_file,
     stream_ref,
 )
-from operations.terminal.output import Screen, shard_number, time_text, write_json
+from operations.terminal.output import Screen, shard_number, write_json
+from ssp_common.times import duration_text, time_text
 from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 
@@ -59,7 +59,8 @@ def _show(screen: Screen, found: StreamDetails, ages: dict[ShardId, int | None])
     count = sum(not shard.closed for shard in found.shards)
     screen.line(
         f"{found.name} · {found.status} · {found.mode.lower().replace('_', '-')} · {count} of "
-        f"{len(found.shards)} shards open · retention {found.retention_hours} h · created "
+        f"{len(found.shards)} shards open · retention "
+        f"{duration_text(3_600_000 * found.retention_hours)} · created "
         f"{time_text(found.created_ms)}"
     )
     if found.distribution == "USER_PARTITION_KEY":

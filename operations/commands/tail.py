@@ -20,8 +20,9 @@ from operations.terminal.connection import (
     stream_ref,
 )
 from operations.terminal.environment import Environment
-from operations.terminal.output import Screen, shard_number, time_text, write_json
+from operations.terminal.output import Screen, shard_number, write_json
 from operations.terminal.values import millis_of
+from ssp_common.times import time_text
 
 _PAUSE_S: Final = 1.0
 """Between two rounds of reads at the newest records: a shard allows five reads a second to all of

@@ -26,8 +26,9 @@ from operations.model.snapshot import (
     SourceSnapshot,
     StreamSnapshot,
 )
-from operations.model.text import count_text, duration_text, lag_text
+from operations.model.text import count_text, lag_text
 from ssp_common.errors import printable
+from ssp_common.times import duration_text
 
 _SANS: Final = 'system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif'
 _MONO: Final = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace'

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from datetime import UTC, datetime
 from html import escape
 from typing import Final
 
 from operations.live_page.lanes import Lanes, arrange
 from operations.live_page.timeline import Bar, Batch, SourceTimeline, Span, owners_of
 from operations.model.snapshot import ReadState, SourceFormat
-from operations.model.text import count_text, duration_text, lag_text
+from operations.model.text import count_text, lag_text
 from ssp_common.errors import printable
+from ssp_common.times import clock_text, date_text, duration_text
 
 _LABELS: Final = 120.0
 _WIDTH: Final = 1080.0
@@ -21,6 +21,7 @@ _CHART: Final = 46.0
 _CHART_GAP: Final = 22.0
 _LETTER: Final = 6.2
 _TICK_SECONDS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 86400)
+_DAY_SECONDS: Final = 86_400
 _TICKS: Final = 8
 OWNER_COLOURS: Final = 6
 
@@ -66,12 +67,12 @@ def _scale(timeline: SourceTimeline) -> Scale:
 def _axis(timeline: SourceTimeline, height: float) -> Iterator[str]:
     scale = _scale(timeline)
     start, end = timeline.start_ms // 1000, timeline.end_ms // 1000
-    step = next(
-        (each for each in _TICK_SECONDS if (end - start) / each <= _TICKS), _TICK_SECONDS[-1]
-    )
+    days = -((start - end) // (_TICKS * _DAY_SECONDS)) * _DAY_SECONDS
+    step = next((each for each in _TICK_SECONDS if (end - start) / each <= _TICKS), days)
     for second in range(start - start % step + step, end + 1, step):
-        x = scale(second * 1000)
-        clock = datetime.fromtimestamp(second, UTC).strftime("%H:%M:%S" if step < 60 else "%H:%M")
+        x, millis = scale(second * 1000), second * 1000
+        is_day = step % _DAY_SECONDS == 0
+        clock = date_text(millis) if is_day else clock_text(millis, seconds=step < 60)
         yield f'<path class="grid" d="M{x:.1f},14 V{height:.0f}"/>'
         yield f'<text class="tick" x="{x:.1f}" y="10">{clock}</text>'
     yield '<text class="tick side" x="0" y="10">UTC</text>'

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
-from datetime import UTC, datetime
 from typing import Any, Final, TextIO
 
 import click
@@ -24,6 +23,7 @@ from rich.text import Text
 
 from kinesis_source.model.shard import AfterRecord, AtTimestamp, Latest, Position, ShardEnd
 from ssp_common.errors import ServiceUnavailableError, printable
+from ssp_common.times import time_text
 
 _UNLIMITED: Final = 100_000
 _LONGEST_NUMBER: Final = 16
@@ -192,12 +192,3 @@ def task_text(name: str | None) -> str | None:
 def shard_number(shard: str) -> str:
     """Return a shard's id without its prefix and zeros."""
     return shard.removeprefix("shardId-").lstrip("0") or "0"
-
-
-# --- Times ---------------------------------------------------------------------------------------
-
-
-def time_text(millis: int) -> str:
-    """Return a time in UTC, with milliseconds if there are any."""
-    text = datetime.fromtimestamp(millis / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return f"{text}{f'.{millis % 1000:03}' if millis % 1000 else ''}Z"

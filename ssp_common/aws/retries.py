@@ -20,6 +20,7 @@ from ssp_common.aws.error_translation import Severity, code_of
 from ssp_common.aws.provided_credentials import renew_refused
 from ssp_common.logs import Detail
 from ssp_common.options.endpoints import ConnectionOptions
+from ssp_common.times import seconds_text
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -88,8 +89,8 @@ class RetryLog:
             self._warned[kind] = (now, count)
         more = count - reported - 1
         _log.warning(
-            "%s on %s (%s): trying again in %.1f s%s",
-            *(kind[1], operation, subject, wait),
+            "%s on %s (%s): trying again in %s%s",
+            *(kind[1], operation, subject, seconds_text(wait)),
             Detail(f"; {more} more such retries since the last warning" if more else ""),
         )
 

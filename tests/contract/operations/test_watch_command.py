@@ -116,8 +116,8 @@ def test_the_lag_of_shards_is_measured_again_while_no_batch_follows(
         pass  # free again
     arguments = ("watch", str(tmp_path), "--lag", "--port", str(port))
     assert cloud.run(*arguments, sleep=sleep).code == 130
-    assert ["lag 1 m 30 s" in page for page in pages] == [True, False]
-    assert ["lag 2 m 30 s" in page for page in pages] == [False, True]
+    assert ["lag 1 min 30 s" in page for page in pages] == [True, False]
+    assert ["lag 2 min 30 s" in page for page in pages] == [False, True]
     assert all("shardId-000000000001; slot 1; open; lag 0 ms" in page for page in pages)
 
 

@@ -368,7 +368,7 @@ def test_a_table_that_is_out_of_reach(
     finally:
         query.stop()
     assert f"[service-unavailable] lease table {tmp_path.name}" in message
-    assert "20000 ms (leaseMaxOutage)" in message
+    assert "20 s (leaseMaxOutage)" in message
     check_exactly_once(sink, feed.records)
 
 

@@ -176,6 +176,9 @@ def _times(topics: ParityTopics) -> dict[str, Same]:
             },
             rows=2,
         ),
+        "to the last time of a long": Same(
+            options={"subscribe": mixed, "endingTimestamp": str((1 << 63) - 1)}, rows=60
+        ),
         "to a time": Same(options={"subscribe": mixed, "endingTimestamp": str(_at(30))}, rows=30),
         "to times by partition": Same(
             options={

@@ -67,6 +67,7 @@ def ranges(
         ({"endingTimestamp": "3000"}, [(0, 2), (0, 1)]),
         ({"startingTimestamp": "3000", "endingTimestamp": "7000"}, [(2, 4), (1, 3)]),
         ({"endingTimestamp": "99000"}, [(0, 10), (0, 10)]),
+        ({"endingTimestamp": str((1 << 63) - 1)}, [(0, 10), (0, 10)]),
         ({"endingOffsetsByTimestamp": '{"orders": {"0": 1, "1": 1}}'}, [(0, 1), None]),
         ({"startingTimestamp": "5000", "endingTimestamp": "5000"}, [None, None]),
     ],

@@ -34,6 +34,7 @@ from ssp_common.errors import (
     ServiceUnavailableError,
     StreamNotFoundError,
 )
+from ssp_common.times import time_text
 from task_grouping.identifiers import StreamName
 from tests.support.fakes.planner_world import RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id
@@ -229,10 +230,11 @@ def test_a_start_record_that_is_gone_for_too_long_is_loss(
         world.restart()
     with pytest.raises(DataLossError) as caught:
         world.trigger()
+    assert seen is not None
     assert str(caught.value) == (
         "[data-loss] shard orders/shardId-000000000000: found the last record read trimmed, and "
-        f"the shard last caught up at {seen}; expected progress within the stream's "
-        f"retention ({RETENTION_MS} ms), so that nothing that follows can have been trimmed. "
+        f"the shard last caught up at {time_text(seen)}; expected progress within the stream's "
+        "retention (24 h), so that nothing that follows can have been trimmed. "
         f"Next step: {NEXT_STEP}"
     )
 
@@ -326,8 +328,9 @@ def test_a_recreated_stream_is_loss(restarted: bool, interval_ms: int) -> None:
         _trigger_often(world)
     now = world.state.stream("orders").created_ms
     assert str(caught.value) == (
-        f"[data-loss] stream orders: found the stream deleted and created again at {now}; "
-        f"expected the stream that was created at {before}. Next step: {NEXT_STEP}"
+        f"[data-loss] stream orders: found the stream deleted and created again at "
+        f"{time_text(now)}; "
+        f"expected the stream that was created at {time_text(before)}. Next step: {NEXT_STEP}"
     )
 
 

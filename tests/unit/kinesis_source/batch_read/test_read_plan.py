@@ -313,7 +313,7 @@ def test_a_read_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
     plan(world, at(5_000))
     (line,) = caplog.messages
     assert line.startswith(
-        "batch read from AT_TIMESTAMP 1970-01-01T00:00:05+00:00 to LATEST: stream orders with 3 "
+        "batch read from AT_TIMESTAMP 1970-01-01T00:00:05Z to LATEST: stream orders with 3 "
         "shards; 1 shard with records to read; 1 task; spark-ssp "
     )
 

@@ -150,6 +150,6 @@ def test_every_retry_is_counted_and_warned_of_now_and_then(
         "EndpointConnectionError",
         "ProvisionedThroughputExceededException",
     ]
-    assert told[0].endswith("trying again in 0.1 s")
-    assert told[2].endswith("trying again in 0.1 s; 4 more such retries since the last warning")
+    assert told[0].endswith("trying again in 100 ms")
+    assert told[2].endswith("trying again in 100 ms; 4 more such retries since the last warning")
     assert all("stream orders" in message for message in told)

@@ -93,5 +93,5 @@ def test_a_query_with_leases_names_its_worker_and_a_time_is_readable(
     log.note(batch.start, batch.end, {})
     log.write()
     (line,) = lines.messages
-    assert "from AT_TIMESTAMP 2023-11-14T22:13:20+00:00" in line
+    assert "from AT_TIMESTAMP 2023-11-14T22:13:20Z" in line
     assert "; worker anne; " in line

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from kafka_source.model import offset as kafka_offset
 from kinesis_source.model import offset as kinesis_offset
+from ssp_common.times import time_text
 from tests.support.operations.command import WIDTHS, check_output, run
 
 TESTS = Path(__file__).parents[3]
@@ -60,6 +62,18 @@ def test_output_of_every_kind_of_offset(
         with contextlib.chdir(tmp_path / "now"):
             assert run("checkpoint", path.stem, columns=columns) == found
     check_output(OUTPUTS / f"checkpoint-offsets-{columns}.txt", "\n".join(texts))
+
+
+@pytest.mark.parametrize("planned_ms", [(1 << 63) - 1, 1_795_398_466_156_000, 10**23])
+def test_a_batch_of_any_time_is_shown(planned_ms: int, copy: Path) -> None:
+    """As another program, or a clock in microseconds, may have written it."""
+    for file in (copy / "offsets").iterdir():
+        time = f'"batchTimestampMs":{planned_ms}'
+        file.write_text(re.sub(r'"batchTimestampMs":\d+', time, file.read_text()))
+    found = run("checkpoint", str(copy))
+    assert (found.code, found.err) == (0, "")
+    assert time_text(planned_ms) in found.out
+    assert run("checkpoint", str(copy), "--json").document()["plannedAtMs"] == planned_ms
 
 
 def test_a_pipe_gets_whole_sequence_numbers_and_no_colours() -> None:

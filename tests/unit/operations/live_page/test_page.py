@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
+
+import pytest
 
 from operations.live_page.lanes import arrange
 from operations.live_page.page import body, page
@@ -63,6 +66,14 @@ def test_the_file_is_well_formed_has_no_script_and_no_resource_from_outside() ->
     assert links == ["data:,"]
     assert "url(" not in page("")
     assert "@import" not in page("")
+
+
+@pytest.mark.parametrize("last_ms", [10_000, 86_400_000, 30 * 86_400_000, (1 << 63) - 1, 10**23])
+def test_the_axis_has_few_ticks_at_any_length(last_ms: int) -> None:
+    later = replace(snapshot(1, {"s": shard(0, 0)}), time_ms=last_ms)
+    first = replace(snapshot(0, {"s": shard(0, 0)}), time_ms=0)
+    text = page(body([query(first, later)]))
+    assert 1 <= text.count('class="tick" x=') <= 9
 
 
 def test_names_are_escaped() -> None:
