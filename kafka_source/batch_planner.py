@@ -16,7 +16,7 @@ from typing import Final
 from checkpoint.assignments.store import AssignmentStore
 from checkpoint.assignments.sync import AssignmentSync, with_store_uri
 from kafka_source.client.api import KafkaService
-from kafka_source.model.offset import Offset
+from kafka_source.model.offset import Offset, without_topics
 from kafka_source.model.ranges import TaskRange, plan_ranges
 from kafka_source.model.topic import AtTime, LogicalOffset, partition_of
 from kafka_source.options.values import KafkaOptions
@@ -47,7 +47,7 @@ from kafka_source.planning.spark_checkpoint import (
     to_start_offset,
 )
 from kafka_source.planning.topic_metadata import BatchContext, offsets_of, raise_data_loss
-from ssp_common.errors import IncompatibleStateError
+from ssp_common.errors import AccessError, IncompatibleStateError
 from ssp_common.logs import abbreviate, count_of, versions
 from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from task_grouping.fixed_tasks import FixedTasks, PartitionCountError
@@ -100,7 +100,8 @@ class BatchPlanner:
         self.expansions = 0
         """Topics whose number of partitions has grown, counted for each growth."""
         self.losses = 0
-        """Losses that failOnDataLoss=false tolerated."""
+        """Losses that failOnDataLoss=false tolerated, topics that went missing among them."""
+        self._missing: frozenset[SystemStreamPartition] = frozenset()
 
     # --- Called by Spark -------------------------------------------------------------------------
 
@@ -113,18 +114,23 @@ class BatchPlanner:
         """
         grouping = self._grouping(start)
         first = self._start_offset(start, grouping)
-        if (moved := self._with_accepted_ids(first)) is not first:
+        kept = without_topics(first, self._options.drop_topics)
+        if (changed := self._with_accepted_ids(kept)) is not first:
             # It may become this batch's end, whose explicit starts would be read from.
-            first = replace(moved, explicit_starts={})
+            first = replace(changed, explicit_starts={})
         snapshot = self._fetcher.fetch(first, inherit(first.assignment, self._stored()))
         context = BatchContext(
             start=first,
             metadata=snapshot.metadata,
             initial_positions=snapshot.initial_positions,
+            selection=self._options.selection,
+            described=snapshot.topics,
         )
         if self._options.fail_on_data_loss:
+            if snapshot.denied is not None:
+                raise snapshot.denied
             # Before the store is read: a topic that was created again may have another count.
-            raise_data_loss(context.topic_losses)
+            raise_data_loss((*context.missing_losses, *context.topic_losses))
         rules = BatchRules(
             grouping=grouping,
             fail_on_data_loss=self._options.fail_on_data_loss,
@@ -135,6 +141,7 @@ class BatchPlanner:
         plan = plan_batch(context, rules)
         log_data_loss(plan.losses)
         self.losses += len(plan.losses)
+        self._note_missing(context, snapshot.denied)
         if not plan.delayed:
             self._planned_at = self._monotonic()
         self._update_lag(context, plan.end)
@@ -160,10 +167,14 @@ class BatchPlanner:
         that Spark's own source planned, the brokers are asked for the first offsets of new
         partitions."""
         if isinstance(start, Offset) and isinstance(end, Offset):
-            return () if start == end else plan_ranges(start, self._with_accepted_ids(end))
+            if start == end:
+                return ()
+            kept = without_topics(end, self._options.drop_topics)
+            return plan_ranges(start, self._with_accepted_ids(kept))
         grouping = self._grouping(start)
         self._start_offset(start, grouping)
-        fresh = new_partitions_in_batch(start, end)
+        dropped = self._options.drop_topics
+        fresh = [ssp for ssp in new_partitions_in_batch(start, end) if ssp.stream not in dropped]
         answers = self._service.list_offsets(fresh, LogicalOffset.EARLIEST) if fresh else {}
         batch = to_batch(
             start,
@@ -175,7 +186,7 @@ class BatchPlanner:
         if self._options.fail_on_data_loss:
             raise_data_loss(batch.losses)
         log_data_loss(batch.losses)
-        return plan_ranges(batch.start, batch.end)
+        return plan_ranges(batch.start, without_topics(batch.end, dropped))
 
     def close(self) -> None:
         """Close the store's connections."""
@@ -233,7 +244,26 @@ class BatchPlanner:
         if self._sync is None:
             return NO_ASSIGNMENT
         with explain_recreated(context):
-            return self._sync.previous(context.start.assignment, context.partitions)
+            return self._sync.previous(context.start.assignment, context.assigned)
+
+    def _note_missing(self, context: BatchContext, denied: AccessError | None) -> None:
+        """Log the partitions that went missing or are back since the last batch."""
+        missing = frozenset(context.missing)
+        lost, back = missing - self._missing, self._missing & set(context.partitions)
+        self._missing = missing
+        if lost:
+            self.losses += len({loss.subject for loss in context.missing_losses})
+            _log.warning(
+                "missing from the brokers' answers: %s%s. Their positions stay in the checkpoint: "
+                "the query continues there once they are back. Name topics that were deleted on "
+                "purpose in dropTopics",
+                describe_topics(lost),
+                "" if denied is None else f" ({denied})",
+            )
+        if back:
+            _log.warning(
+                "no longer missing, read from the last position: %s", describe_topics(back)
+            )
 
     def _warn_of_missed_counts(self, before: TaskAssignment, now: TaskAssignment) -> None:
         if now.grouper == SINGLE:

@@ -23,12 +23,13 @@ inserted in sorted order, partitions by number, and equal offsets are equal text
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafka_source.model.topic import TopicId, kafka_name, partition_of
+from kafka_source.model.topic import SYSTEM, TopicId, kafka_name, partition_of
 from ssp_common.documents.versioned_json import Codec, Json, VersionedDocument, whole_number
+from ssp_common.errors import IncompatibleStateError
 from task_grouping.assignment import (
     NO_ASSIGNMENT,
     TaskAssignment,
@@ -36,7 +37,8 @@ from task_grouping.assignment import (
     encode_assignment,
     encode_assignment_v1,
 )
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
+from task_grouping.merging import restrict_to
 
 OFFSET_VERSION = 2
 
@@ -72,6 +74,32 @@ BEFORE_FIRST_BATCH = Offset()
 def encode(offset: Offset) -> Json:
     """Return the offset as the JSON that Spark stores."""
     return _encode(offset, OFFSET_VERSION, _encode_numbers, encode_assignment)
+
+
+def without_topics(offset: Offset, topics: Collection[StreamName]) -> Offset:
+    """Return the offset without some topics; the same object if it has none of them. Raises
+    IncompatibleStateError if it has no others: only the offset before a query's first batch is
+    empty."""
+    dropped = offset.topics.keys() & set(topics)
+    if not dropped:
+        return offset
+    kept = offset.topics.keys() - dropped
+    if not kept:
+        raise IncompatibleStateError(
+            "option dropTopics",
+            found=f"every topic of the checkpoint: {', '.join(sorted(dropped))}",
+            expected="at least one topic that the query continues to read",
+            next_step="start the query on a new checkpoint location",
+        )
+    streams = [SystemStream(system=SYSTEM, stream=topic) for topic in kept]
+    return Offset(
+        topics={topic: offset.topics[topic] for topic in sorted(kept)},
+        positions={ssp: at for ssp, at in offset.positions.items() if ssp.stream in kept},
+        explicit_starts={
+            ssp: at for ssp, at in offset.explicit_starts.items() if ssp.stream in kept
+        },
+        assignment=restrict_to(offset.assignment, streams),
+    )
 
 
 def is_offset(document: object) -> bool:

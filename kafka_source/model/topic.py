@@ -6,6 +6,7 @@ offset of the next record to read. Times are milliseconds since the epoch, as in
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -56,6 +57,17 @@ class Assign:
 
 
 Selection = Subscribe | SubscribePattern | Assign
+
+
+def is_selected(selection: Selection, ssp: SystemStreamPartition) -> bool:
+    """Return whether the options name the partition, whether it exists or not."""
+    match selection:
+        case Subscribe(topics=topics):
+            return ssp.stream in topics
+        case SubscribePattern(pattern=pattern):
+            return re.search(pattern, ssp.stream) is not None
+        case Assign(partitions=partitions):
+            return ssp in partitions
 
 
 # --- Starts and ends ------------------------------------------------------------------------------

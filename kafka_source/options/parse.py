@@ -69,6 +69,7 @@ _STREAM_OPTIONS: Final = (
     table.MIN_OFFSETS_PER_TRIGGER,
     table.MAX_TRIGGER_DELAY,
     table.MAX_BYTES_PER_TRIGGER,
+    table.DROP_TOPICS,
     table.ACCEPT_TOPIC_IDS,
     COMMIT_OFFSETS_TO_GROUP,
     TRIGGER,
@@ -131,6 +132,7 @@ def parse_options(
         max_trigger_delay_ms=reading.value(table.MAX_TRIGGER_DELAY),
         max_bytes_per_trigger=reading.value(table.MAX_BYTES_PER_TRIGGER) if stream else None,
         is_triggered_by_time=reading.value(TRIGGER) is not None,
+        drop_topics=reading.value(table.DROP_TOPICS) if stream else (),
         accept_topic_ids=reading.value(table.ACCEPT_TOPIC_IDS) if stream else {},
         include_headers=reading.value(table.INCLUDE_HEADERS),
         include_task=reading.value(table.INCLUDE_TASK),
@@ -194,6 +196,15 @@ def _selection_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             else "neither subscribe nor subscribePattern nor assign",
             expected="one of them",
             next_step="keep one" if given else "name the topics to read",
+        )
+    named = {*reading.value(table.SUBSCRIBE)}
+    named |= {ssp.stream for ssp in reading.value(table.ASSIGN)}
+    if both := sorted(named & {*reading.value(table.DROP_TOPICS)}):
+        yield OptionProblem(
+            option=table.DROP_TOPICS.name,
+            found=f"topics that the query reads: {', '.join(both)}",
+            expected="topics that the query no longer reads",
+            next_step="name them in one of the two options",
         )
 
 

@@ -223,6 +223,16 @@ FAIL_ON_DATA_LOSS: Final[OptionSpec[bool]] = OptionSpec(
     doc="Fail the query on data loss; if `false`, log a warning and continue after the gap.",
 )
 
+DROP_TOPICS: Final[OptionSpec[tuple[StreamName, ...]]] = OptionSpec(
+    name="dropTopics",
+    convert=_topics,
+    default=(),
+    default_text="none",
+    doc="Topics, comma-separated, that the query no longer reads: they leave its checkpoint with "
+    "their unread records, and are excluded from `subscribePattern`. See [Topics that are no "
+    "longer read](kafka.md#topics-that-are-no-longer-read).",
+)
+
 ACCEPT_TOPIC_IDS: Final[OptionSpec[Mapping[StreamName, TopicId]]] = OptionSpec(
     name="acceptTopicIds",
     convert=parse_topic_ids,
@@ -400,6 +410,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     ENDING_TIMESTAMP,
     ENDING_OFFSETS_BY_TIMESTAMP,
     FAIL_ON_DATA_LOSS,
+    DROP_TOPICS,
     ACCEPT_TOPIC_IDS,
     MAX_OFFSETS_PER_TRIGGER,
     MIN_OFFSETS_PER_TRIGGER,

@@ -55,6 +55,7 @@ class KafkaOptions:
     end: Bound | None = None
     no_match: NoMatch = NoMatch.ERROR
     fail_on_data_loss: bool = True
+    drop_topics: tuple[StreamName, ...] = ()
     accept_topic_ids: Mapping[StreamName, TopicId] = field(default_factory=dict)
     max_offsets_per_trigger: int | None = None
     min_offsets_per_trigger: int | None = None

@@ -19,6 +19,7 @@ from kafka_source.model.topic import (
     Selection,
     Subscribe,
     SubscribePattern,
+    is_selected,
     kafka_name,
     partition_of,
 )
@@ -148,21 +149,27 @@ def missing_names(selection: Selection, topics: Topics, start: Offset) -> list[s
 
 
 def unconfirmed_losses(
-    start: Offset, initial_positions: Positions, topics: Topics, metadata: Metadata
+    selection: Selection,
+    start: Offset,
+    initial_positions: Positions,
+    topics: Topics,
+    metadata: Metadata,
 ) -> Iterator[str]:
-    """Describe the answers that mean a loss if they are confirmed."""
+    """Describe the answers that mean a loss if they are confirmed. That the options no longer name
+    a partition needs no confirmation."""
     recreated = recreated_topics(start, topics)
-    for topic in sorted(start.topics):
-        if topic not in topics:
-            yield f"topic {topic} does not exist"
-        elif topic in recreated:
-            yield f"topic {topic} has another id"
+    absent = {ssp for ssp in start.positions if ssp.stream not in topics}
+    for topic in sorted({ssp.stream for ssp in absent if is_selected(selection, ssp)}):
+        yield f"topic {topic} does not exist"
+    for topic in sorted(recreated):
+        yield f"topic {topic} has another id"
     for ssp, position in sorted({**initial_positions, **start.positions}.items()):
         if ssp.stream not in topics or ssp.stream in recreated:
             continue
         logs = metadata[ssp.stream].partitions if ssp.stream in metadata else {}
         if ssp.partition not in logs:
-            yield f"{kafka_name(ssp)} does not exist"
+            if is_selected(selection, ssp):
+                yield f"{kafka_name(ssp)} does not exist"
         elif logs[ssp.partition].end < position:
             yield f"{kafka_name(ssp)} ends at {logs[ssp.partition].end}, before {position}"
 

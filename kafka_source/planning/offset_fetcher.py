@@ -12,7 +12,8 @@ One fetch requests, in this order:
 
 An answer that means a loss or a missing topic is confirmed by `fetchOffset.numRetries` fetches in
 all, `fetchOffset.retryIntervalMs` apart. It is never accepted without a request for the topics: a
-fetch that used the cached ones is followed by another.
+fetch that used the cached ones is followed by another. What is missing stays in the offset; later
+fetches of the same run do not confirm it again.
 """
 
 from __future__ import annotations
@@ -23,7 +24,16 @@ from dataclasses import dataclass, replace
 
 from kafka_source.client.api import KafkaService, OffsetSpec
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
-from kafka_source.model.topic import AtTime, LogicalOffset, NoMatch, kafka_name
+from kafka_source.model.topic import (
+    AtTime,
+    LogicalOffset,
+    NoMatch,
+    Subscribe,
+    SubscribePattern,
+    is_selected,
+    kafka_name,
+    partition_of,
+)
 from kafka_source.options.values import KafkaOptions
 from kafka_source.planning.metadata_checks import (
     Topics,
@@ -47,7 +57,8 @@ from kafka_source.planning.offset_bounds import (
     option_name,
 )
 from kafka_source.planning.topic_metadata import Metadata, offsets_of, recreated_topics
-from ssp_common.logs import abbreviate
+from ssp_common.errors import AccessError
+from ssp_common.logs import Detail, abbreviate
 from task_grouping.assignment import TaskAssignment
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
@@ -63,11 +74,15 @@ class MetadataSnapshot:
 
     `initial_positions`, of a query's first batch only: the start of each partition found by the
     first fetch, except partitions that start at their oldest record. Later partitions start at
-    their oldest record too. `unconfirmed` describes the answers that another fetch must confirm.
+    their oldest record too. `topics` are all that were described; `denied` is the brokers' refusal
+    to describe a topic of the start. `unconfirmed` describes the answers that another fetch must
+    confirm.
     """
 
     metadata: Metadata
     initial_positions: Positions
+    topics: Topics
+    denied: AccessError | None = None
     unconfirmed: tuple[str, ...] = ()
 
 
@@ -106,6 +121,9 @@ class OffsetFetcher:
         self._described_at: float | None = None
         self._starts: Positions | None = None
         self._frozen: _Frozen | None = None
+        self._denied: AccessError | None = None
+        self._confirmed: frozenset[str] = frozenset()
+        """The answers that the last fetch left unconfirmed, after all attempts."""
         self._selection_confirmed = False
         """True after a successful fetch, which has confirmed the topics that the options name."""
 
@@ -121,19 +139,32 @@ class OffsetFetcher:
         if self._frozen is not None or not self._is_due():
             attempts = max(attempts, 2)
         for attempt in range(1, attempts + 1):
-            snapshot = self._fetch_once(start, known, retry=attempt > 1, last=attempt == attempts)
-            if not snapshot.unconfirmed or attempt == attempts:
+            last = attempt == attempts
+            try:
+                snapshot = self._fetch_once(start, known, retry=attempt > 1, last=last)
+            except AccessError as error:
+                # A topic that was visible before. The next attempt lists the topics again, and a
+                # pattern then matches only those that this user may describe.
+                if last or not self._selection_confirmed:
+                    raise
+                _log.warning("access refused, retrying: %s", Detail(error))
+                self._pause()
+                continue
+            doubts = [doubt for doubt in snapshot.unconfirmed if doubt not in self._confirmed]
+            if not doubts or last:
                 break
-            _log.warning("unconfirmed metadata, retrying: %s", abbreviate(snapshot.unconfirmed))
-            self._sleep(self._options.fetch_offset_retry_interval_ms / 1000)
+            _log.warning("unconfirmed metadata, retrying: %s", abbreviate(doubts))
+            self._pause()
         self._selection_confirmed = True
+        self._confirmed = frozenset(snapshot.unconfirmed)
         if self._is_first(start):
             self._starts = snapshot.initial_positions
         return snapshot
 
-    def freeze(self) -> None:
-        """Fetch only the current topics and ends from now on."""
-        topics = self._service.describe(self._options.selection)
+    def freeze(self, known: Collection[StreamName] = ()) -> None:
+        """Fetch only the current topics and ends from now on. `known` are the topics of the
+        start."""
+        topics = self._request_topics(known)
         partitions = select_partitions(self._options.selection, topics)
         self._frozen = _Frozen(
             topics=topics, listed=self._service.list_offsets(partitions, LogicalOffset.LATEST)
@@ -155,6 +186,9 @@ class OffsetFetcher:
             answers |= self._service.list_offsets(ssps, spec)
         return answers
 
+    def _pause(self) -> None:
+        self._sleep(self._options.fetch_offset_retry_interval_ms / 1000)
+
     # --- One fetch -----------------------------------------------------------------------------
 
     def _fetch_once(
@@ -162,7 +196,7 @@ class OffsetFetcher:
     ) -> MetadataSnapshot:
         """Fetch once. In the `last` attempt, an answer that must be confirmed is an error."""
         refresh = retry or self._is_due()
-        topics = self._describe(refresh=refresh, retry=retry)
+        topics = self._describe(start, refresh=refresh, retry=retry)
         partitions = select_partitions(self._options.selection, topics)
         recreated = recreated_topics(start, topics)
         unconfirmed = self._unconfirmed_names(start, topics, partitions, last=last)
@@ -186,11 +220,15 @@ class OffsetFetcher:
         return MetadataSnapshot(
             metadata=metadata,
             initial_positions=initial_positions,
+            topics=topics,
+            denied=self._denied,
             unconfirmed=(
                 *unconfirmed,
                 *(f"{kafka_name(ssp)} has no end" for ssp in unknown),
                 *(f"{kafka_name(ssp)} has no oldest record" for ssp in without_earliest),
-                *unconfirmed_losses(start, initial_positions, topics, metadata),
+                *unconfirmed_losses(
+                    self._options.selection, start, initial_positions, topics, metadata
+                ),
             ),
         )
 
@@ -207,20 +245,40 @@ class OffsetFetcher:
         age = (self._monotonic() - self._described_at) * 1000
         return age >= self._options.partition_discovery_interval_ms
 
-    def _describe(self, *, refresh: bool, retry: bool) -> Topics:
+    def _describe(self, start: Offset, *, refresh: bool, retry: bool) -> Topics:
         if refresh:
             self._described_at = self._monotonic()
         if self._frozen is not None:
             if retry:
-                self.freeze()
+                self.freeze(start.topics.keys())
             topics = self._frozen.topics
         elif refresh:
-            topics = self._service.describe(self._options.selection)
+            topics = self._request_topics(start.topics.keys())
         else:
             return self._topics
         self._log_changes(topics)
         self._topics = topics
         return topics
+
+    def _request_topics(self, known: Collection[StreamName]) -> Topics:
+        """Request the topics to read. The list of all topics, which a pattern is compared with,
+        leaves out those that the user may not describe: the known ones that it lacks are requested
+        by name, which tells the two apart."""
+        selection = self._options.selection
+        topics = self._service.describe(selection)
+        self._denied = None
+        if isinstance(selection, SubscribePattern):
+            unlisted = tuple(
+                topic
+                for topic in sorted(known)
+                if topic not in topics and is_selected(selection, partition_of(topic, 0))
+            )
+            try:
+                found = self._service.describe(Subscribe(topics=unlisted)) if unlisted else {}
+            except AccessError as error:
+                self._denied, found = error, {}
+            topics = {**topics, **found}
+        return {name: topics[name] for name in topics if name not in self._options.drop_topics}
 
     def _unconfirmed_names(
         self, start: Offset, topics: Topics, partitions: Partitions, *, last: bool

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from kafka_source.model.offset import Offset, Positions
-from kafka_source.model.topic import SYSTEM
+from kafka_source.model.topic import SYSTEM, TopicId
 from kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
 from kafka_source.planning.topic_metadata import (
     BatchContext,
@@ -48,7 +48,8 @@ class BatchRules:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
     """The end of a batch, which is the start itself if there is nothing to do, and the losses that
-    failOnDataLoss=false tolerates, to be logged."""
+    failOnDataLoss=false tolerates, to be logged. What is missing (`BatchContext.missing`) is not
+    lost: its positions stay."""
 
     end: Offset
     losses: tuple[DataLoss, ...] = ()
@@ -64,7 +65,7 @@ def plan_batch(context: BatchContext, rules: BatchRules) -> BatchPlan:
     if another grouper made the tasks.
     """
     if rules.fail_on_data_loss:
-        raise_data_loss(context.topic_losses)
+        raise_data_loss((*context.missing_losses, *context.topic_losses))
     assignment = _assignment(context, rules)
     starts = context.start_positions
     if rules.fail_on_data_loss:
@@ -74,9 +75,10 @@ def plan_batch(context: BatchContext, rules: BatchRules) -> BatchPlan:
         return BatchPlan(end=context.start, delayed=True)
     granted = _grant_offsets(lags, assignment, rules.limits)
     end = Offset(
-        topics={topic: context.metadata[topic].topic_id for topic in sorted(context.metadata)},
+        topics=_topic_ids(context),
         positions={
-            ssp: position + granted.get(ssp, 0) for ssp, position in starts.positions.items()
+            **{ssp: context.start.positions[ssp] for ssp in context.missing},
+            **{ssp: position + granted.get(ssp, 0) for ssp, position in starts.positions.items()},
         },
         explicit_starts=starts.explicit_starts,
         assignment=assignment,
@@ -87,11 +89,21 @@ def plan_batch(context: BatchContext, rules: BatchRules) -> BatchPlan:
     )
 
 
+def _topic_ids(context: BatchContext) -> dict[StreamName, TopicId | None]:
+    """Return the ids of the next offset. An id stays known if a broker returns none, as an old one
+    during an upgrade."""
+    found = {topic: one.topic_id for topic, one in context.metadata.items()}
+    for topic in {ssp.stream for ssp in context.assigned}:
+        if found.get(topic) is None and topic not in context.recreated:
+            found[topic] = context.start.topics.get(topic)
+    return {topic: found[topic] for topic in sorted(found)}
+
+
 def _assignment(context: BatchContext, rules: BatchRules) -> TaskAssignment:
     previous = inherit(context.start.assignment, rules.stored)
     with explain_recreated(context):
-        assignment = rules.grouping.group(previous, context.partitions)
-    for topic in sorted(context.recreated):
+        assignment = rules.grouping.group(previous, context.assigned)
+    for topic in sorted(context.recreated & context.metadata.keys()):
         assignment = assignment.restarted(SystemStream(system=SYSTEM, stream=topic))
     return assignment
 
@@ -105,7 +117,7 @@ def explain_recreated(context: BatchContext) -> Iterator[None]:
     except PartitionCountError as error:
         others = [
             topic
-            for topic in sorted(context.recreated)
+            for topic in sorted(context.recreated & context.metadata.keys())
             if len(context.metadata[topic].partitions)
             % counts.get(SystemStream(system=SYSTEM, stream=topic), (1,))[-1]
         ]

@@ -1,9 +1,17 @@
 """Topic metadata as planning uses it, and the losses of records that it shows.
 
-Records are lost if unread ones no longer exist: the topic was deleted, or deleted and created again
-(its id changed), which must never become a silent rewind; the partition no longer exists; the log
-ends before the position, as after an unclean leader election; the log begins after the position,
-since retention was faster than the query; or the first records of a new partition are gone.
+Records are lost if unread ones no longer exist: the topic was deleted and created again (its id
+changed), which must never become a silent rewind; the log ends before the position, as after an
+unclean leader election; the log begins after the position, since retention was faster than the
+query; or the first records of a new partition are gone.
+
+A partition of the start that the metadata lacks is in one of three states:
+
+* *removed*: the options no longer name it;
+* *recreated*: its topic has another id, so this partition no longer exists;
+* *missing*: none of both. Brokers do not list a topic that was deleted, that the user may not
+  describe, or that they do not know yet after a restart, and only another id proves the first. So
+  its id, position and task stay in the offset.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ from functools import cached_property
 from typing import Protocol
 
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
-from kafka_source.model.topic import TopicId, kafka_name, partition_of
+from kafka_source.model.topic import Selection, TopicId, is_selected, kafka_name, partition_of
 from ssp_common.errors import DataLossError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 
@@ -51,6 +59,8 @@ class DataLoss:
     expected: str
     recreated: tuple[StreamName, TopicId] | None = None
     """The topic and its new id, if a changed id is the only sign of the loss."""
+    unread: StreamName | None = None
+    """The topic, if the query no longer reads any of it: `dropTopics` accepts that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +117,10 @@ class BatchContext:
     start: Offset
     metadata: Metadata
     initial_positions: Positions = field(default_factory=dict)
+    selection: Selection | None = None
+    """The partitions that the options name; None: all of the start."""
+    described: Mapping[StreamName, HasTopicId] = field(default_factory=dict)
+    """The topics that brokers have described, also those without partitions in the metadata."""
 
     @cached_property
     def partitions(self) -> tuple[SystemStreamPartition, ...]:
@@ -116,12 +130,71 @@ class BatchContext:
     @cached_property
     def recreated(self) -> frozenset[StreamName]:
         """The topics of the start whose id has changed."""
-        return recreated_topics(self.start, self.metadata)
+        return recreated_topics(self.start, {**self.described, **self.metadata})
+
+    @cached_property
+    def missing(self) -> tuple[SystemStreamPartition, ...]:
+        """The partitions of the start that are missing, sorted. They stay in the offset."""
+        return tuple(
+            ssp
+            for ssp in self._absent
+            if ssp.stream not in self.recreated
+            and (self.selection is None or is_selected(self.selection, ssp))
+        )
+
+    @cached_property
+    def assigned(self) -> tuple[SystemStreamPartition, ...]:
+        """The partitions of the next offset, sorted."""
+        return tuple(sorted((*self.partitions, *self.missing)))
 
     @cached_property
     def topic_losses(self) -> tuple[DataLoss, ...]:
-        """The losses of whole topics."""
+        """The losses of whole topics, without the missing ones."""
         return tuple(self._topic_losses())
+
+    @cached_property
+    def missing_losses(self) -> tuple[DataLoss, ...]:
+        """The losses, if what is missing does not exist any more. Partitions of a topic that still
+        has its id exist: Kafka never deletes a partition of a topic."""
+        topics = sorted({ssp.stream for ssp in self.missing} - self.metadata.keys())
+        unproven = [
+            ssp
+            for ssp in self.missing
+            if ssp.stream in self.metadata and not self._has_same_id(ssp.stream)
+        ]
+        return (
+            *(
+                DataLoss(
+                    subject=f"topic {topic}",
+                    found="the topic deleted, or hidden from this user",
+                    expected="every topic of the checkpoint",
+                    unread=topic,
+                )
+                for topic in topics
+                if topic not in self.described or not self._has_same_id(topic)
+            ),
+            *(
+                DataLoss(
+                    subject=f"partition {kafka_name(ssp)}",
+                    found="the partition deleted",
+                    expected="every partition of the checkpoint",
+                )
+                for ssp in unproven
+            ),
+        )
+
+    @cached_property
+    def _absent(self) -> tuple[SystemStreamPartition, ...]:
+        """The partitions of the start that are not in the metadata, sorted."""
+        return tuple(sorted(self.start.positions.keys() - set(self.partitions)))
+
+    def _has_same_id(self, topic: StreamName) -> bool:
+        found = self.metadata.get(topic) or self.described.get(topic)
+        return (
+            found is not None
+            and found.topic_id is not None
+            and (found.topic_id == self.start.topics[topic])
+        )
 
     @cached_property
     def start_positions(self) -> StartPositions:
@@ -159,30 +232,31 @@ class BatchContext:
         )
 
     def _topic_losses(self) -> Iterator[DataLoss]:
+        kept = {ssp.stream for ssp in self.assigned}
         for topic, topic_id in sorted(self.start.topics.items()):
-            if topic not in self.metadata:
-                yield DataLoss(
-                    subject=f"topic {topic}",
-                    found="the topic deleted, or no longer among the topics to read",
-                    expected="every topic of the checkpoint",
-                )
-            elif topic in self.recreated:
-                new_id = self.metadata[topic].topic_id
+            if topic in self.recreated:
+                new_id = {**self.described, **self.metadata}[topic].topic_id
                 yield DataLoss(
                     subject=f"topic {topic}",
                     found=f"the topic deleted and created again (id {new_id})",
                     expected=f"the topic of the checkpoint (id {topic_id})",
                     recreated=None if new_id is None else (topic, new_id),
                 )
+            elif topic not in kept:
+                yield DataLoss(
+                    subject=f"topic {topic}",
+                    found="the topic no longer among the topics to read",
+                    expected="every topic of the checkpoint",
+                    unread=topic,
+                )
 
     def _partition_losses(self) -> Iterator[DataLoss]:
-        for ssp in sorted(self.start.positions):
-            if ssp.stream not in self.metadata or ssp.stream in self.recreated:
-                continue
-            if ssp.partition not in self.metadata[ssp.stream].partitions:
+        kept = {ssp.stream for ssp in self.assigned}
+        for ssp in self._absent:
+            if ssp.stream in kept and ssp.stream not in self.recreated and ssp not in self.missing:
                 yield DataLoss(
                     subject=f"partition {kafka_name(ssp)}",
-                    found="the partition deleted, or no longer among the partitions to read",
+                    found="the partition no longer among the partitions to read",
                     expected="every partition of the checkpoint",
                 )
 
@@ -236,7 +310,17 @@ def raise_data_loss(
         found="; ".join(loss.found for loss in first),
         expected="; ".join(dict.fromkeys(loss.expected for loss in first)),
         next_step="set failOnDataLoss to false to continue after the gap, or "
-        f"{otherwise}{_accept_topic_ids(losses)}",
+        f"{otherwise}{_drop_topics(losses)}{_accept_topic_ids(losses)}",
+    )
+
+
+def _drop_topics(losses: Sequence[DataLoss]) -> str:
+    topics = sorted({loss.unread for loss in losses if loss.unread is not None})
+    if not topics:
+        return ""
+    return (
+        "; or, if the query no longer needs the topic, remove it from the topics to read and set "
+        f"dropTopics to {','.join(topics)}"
     )
 
 

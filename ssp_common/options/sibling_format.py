@@ -132,6 +132,10 @@ _PAIRS: Final = (
         in_kinesis="Kinesis has no consumer groups; applicationName names those who share a stream",
     ),
     _Pair(
+        kafka=("dropTopics",),
+        in_kinesis="a checkpoint must contain the streams that the query reads",
+    ),
+    _Pair(
         kafka=("acceptTopicIds",),
         in_kinesis="a stream that was created again is read with failOnDataLoss=false",
     ),

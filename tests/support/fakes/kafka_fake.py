@@ -25,6 +25,7 @@ from kafka_source.model.topic import (
     SubscribePattern,
     TopicId,
 )
+from ssp_common.errors import AccessError
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka.topics import Put, Record
 
@@ -70,6 +71,9 @@ class FakeKafka:
 
     * `faults`: raised by the next calls, one by each; None lets a call pass.
     * `descriptions`: the next answers of `describe` instead of the actual ones: stale metadata.
+    * `hidden`: topics that brokers do not know yet; their records are there.
+    * `denied`: topics that the user may not describe: lists leave them out, and a request by name
+      is refused.
     * `meanwhile`: called after each answer is made, before it is returned.
     """
 
@@ -80,6 +84,8 @@ class FakeKafka:
         """"describe", or "offsets" with the requested spec, such as "offsets latest"."""
         self.faults: deque[Exception | None] = deque()
         self.descriptions: deque[Mapping[StreamName, TopicDescription]] = deque()
+        self.hidden: set[str] = set()
+        self.denied: set[str] = set()
         self.meanwhile: Callable[[], None] | None = None
         self._created = 0
 
@@ -96,6 +102,7 @@ class FakeKafka:
     def list_offsets(
         self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
+        self._check_access(ssp.stream for ssp in partitions)
         self._call(f"offsets {point.time_ms if isinstance(point, AtTime) else point.value}")
         return self._after(
             {
@@ -178,18 +185,31 @@ class FakeKafka:
             self.meanwhile()
         return answer
 
+    def _check_access(self, topics: Iterable[str]) -> None:
+        for topic in sorted(self.denied & set(topics)):
+            raise AccessError(
+                f"topic {topic}",
+                found="no permission",
+                expected="Describe on the topic",
+                next_step="grant it",
+            )
+
     def _describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        if isinstance(selection, Subscribe):
+            self._check_access(selection.topics)
+        elif isinstance(selection, Assign):
+            self._check_access(ssp.stream for ssp in selection.partitions)
         return {
             StreamName(name): TopicDescription(
                 topic_id=topic.topic_id, partition_count=len(topic.logs)
             )
             for name, topic in sorted(self.topics.items())
-            if _selected(name, selection)
+            if _selected(name, selection) and name not in self.hidden | self.denied
         }
 
     def _log(self, ssp: SystemStreamPartition) -> FakeLog | None:
         topic = self.topics.get(ssp.stream)
-        if topic is None or ssp.partition >= len(topic.logs):
+        if topic is None or ssp.stream in self.hidden or ssp.partition >= len(topic.logs):
             return None
         return topic.logs[ssp.partition]
 

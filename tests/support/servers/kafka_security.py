@@ -69,6 +69,20 @@ class SecureKafka:
         """Hide a topic from a user; it is visible to all other users."""
         self._permit(user, ResourceType.TOPIC, topic, AclOperation.ALL, AclPermissionType.DENY)
 
+    def show(self, user: str, topic: str) -> None:
+        """End `deny`."""
+        literal, deny = ResourcePatternType.LITERAL, AclPermissionType.DENY
+        kind = AclBindingFilter(
+            *(ResourceType.TOPIC, topic, literal, f"User:{user}", "*", AclOperation.ALL, deny)
+        )
+        admin = self._admin()
+        for future in admin.delete_acls([kind]).values():
+            future.result(_PATIENCE_S)
+        until(
+            lambda: not admin.describe_acls(kind).result(_PATIENCE_S),
+            "the end of the ACL at the broker",
+        )
+
     def deny_groups(self, user: str) -> None:
         """Let a user do nothing with any consumer group."""
         self._permit(user, ResourceType.GROUP, "*", AclOperation.ALL, AclPermissionType.DENY)

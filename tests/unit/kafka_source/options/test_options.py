@@ -102,6 +102,7 @@ def test_everything_given() -> None:
         startingOffsets='{"orders":{"0":23,"1":-1}}',
         startingOffsetsByTimestampStrategy="LATEST",
         failOnDataLoss="FALSE",
+        dropTopics=" clicks,views",
         acceptTopicIds='{"payments":"id-2","orders":"4mWqrD-_"}',
         maxOffsetsPerTrigger="100",
         minOffsetsPerTrigger="10",
@@ -130,6 +131,7 @@ def test_everything_given() -> None:
         start=AtOffsets(offsets={ssp("orders", 0): 23, ssp("orders", 1): LogicalOffset.LATEST}),
         no_match=NoMatch.LATEST,
         fail_on_data_loss=False,
+        drop_topics=("clicks", "views"),  # type: ignore[arg-type]
         accept_topic_ids={"orders": "4mWqrD-_", "payments": "id-2"},  # type: ignore[dict-item]
         max_offsets_per_trigger=100,
         min_offsets_per_trigger=10,
@@ -223,6 +225,7 @@ WRONG = {
     "endingTimestamp": ["now"],
     "endingOffsetsByTimestamp": ["1000"],
     "failOnDataLoss": ["yes", "1"],
+    "dropTopics": [" , ", "a*", "orders"],
     "acceptTopicIds": ["true", "{}", '{"orders":1}', '{"orders":"a b"}', '{"or ders":"a"}'],
     "maxOffsetsPerTrigger": ["0", "-1", "many", "1.5", "1k"],
     "minOffsetsPerTrigger": ["0", "few"],

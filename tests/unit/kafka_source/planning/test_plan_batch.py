@@ -9,10 +9,16 @@ import pytest
 
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kafka_source.model.ranges import plan_ranges
-from kafka_source.model.topic import AtOffsets, AtTimes, LogicalOffset, TopicId
+from kafka_source.model.topic import Assign, AtOffsets, AtTimes, LogicalOffset, TopicId
 from kafka_source.planning.offset_bounds import check_names_exactly
+from kafka_source.planning.plan_batch import BatchRules, plan_batch
 from kafka_source.planning.rate_limit import ReadLimits, TriggerDelay
-from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
+from kafka_source.planning.topic_metadata import (
+    BatchContext,
+    Metadata,
+    PartitionOffsets,
+    TopicMetadata,
+)
 from ssp_common.errors import DataLossError, IncompatibleStateError, InvalidOptionsError
 from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
 from task_grouping.groupers import GroupByPartition, GroupBySystemStreamPartition
@@ -205,7 +211,7 @@ def _log(topic: str, number: int, *, earliest: int | None, end: int) -> Metadata
 @pytest.mark.parametrize(
     ("world", "subject", "what"),
     [
-        ({}, "topic orders", "deleted, or no longer among the topics"),
+        ({}, "topic orders", "the topic deleted, or hidden from this user"),
         (
             found({"orders": [9, 9]}, generation="b"),
             "topic orders",
@@ -241,9 +247,10 @@ def test_a_loss_fails_the_query_and_names_what_is_gone(
     assert caught.value.subject == subject
     assert what in caught.value.found
     assert "failOnDataLoss" in caught.value.next_step
-    assert [loss.subject for loss in planned(first, world, TOLERANT).losses] == (
-        subject.split(", ")
-    )
+    tolerated = planned(first, world, TOLERANT)
+    # The positions of a missing topic are not lost yet.
+    assert [loss.subject for loss in tolerated.losses] == (subject.split(", ") if world else [])
+    assert world or tolerated.end is first
 
 
 def test_many_losses_are_told_in_short() -> None:
@@ -272,20 +279,29 @@ def test_a_topic_whose_id_is_unknown_is_not_taken_for_another() -> None:
     unknown = {ORDERS: TopicMetadata(partitions={0: PartitionOffsets(earliest=0, end=7)})}
     second = planned(first, unknown, RULES)
     assert read(second) == {"Partition 0": [(O0, 5, 7)]}
-    assert second.end.topics == {ORDERS: None}
-    third = planned(second.end, found({"orders": [7]}, generation="b"), RULES)
+    assert second.end.topics == {ORDERS: "orders-a"}
+    with pytest.raises(DataLossError, match="deleted and created again"):
+        planned(second.end, found({"orders": [7]}, generation="b"), RULES)
+    from_old_brokers = replace(first, topics={ORDERS: None})
+    third = planned(from_old_brokers, found({"orders": [5]}, generation="b"), RULES)
     assert (third.ranges, third.losses) == ((), ())
     assert third.end.topics == {ORDERS: "orders-b"}
 
 
-def test_a_topic_that_is_gone_is_dropped_if_tolerated() -> None:
+def test_a_missing_topic_keeps_its_id_its_positions_and_its_tasks_if_tolerated() -> None:
     first = after({"orders": [5], "clicks": [5]})
     plan = planned(first, found({"clicks": [6]}), TOLERANT)
-    assert plan.end.positions == {ssp("clicks", 0): 6}
-    assert list(plan.end.topics) == ["clicks"]
-    nothing = planned(first, {}, TOLERANT).end
-    assert nothing.positions == {}
-    assert decode(json.loads(json.dumps(encode(nothing)))) == nothing
+    assert plan.end.positions == {O0: 5, ssp("clicks", 0): 6}
+    assert plan.end.topics == first.topics
+    assert plan.end.assignment == first.assignment
+    assert read(plan) == {"Partition 0": [(ssp("clicks", 0), 5, 6)]}
+    assert decode(json.loads(json.dumps(encode(plan.end)))) == plan.end
+    assert planned(first, {}, TOLERANT).end is first
+    back = planned(plan.end, found({"clicks": [6], "orders": [8]}), TOLERANT)
+    assert read(back) == {"Partition 0": [(O0, 5, 8)]}
+    other = planned(plan.end, found({"orders": [8]}, generation="b"), TOLERANT)
+    assert read(other) == {"Partition 0": [(O0, 0, 8)]}
+    assert [loss.subject for loss in other.losses] == ["topic orders"]
 
 
 def test_a_log_that_was_cut_goes_on_from_its_new_end_if_tolerated() -> None:
@@ -309,13 +325,37 @@ def test_starts_outside_of_the_log_are_losses() -> None:
             planned(BEFORE_FIRST_BATCH, metadata, initial_positions={O0: at})
 
 
-def test_partitions_that_are_gone_are_losses() -> None:
-    first = after({"orders": [5, 5, 5]})
-    plan = planned(first, found({"orders": [6, 6]}), replace(REGROUP, fail_on_data_loss=False))
-    assert [loss.subject for loss in plan.losses] == ["partition orders-2"]
-    assert plan.end.positions == {O0: 6, O1: 6}
-    with pytest.raises(PartitionCountError):
-        planned(first, found({"orders": [6, 6]}), RULES)
+@pytest.mark.parametrize("rules", [RULES, TOLERANT, REGROUP])
+def test_partitions_that_are_missing_from_a_topic_of_the_same_id_stay(rules: BatchRules) -> None:
+    first = after({"orders": [5, 5, 5]}, rules)
+    plan = planned(first, found({"orders": [6, 6]}), rules)
+    assert plan.end.positions == {O0: 6, O1: 6, O2: 5}
+    assert plan.end.assignment == first.assignment
+    back = planned(plan.end, found({"orders": [6, 6, 7]}), rules)
+    assert read(back) == {"Partition 2": [(O2, 5, 7)]}
+
+
+def test_partitions_that_are_missing_are_losses_if_the_id_is_unknown() -> None:
+    first = replace(after({"orders": [5, 5]}), topics={ORDERS: None})
+    with pytest.raises(DataLossError, match="partition orders-1: found the partition deleted"):
+        planned(first, found({"orders": [6]}), RULES)
+    assert planned(first, found({"orders": [6]}), TOLERANT).end.positions == {O0: 6, O1: 5}
+
+
+@pytest.mark.parametrize("tolerated", [False, True])
+def test_what_the_options_no_longer_name_leaves_the_offset_if_tolerated(tolerated: bool) -> None:
+    first = after({"orders": [5, 5], "clicks": [5]})
+    context = BatchContext(
+        start=first, metadata=found({"orders": [6]}), selection=Assign(partitions=(O0,))
+    )
+    if not tolerated:
+        with pytest.raises(DataLossError, match="topic clicks") as caught:
+            plan_batch(context, RULES)
+        assert "set dropTopics to clicks" in caught.value.next_step
+        return
+    plan = plan_batch(context, replace(REGROUP, fail_on_data_loss=False))
+    assert plan.end.positions == {O0: 6}
+    assert [loss.subject for loss in plan.losses] == ["topic clicks", "partition orders-1"]
 
 
 def test_known_partitions_need_no_oldest_record_but_new_ones_do() -> None:

@@ -141,7 +141,7 @@ def test_a_topic_created_again_is_data_loss_where_its_log_is_another() -> None:
         planned(start, found({"orders": [4]}, generation="b"), RULES)
     with pytest.raises(DataLossError, match="after the position 23"):
         planned(start, found({"orders": [90]}, generation="b", earliest=30), RULES)
-    with pytest.raises(DataLossError, match="deleted, or no longer among the topics"):
+    with pytest.raises(DataLossError, match="deleted, or hidden from this user"):
         planned(start, {}, RULES)
     first = planned(start, found({"orders": [24]}), RULES).end
     with pytest.raises(DataLossError, match="deleted and created again"):
