@@ -47,6 +47,7 @@ CATALOGUE: Final = (
     Benchmark(name="kinesis.neighbour", minutes=10, small="--shards 1 --seconds 10"),
     Benchmark(name="kinesis.bulk", minutes=10, small="--shards 2 --records 20000 --rounds 1"),
     Benchmark(name="kinesis.sink", minutes=4, small="--records 20000 --rounds 1 --seconds 4"),
+    Benchmark(name="kinesis.slow_link", minutes=5, small="--rates 4 --tasks 2 --megabytes 1"),
     Benchmark(
         name="kinesis.copies",
         minutes=4,

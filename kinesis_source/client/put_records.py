@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, overload
 
 import msgspec
 import orjson
 
 from kinesis_source.model.shard import PutEntries, PutOutcome
+from ssp_common.aws.botocore_bypass import SEND_SECONDS
 from task_grouping.identifiers import ShardId
 
 _OUTCOME: Final = "SparkSspOutcome"
@@ -135,4 +136,5 @@ def parse_outcome(answer: Mapping[str, Any], entries: int) -> PutOutcome:
         raise ValueError("an answer whose results are not those of the entries")
     if codes and any(not a and not b for a, b in zip(shards, codes, strict=True)):
         raise ValueError("a result with neither a shard nor an error code")
-    return outcome
+    seconds = answer.get("ResponseMetadata", {}).get(SEND_SECONDS)
+    return outcome if seconds is None else replace(outcome, send_seconds=seconds)

@@ -178,6 +178,8 @@ class PutOutcome:
     shards: Sequence[ShardId | None]
     codes: Sequence[str | None] = ()
     """Empty if all entries were stored."""
+    send_seconds: float | None = None
+    """The time that the request took to leave this machine; None if it is unknown."""
 
 
 # --- Starting positions ------------------------------------------------------------------------

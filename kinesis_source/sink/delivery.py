@@ -64,6 +64,11 @@ class PutRequest:
     parts: Sequence[_Part]
 
     @property
+    def size(self) -> int:
+        """The bytes of its data and keys."""
+        return sum(part.use.size for part in self.parts)
+
+    @property
     def entries(self) -> PutEntries:
         """Its records for the client."""
         return PutEntries(
@@ -246,12 +251,13 @@ class StreamDelivery:
 
     # --- Requests --------------------------------------------------------------------------------
 
-    def take(self, now: float) -> PutRequest | None:
-        """Return the next request, or None if none may be made before `wake_at`."""
+    def take(self, now: float, most: int = MAX_BYTES) -> PutRequest | None:
+        """Return the next request, of at most `most` bytes or one larger record, or None if none
+        may be made before `wake_at`."""
         if now < self.wake_at:
             return None
         parts: list[_Part] = []
-        left, room = MAX_RECORDS, MAX_BYTES
+        left, room = MAX_RECORDS, min(MAX_BYTES, most)
         for shard, queue in self._queues.items():
             if not left:
                 break
@@ -264,6 +270,8 @@ class StreamDelivery:
                 queue.budget_at = queue.pacer.next_budget(now, least - allowed)
                 continue
             waiting = queue.count
+            if not parts:
+                room = max(room, queue.first_size)
             runs = queue.take(min(allowed, left), size, room)
             if runs:
                 count, used = waiting - queue.count, sum([run.size for run, _ in runs])

@@ -201,6 +201,12 @@ class ShardQueue:
         self._first.extendleft(reversed(runs))
         self.count += sum(run.count for run, _ in runs)
 
+    @property
+    def first_size(self) -> int:
+        """The bytes of the next record; there is one."""
+        run, _ = (self._first or self._fresh)[0]
+        return int(run.sizes[1] - run.sizes[0])
+
     def take(self, count: int, allowed: int, room: int) -> list[Waiting]:
         """Remove up to `count` records of at most `allowed` bytes, and `room` in the request. A
         record over the shard's rate passes while the shard is idle."""

@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.client.boto3_client import connect
+from kinesis_source.sink import learned_rates
 from kinesis_source.sink.columns import SinkColumns
 from kinesis_source.sink.schema import resolve_columns
 from kinesis_source.sink.targets import PROCESS_WIDE, Target
@@ -125,6 +126,7 @@ def _write(
         columns=columns,
         options=options,
         write_id=None if task is None else partial(_write_id, task),
+        learned=learned_rates.PROCESS_WIDE,
     )
     return WriteResult(writer.write(batches))
 

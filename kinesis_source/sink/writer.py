@@ -22,6 +22,8 @@ from kinesis_source.model.shard import PutOutcome, Shard, StreamRef
 from kinesis_source.sink.aggregation import AggregateLimits, Packing
 from kinesis_source.sink.columns import Rows, SinkColumns, checked_rows, split_by_stream
 from kinesis_source.sink.delivery import MAX_BYTES, MAX_RECORDS, PutRequest, StreamDelivery
+from kinesis_source.sink.learned_rates import LearnedRates
+from kinesis_source.sink.link_window import LinkWindow, Upload
 from kinesis_source.sink.shard_map import ANY, ShardMap
 from kinesis_source.sink.targets import Target
 from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
@@ -48,6 +50,8 @@ _SHORTEST_WAIT_S: Final = 0.05
 sending some hundred records."""
 _LONGEST_WAIT_S: Final = 1.0
 """The longest wait: `wake_at` does not include the time of the next listing."""
+_LOST: Final = frozenset({"ConnectionClosedError", "ConnectTimeoutError", "ReadTimeoutError"})
+"""The errors of the SDK for a link that carries too little, or nothing."""
 _NEVER: Final = float("inf")
 
 _Listing = tuple[Shard, ...] | ThrottledError
@@ -56,7 +60,8 @@ _Listing = tuple[Shard, ...] | ThrottledError
 @dataclass(slots=True)
 class RecordWriter:
     """Writes the rows of one task. `target_of` describes a stream; `write_id` identifies this write
-    to a stream, for repeat keys; `monotonic` is in seconds, `random` is uniform in [0, 1).
+    to a stream, for repeat keys; `learned` is shared with the tasks before and after; `monotonic`
+    is in seconds, `random` is uniform in [0, 1).
 
     The lock of `CallThreads` guards its private fields, except that the thread of the task adds
     streams without it: their deliveries and packings.
@@ -67,6 +72,7 @@ class RecordWriter:
     columns: SinkColumns
     options: SinkOptions
     write_id: Callable[[StreamName], WriteId] | None = None
+    learned: LearnedRates = field(default_factory=LearnedRates)
     monotonic: Callable[[], float] = time.monotonic
     random: Callable[[], float] = random.random
     _deliveries: Mapping[StreamRef, StreamDelivery] = field(default_factory=dict)
@@ -78,6 +84,8 @@ class RecordWriter:
     """Streams whose shards are being listed."""
     _in_flight: int = 0
     """The number of requests under way."""
+    _bytes_in_flight: int = 0
+    _window: LinkWindow = field(default_factory=LinkWindow)
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> dict[StreamName, DeliveryMetrics]:
         """Write the rows; return the counts of each stream. Raises SspError.
@@ -86,6 +94,14 @@ class RecordWriter:
         of four parts of batches (`_BYTES`), and that of the requests in flight once more; with
         `write_id`, `RowCounter` adds memory for each row.
         """
+        self._window = self.learned.window(self.options.connection)
+        try:
+            self._write(batches)
+        finally:
+            self.learned.keep_window(self.options.connection, self._window)
+        return {stream.name: each.metrics for stream, each in self._deliveries.items()}
+
+    def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
         first_row = 0
         with CallThreads(
             self._next_call,
@@ -103,7 +119,6 @@ class RecordWriter:
                     threads.wait_until(self._is_little)
                 first_row += batch.num_rows
             threads.wait_until(self._is_all_stored)
-        return {stream.name: each.metrics for stream, each in self._deliveries.items()}
 
     def _rows(self, batch: pa.RecordBatch, first_row: int) -> Iterator[tuple[StreamDelivery, Rows]]:
         """Yield the rows of a batch in parts, in order for each stream. All rows are checked before
@@ -171,14 +186,18 @@ class RecordWriter:
             if self._needs_listing(stream, delivery, now):
                 self._listing.add(stream)
                 return Call(partial(self._list, stream), partial(self._use_listing, stream))
-        if self._in_flight >= self.options.max_requests_in_flight:
+        window, in_flight = self._window, self._bytes_in_flight
+        most = self.options.max_requests_in_flight
+        if self._in_flight >= most or not window.allows_request(in_flight):
             return _LONGEST_WAIT_S
         for stream, delivery in deliveries.items():
-            request = delivery.take(now)
+            request = delivery.take(now, window.request_bytes)
             if request is not None:
                 self._in_flight += 1
+                self._bytes_in_flight += request.size
                 return Call(
-                    partial(self._put, stream, request), partial(self._settle, stream, request)
+                    partial(self._put, stream, request),
+                    partial(self._settle, stream, request, now, self._bytes_in_flight),
                 )
         wake_at = min((each.wake_at for each in deliveries.values()), default=_NEVER)
         return min(_LONGEST_WAIT_S, max(_SHORTEST_WAIT_S, wake_at - now))
@@ -190,10 +209,26 @@ class RecordWriter:
             return error
 
     def _settle(
-        self, stream: StreamRef, request: PutRequest, outcome: PutOutcome | ThrottledError
+        self,
+        stream: StreamRef,
+        request: PutRequest,
+        began: float,
+        in_flight: int,
+        outcome: PutOutcome | ThrottledError,
     ) -> None:
         self._in_flight -= 1
+        self._bytes_in_flight -= request.size
         delivery, now = self._deliveries[stream], self.monotonic()
+        seconds = None if isinstance(outcome, ThrottledError) else outcome.send_seconds
+        upload = Upload(
+            began=began,
+            size=request.size,
+            in_flight=in_flight,
+            seconds=now - began if seconds is None else seconds,
+            is_measured=seconds is not None,
+            is_lost=isinstance(outcome, UnreachableError) and outcome.code in _LOST,
+        )
+        self._window = self._window.after(upload, now)
         if not isinstance(outcome, ThrottledError):
             delivery.settle(request, outcome, now)
             return

@@ -39,7 +39,7 @@ from botocore.httpsession import URLLib3Session
 from botocore.parsers import create_parser
 from urllib3.response import HTTPResponse
 
-from ssp_common.aws.http_exchange import is_supported, post
+from ssp_common.aws.http_exchange import Response, is_supported, post
 from ssp_common.aws.signing import ALGORITHM, RequestSigner, Scope, signing_key
 
 if TYPE_CHECKING:
@@ -52,6 +52,10 @@ Decode = Callable[[bytes], Answer | None]
 """Parses the body of an answer with status 200, or returns None to leave it to botocore."""
 Encode = Callable[[Request], bytes]
 """Returns the body of a request. Raises TypeError or ValueError to leave it to botocore."""
+
+SEND_SECONDS: Final = "SparkSspSendSeconds"
+"""The key in `ResponseMetadata` of the time that a request took to leave this machine. It is absent
+if botocore has sent the request."""
 
 _KEPT: Final = frozenset({"content-type", "user-agent", "x-amz-target"})
 _MADE: Final = frozenset(
@@ -160,8 +164,7 @@ class DirectCalls:
         ):
             last = self._seconds[kind] = self._second(pattern, now, credentials)
         sent = {**last.sent, "Authorization": last.signer.authorization(body)}
-        status, received, content = _send(pattern, sent, body)
-        return self._answer(operation, status, received, content)
+        return self._answer(operation, _send(pattern, sent, body))
 
     def _second(self, pattern: _Pattern, seconds: int, credentials: Any) -> _Second:
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seconds))
@@ -188,14 +191,14 @@ class DirectCalls:
             access_key=credentials.access_key, key=last[1], scope=scope, path="/", headers=signed
         )
 
-    def _answer(
-        self, operation: str, status: int, headers: Mapping[str, str], body: bytes
-    ) -> Answer:
+    def _answer(self, operation: str, response: Response) -> Answer:
+        status, headers, body, send_seconds = response
         if status == 200:
             decoded = self._decoders[operation](body)
             if decoded is not None:
                 kept = {"date": date} if (date := headers.get("date")) is not None else {}
-                return {**decoded, "ResponseMetadata": {"HTTPHeaders": kept}}
+                metadata = {"HTTPHeaders": kept, SEND_SECONDS: send_seconds}
+                return {**decoded, "ResponseMetadata": metadata}
         model: Any = self._client.meta.service_model.operation_model(operation)
         parser: Any = create_parser(protocol_of(model.service_model))
         answer = {
@@ -347,9 +350,7 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
-def _send(
-    pattern: _Pattern, headers: Mapping[str, str], body: bytes
-) -> tuple[int, Mapping[str, str], bytes]:
+def _send(pattern: _Pattern, headers: Mapping[str, str], body: bytes) -> Response:
     try:
         return post(pattern.pool, headers, body)
     except (http.HTTPError, OSError) as error:

@@ -3,8 +3,13 @@
 urllib3 and `http.client` build and parse the headers of every exchange by general means, which
 costs more than all other work on a small call. Here a request is one write, and a response with a
 `Content-Length` is read after its few headers. urllib3 still opens, checks, keeps and closes the
-connections, with its certificates, limits and time-outs, and `http.client` reads any other form of
-response.
+connections, with its certificates, limits and connect time-out, and `http.client` reads any other
+form of response.
+
+The read time-out is a limit on the time without progress, not on the whole exchange, so that a
+large request may take as long as a slow link needs: it starts again with each part that is sent,
+and while the kernel still sends what it has buffered. Of a request that times out, no more bytes
+leave: the connection is reset, so that the service does not carry out what is sent again.
 
 Errors are those of `HTTPConnectionPool.urlopen` without retries.
 """
@@ -12,30 +17,53 @@ Errors are those of `HTTPConnectionPool.urlopen` without retries.
 from __future__ import annotations
 
 import io
+import socket
 import ssl
+import struct
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from http.client import HTTPException, HTTPResponse
-from typing import TYPE_CHECKING, Any, Final
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from urllib3.exceptions import ProtocolError, ReadTimeoutError, SSLError
-from urllib3.util.retry import Retry
+from urllib3.util.ssl_match_hostname import CertificateError
+
+if sys.platform != "win32":
+    import fcntl
+    import termios
 
 if TYPE_CHECKING:
     from urllib3 import HTTPConnectionPool
 
-Response = tuple[int, Mapping[str, str], bytes]
-"""Status, headers by their names in lower case, and body."""
-
 _HEAD_END: Final = b"\r\n\r\n"
 _FIRST_READ: Final = 1 << 16
 _SMALL: Final = 1 << 15
-_NO_RETRIES: Final = Retry(False)
+_TLS_RECORD: Final = 1 << 14
+"""The most bytes of a record of TLS (RFC 8446, section 5.1). A call that sends more ends only after
+all of it, and has one time limit."""
+_LOOK_S: Final = 0.25
+"""The time between two looks at the bytes that the kernel has not sent yet."""
+_RESET: Final = struct.pack("ii", 1, 0)
+"""SO_LINGER without a time: closing the socket discards the bytes that are not sent yet."""
+
+
+class Response(NamedTuple):
+    """A response, and the time that its request took to leave this machine."""
+
+    status: int
+    headers: Mapping[str, str]
+    """By their names in lower case."""
+    body: bytes
+    send_seconds: float
+    """At most `_LOOK_S` too long: until the last byte was acknowledged, where the system tells how
+    many are not, else until the kernel had buffered it."""
 
 
 def is_supported(pool: HTTPConnectionPool) -> bool:
     """Return whether the pool has the private methods that `post` calls."""
-    return hasattr(pool, "_get_conn") and hasattr(pool, "_put_conn")
+    return all(hasattr(pool, name) for name in ("_get_conn", "_put_conn", "_validate_conn"))
 
 
 def post(pool: HTTPConnectionPool, headers: Mapping[str, str], body: bytes) -> Response:
@@ -46,15 +74,17 @@ def post(pool: HTTPConnectionPool, headers: Mapping[str, str], body: bytes) -> R
     text may contain the header.
     """
     connection: Any = pool._get_conn()
-    if getattr(connection, "sock", None) is None:  # opened by urllib3, which has much to check
-        pool._put_conn(connection)
-        return _post_by_urllib3(pool, headers, body)
     is_kept = False
     try:
+        if getattr(connection, "sock", None) is None:
+            _connect(pool, connection)
         response, is_kept = _exchange(connection.sock, pool, headers, body)
     except TimeoutError as error:
-        raise ReadTimeoutError(pool, "/", "no response within the read timeout") from error
-    except ssl.SSLError as error:
+        if connection.sock is not None:
+            with suppress(OSError):
+                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        raise ReadTimeoutError(pool, "/", "no progress within the read timeout") from error
+    except (ssl.SSLError, CertificateError) as error:
         raise SSLError(error) from error
     except (OSError, HTTPException) as error:
         raise ProtocolError("Connection aborted.", error) from error
@@ -65,40 +95,33 @@ def post(pool: HTTPConnectionPool, headers: Mapping[str, str], body: bytes) -> R
     return response
 
 
-def _post_by_urllib3(pool: HTTPConnectionPool, headers: Mapping[str, str], body: bytes) -> Response:
-    # As bytes, as botocore sends them: text that is not ASCII would be encoded differently.
-    encoded: Any = {name: value.encode() for name, value in headers.items()}
-    response = pool.urlopen(
-        "POST",
-        "/",
-        body=body,
-        headers=encoded,
-        retries=_NO_RETRIES,
-        assert_same_host=False,
-        preload_content=False,
-        decode_content=False,
-    )
-    lower = {name.lower(): value for name, value in response.headers.items()}
-    return response.status, lower, response.read()
+def _connect(pool: HTTPConnectionPool, connection: Any) -> None:
+    connection.timeout = pool.timeout.connect_timeout
+    pool._validate_conn(connection)  # connects for HTTPS, and warns of a missing check
+    if connection.sock is None:
+        connection.connect()
 
 
 def _exchange(
     sock: Any, pool: HTTPConnectionPool, headers: Mapping[str, str], body: bytes
 ) -> tuple[Response, bool]:
     """Return the response, and whether the connection can be used again."""
-    sock.settimeout(pool.timeout.read_timeout)
+    seconds: Any = pool.timeout.read_timeout  # the options always give one
+    began = monotonic()
+    sock.settimeout(seconds)
+    head = _head(headers, len(body))
     # The service may refuse a request before it has received all of it.
     with suppress(BrokenPipeError, ConnectionResetError):
-        head = _head(headers, len(body))
         if len(body) > _SMALL:  # a system call costs less than a copy
-            sock.sendall(head)
-            sock.sendall(body)
+            _send_all(sock, head)
+            _send_all(sock, body)
         else:
-            sock.sendall(head + body)
-    received = sock.recv(_FIRST_READ)
+            _send_all(sock, head + body)
+    received, sent_at = _first_part(sock, seconds, len(head) + len(body))
+    sent_in = sent_at - began
     end = received.find(_HEAD_END)
     if end < 0:
-        return _read_by_http_client(sock, received)
+        return _read_by_http_client(sock, received, sent_in)
     lines = received[:end].decode("latin-1").split("\r\n")
     found = _parse_headers(lines)
     length = found.get("content-length", "")
@@ -112,7 +135,7 @@ def _exchange(
         and "transfer-encoding" not in found
     )
     if not is_usual:
-        return _read_by_http_client(sock, received)
+        return _read_by_http_client(sock, received, sent_in)
     start, size = end + len(_HEAD_END), int(length)
     if len(received) - start >= size:
         content = received[start : start + size]
@@ -120,7 +143,46 @@ def _exchange(
     else:
         content, has_more = _read_rest(sock, memoryview(received)[start:], size), False
     is_kept = found.get("connection", "").lower() != "close" and not has_more
-    return (int(status), found, content), is_kept
+    return Response(int(status), found, content, sent_in), is_kept
+
+
+def _send_all(sock: Any, content: bytes) -> None:
+    """Send all bytes. The time limit of the socket is on each part."""
+    most = _TLS_RECORD if isinstance(sock, ssl.SSLSocket) else len(content)
+    sent = sock.send(content[:most])
+    if sent == len(content):
+        return
+    view = memoryview(content)
+    while sent < len(content):
+        sent += sock.send(view[sent : sent + most])
+
+
+def _first_part(sock: Any, seconds: float, size: int) -> tuple[bytes, float]:
+    """Return the first bytes of the response, and a time at which all of the request had left: its
+    `size` bytes. Raises TimeoutError after `seconds` in which none has left."""
+    unsent, progress_at = size, monotonic()
+    try:
+        while (wait := progress_at + seconds - monotonic()) > 0:
+            sock.settimeout(min(wait, _LOOK_S) if unsent else wait)
+            try:
+                return sock.recv(_FIRST_READ), progress_at
+            except TimeoutError:
+                before, unsent = unsent, _unsent(sock)
+                if unsent < before:
+                    progress_at = monotonic()
+    finally:
+        sock.settimeout(seconds)
+    raise TimeoutError("no byte has left or come")
+
+
+def _unsent(sock: Any) -> int:
+    """Return the number of bytes that the peer has not acknowledged; 0 if it is unknown."""
+    if sys.platform == "win32":
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):
+        return 0
 
 
 def _head(headers: Mapping[str, str], length: int) -> bytes:
@@ -154,13 +216,13 @@ def _read_rest(sock: Any, begun: memoryview, size: int) -> bytes:
     return bytes(content)
 
 
-def _read_by_http_client(sock: Any, received: bytes) -> tuple[Response, bool]:
+def _read_by_http_client(sock: Any, received: bytes, send_seconds: float) -> tuple[Response, bool]:
     replayed: Any = _Replay(sock, received)
     response = HTTPResponse(replayed, method="POST")
     response.begin()
     content = response.read()
     lower = {name.lower(): value for name, value in response.getheaders()}
-    return (response.status, lower, content), not response.will_close
+    return Response(response.status, lower, content, send_seconds), not response.will_close
 
 
 class _Replay(io.RawIOBase):

@@ -38,6 +38,7 @@ SERVED: Final[Mapping[str, Arguments]] = {
     "leases.writes": {"leases": [2], "failover": [1.5], "seconds": 3.0},
     "kinesis.planning": {"shards": [2], "slots": 1, "rounds": 1},
     "kinesis.sink": {"shards": 4, "records": 2_000, "size": 200, "rounds": 1, "seconds": 1.0},
+    "kinesis.slow_link": {"rates": [4.0], "tasks": [2], "megabytes": 1.0},
     "leases.hand_overs": {
         "leases": 2,
         "rounds": 1,

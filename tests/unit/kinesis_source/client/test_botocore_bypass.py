@@ -22,6 +22,7 @@ from kinesis_source.model.shard import AfterRecord, AtTimestamp, EpochMillis, Se
 from ssp_common.aws.botocore_bypass import DirectCalls
 from ssp_common.aws.clients import client_config
 from ssp_common.aws.error_translation import Severity, severity_of
+from ssp_common.aws.http_exchange import Response
 from ssp_common.options.endpoints import ConnectionOptions
 from tests.support.fakes.client_http import (
     BY_ARN,
@@ -158,11 +159,16 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
     asked: list[tuple[str, str]] = []
 
     def urlopen(pool: HTTPConnectionPool, *_: object, **request: Any) -> HTTPResponse:
-        short = SDK_TELLS not in {name.lower() for name in request["headers"]}
-        asked.append((f"{pool.scheme}://{pool.host}:{pool.port}", "short" if short else "long"))
+        assert SDK_TELLS in {name.lower() for name in request["headers"]}
+        asked.append((f"{pool.scheme}://{pool.host}:{pool.port}", "long"))
         return HTTPResponse(io.BytesIO(GOOD.body), status=200, preload_content=False)
 
+    def post(pool: HTTPConnectionPool, *_: object) -> Response:
+        asked.append((f"{pool.scheme}://{pool.host}:{pool.port}", "short"))
+        return Response(200, {}, GOOD.body, 0.0)
+
     monkeypatch.setattr(HTTPConnectionPool, "urlopen", urlopen)
+    monkeypatch.setattr("ssp_common.aws.botocore_bypass.post", post)
     session = Session(**KEYS)
     sdk = session.client("kinesis", config=client_config(ConnectionOptions()))
     credentials: Any = session.get_credentials()
