@@ -165,8 +165,8 @@ READ_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
     convert=duration(100, 10 * _MINUTE),
     default=_DEFAULTS.read_timeout_ms,
     default_text="`30s`",
-    doc="The time-out for an answer, which begins again with each part of a request that leaves and "
-    "of an answer that arrives: a duration from 100ms to 10m.",
+    doc="The time-out for an answer, which begins again with each part of a request that leaves "
+    "and of an answer that arrives: a duration from 100ms to 10m.",
 )
 
 CONNECTION_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
