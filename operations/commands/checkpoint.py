@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -17,13 +17,16 @@ from operations.inspection.folders import Folder, open_folder
 from operations.inspection.spark_checkpoint import KINESIS, Checkpoint, Source, read_checkpoint
 from operations.inspection.starting_position import (
     StartOptions,
+    check_not_younger,
+    deleted_stream,
+    kafka_positions,
     kafka_start,
     kinesis_positions,
     kinesis_start,
-    topics_of,
+    without_dropped,
 )
-from operations.inspection.streams import list_streams
-from operations.inspection.topics import count_partitions
+from operations.inspection.streams import ListedStream, list_streams
+from operations.inspection.topics import describe_topics, latest_offsets
 from operations.terminal.connection import (
     Given,
     aws_options,
@@ -33,9 +36,10 @@ from operations.terminal.connection import (
     s3_connection,
 )
 from operations.terminal.output import Screen, note, task_text, write_json
-from ssp_common.errors import UnsupportedError
+from ssp_common.errors import StreamNotFoundError, UnsupportedError
 from ssp_common.logs import count_of
 from ssp_common.times import time_text
+from task_grouping.identifiers import StreamName
 
 
 @click.command("checkpoint")
@@ -55,6 +59,14 @@ from ssp_common.times import time_text
     type=click.Choice(["awslabs", "databricks-json"]),
     help="With --as-starting-position: the checkpoint is of this connector.",
 )
+@click.option(
+    "--drop",
+    "dropped",
+    multiple=True,
+    metavar="NAME",
+    help="With --as-starting-position: leave out this topic or stream, for example a deleted one; "
+    "may be repeated.",
+)
 @options_file
 @kafka_options
 @aws_options
@@ -64,6 +76,7 @@ def checkpoint_command(
     as_start: bool,
     source: int | None,
     origin: str | None,
+    dropped: tuple[str, ...],
     aws: Given,
     kafka: Given,
 ) -> None:
@@ -75,11 +88,13 @@ def checkpoint_command(
         raise _undocumented()
     if origin is not None and not as_start:
         raise click.UsageError("--from needs --as-starting-position")
+    if dropped and not as_start:
+        raise click.UsageError("--drop needs --as-starting-position")
     folder = open_folder(path, s3_connection(aws))
     try:
         found = read_checkpoint(folder, path)
         if as_start:
-            _write_start(_start(folder, found, source, origin, aws, kafka))
+            _write_start(_start(folder, found, source, origin, dropped, aws, kafka))
         elif as_json:
             write_json(_document(found, source))
         else:
@@ -107,32 +122,48 @@ def _start(
     found: Checkpoint,
     number: int | None,
     origin: str | None,
+    dropped: tuple[str, ...],
     aws: Given,
     kafka: Given,
 ) -> StartOptions:
     if origin == "awslabs":
         foreign = read_awslabs(folder, found, _only(found, number, own=False).index)
+        without_dropped([foreign.stream], dropped)
         listing = list_streams([foreign.stream], connection(aws))[foreign.stream]
-        return kinesis_start({foreign.stream: foreign.positions}, {foreign.stream: listing.shards})
+        planned = None if found.last is None else found.last.planned_ms
+        notes = check_not_younger(listing.description, planned)
+        start = kinesis_start({foreign.stream: foreign.positions}, {foreign.stream: listing.shards})
+        return replace(start, notes=(*notes, *start.notes))
     source = _only(found, number, own=True)
     if isinstance(source.committed, Offset) and source.committed.streams:
-        streams = list_streams(sorted(source.committed.streams), connection(aws))
+        names = without_dropped(source.committed.streams, dropped)
+        streams = {name: _listed(name, aws) for name in names}
         positions = kinesis_positions(
             source.committed, {name: stream.description for name, stream in streams.items()}
         )
         return kinesis_start(positions, {name: stream.shards for name, stream in streams.items()})
     if isinstance(source.committed, KafkaOffset | SparkOffset) and source.committed.positions:
-        before = source.committed.positions
-        counts = None
-        if kafka.options:
-            counts = count_partitions(topics_of(before), kafka.options)
-        return kafka_start(before, counts)
+        before = source.committed
+        topics = without_dropped({ssp.stream for ssp in before.positions}, dropped)
+        if not kafka.options:
+            return kafka_start(before, topics)
+        now = describe_topics(topics, kafka.options)
+        known = [ssp for ssp in before.positions if ssp.stream in now]
+        notes = kafka_positions(before, topics, now, latest_offsets(known, kafka.options))
+        return replace(kafka_start(before, topics, now), notes=notes)
     raise CheckpointFolderError(
         f"source {source.index} of {found.location}",
         found="no committed batch with a position",
         expected="a batch that ended",
         next_step="start the other query with the same start as this one",
     )
+
+
+def _listed(name: StreamName, aws: Given) -> ListedStream:
+    try:
+        return list_streams([name], connection(aws))[name]
+    except StreamNotFoundError as error:
+        raise deleted_stream(error, name) from error
 
 
 def _only(found: Checkpoint, number: int | None, *, own: bool) -> Source:

@@ -8,11 +8,14 @@ shard), one that is unread at its beginning. Shards that appear later begin at `
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kafka_source.model.offset import Positions
+from kafka_source.client.api import TopicDescription
+from kafka_source.model.offset import Offset as KafkaOffset
+from kafka_source.model.topic import kafka_name
+from kafka_source.planning.spark_checkpoint import SparkOffset
 from kinesis_source.model.offset import Offset
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -25,7 +28,13 @@ from kinesis_source.model.shard import (
     TrimHorizon,
 )
 from kinesis_source.planning.shard_lineage import ancestors
-from ssp_common.errors import IncompatibleStateError, UnsupportedError
+from ssp_common.errors import (
+    IncompatibleStateError,
+    InvalidOptionsError,
+    OptionProblem,
+    StreamNotFoundError,
+    UnsupportedError,
+)
 from task_grouping.identifiers import ShardId, StreamName, SystemStreamPartition
 
 StreamPositions = Mapping[ShardId, Position | Latest]
@@ -39,15 +48,71 @@ class StartOptions:
     notes: tuple[str, ...] = ()
 
 
+def without_dropped(names: Iterable[StreamName], dropped: Collection[str]) -> list[StreamName]:
+    """Return the streams or topics of a checkpoint that are not dropped, sorted. Raises
+    InvalidOptionsError if it lacks one of `dropped`, or has no others."""
+    names = sorted(names)
+    kept = [name for name in names if name not in dropped]
+    wrong = sorted(set(dropped) - set(names))
+    if wrong or not kept:
+        problem = OptionProblem(
+            option="--drop",
+            found=", ".join(wrong) or "every name of the checkpoint",
+            expected=f"some of the names in the checkpoint: {', '.join(names)}",
+            next_step="correct the name" if wrong else "start the other query at the beginning",
+        )
+        raise InvalidOptionsError("spark-ssp checkpoint", [problem])
+    return kept
+
+
+def _drop(names: Iterable[str]) -> str:
+    return " ".join(f"--drop {name}" for name in names)
+
+
 # --- Kinesis -------------------------------------------------------------------------------------
+
+
+def deleted_stream(error: StreamNotFoundError, name: StreamName) -> StreamNotFoundError:
+    """Return the error for a stream of the checkpoint that does not exist."""
+    return StreamNotFoundError(
+        error.subject,
+        found=error.found,
+        expected=error.expected,
+        next_step=f"{error.next_step}; if the stream was deleted, leave it out by {_drop([name])}",
+    )
+
+
+def check_not_younger(stream: StreamDescription, last_batch_ms: int | None) -> tuple[str, ...]:
+    """Return remarks on a stream whose creation time the checkpoint lacks. Raises
+    IncompatibleStateError if it was created after the last batch was planned."""
+    if last_batch_ms is not None and stream.created > last_batch_ms:
+        raise _recreated([stream.name])
+    remark = (
+        f"the checkpoint has no creation time of stream {stream.name}: if it was deleted and "
+        "created again since, these positions are wrong"
+    )
+    return (remark,)
+
+
+def _recreated(names: Sequence[StreamName]) -> IncompatibleStateError:
+    return IncompatibleStateError(
+        f"stream {', '.join(names)}",
+        found="deleted and created again since the checkpoint",
+        expected="the streams that the query read",
+        next_step=f"start another query on them at trim_horizon, since all their records are new; "
+        f"{_drop(names)} leaves them out here",
+    )
 
 
 def kinesis_positions(
     offset: Offset, streams: Mapping[StreamName, StreamDescription]
 ) -> dict[StreamName, StreamPositions]:
-    """Return the positions of a checkpoint by stream. Raises IncompatibleStateError for a stream
-    that was created again, UnsupportedError if other workers read some of the shards."""
-    for name, entry in offset.streams.items():
+    """Return the positions of a checkpoint by stream, for those of `streams`. Raises
+    IncompatibleStateError for a stream that was created again, UnsupportedError if other workers
+    read some of the shards."""
+    recreated = []
+    for name, stream in sorted(streams.items()):
+        entry = offset.streams[name]
         if entry.leases is not None:
             raise UnsupportedError(
                 f"stream {name}",
@@ -57,20 +122,17 @@ def kinesis_positions(
                 next_step="start the other query with the same applicationName: it continues from "
                 "the lease table",
             )
-        if streams[name].created != entry.created:
-            raise IncompatibleStateError(
-                f"stream {name}",
-                found="a stream that was deleted and created again since the checkpoint",
-                expected="the stream that the query read",
-                next_step="start the other query at trim_horizon: all records are new",
-            )
+        if stream.created != entry.created:
+            recreated.append(name)
+    if recreated:
+        raise _recreated(recreated)
     return {
         name: {
             key.shard: state.position
             for key, state in sorted((*offset.states.items(), *offset.waiting.items()))
             if key.stream == name
         }
-        for name in sorted(offset.streams)
+        for name in sorted(streams)
     }
 
 
@@ -122,27 +184,76 @@ def _point(position: Position | Latest) -> Any:
 # --- Kafka ---------------------------------------------------------------------------------------
 
 
+def kafka_positions(
+    offset: KafkaOffset | SparkOffset,
+    topics: Collection[StreamName],
+    found: Mapping[StreamName, TopicDescription],
+    ends: Mapping[SystemStreamPartition, int],
+) -> tuple[str, ...]:
+    """Check the positions of a checkpoint in `topics` against those that the brokers have now, and
+    return remarks on what cannot be compared. `ends` are the offsets after the newest records.
+
+    Raises IncompatibleStateError for topics that were deleted, or created again, and for positions
+    after the end of a partition: a query that starts there skips records.
+    """
+    ids = offset.topics if isinstance(offset, KafkaOffset) else dict.fromkeys(topics)
+    faults: dict[StreamName, str] = {}
+    unknown: list[StreamName] = []
+    for ssp, position in sorted(offset.positions.items()):
+        end = ends.get(ssp)
+        if ssp.stream in found and end is not None and position > end:
+            faults[ssp.stream] = f"{kafka_name(ssp)} ends at {end}, before the position {position}"
+    for topic in topics:
+        known, now = ids.get(topic), found.get(topic)
+        if now is None:
+            faults[topic] = f"topic {topic} does not exist, or is hidden from this user"
+        elif known is None or now.topic_id is None:
+            unknown.append(topic)
+        elif known != now.topic_id:
+            faults[topic] = (
+                f"topic {topic} was deleted and created again (id {now.topic_id}, {known} in the "
+                "checkpoint)"
+            )
+    if faults:
+        raise IncompatibleStateError(
+            f"topics {', '.join(sorted(faults))}",
+            found="; ".join(faults[topic] for topic in sorted(faults)),
+            expected="the topics that the query read",
+            next_step="start another query on topics that were created again from earliest, since "
+            f"all their records are new; {_drop(sorted(faults))} leaves them out here",
+        )
+    if not unknown:
+        return ()
+    names = ", ".join(unknown)
+    remark = (
+        f"the ids of these topics are unknown, here or in the checkpoint: {names}. If one was "
+        "deleted and created again since, the query skips records of it"
+    )
+    return (remark,)
+
+
 def kafka_start(
-    positions: Positions, partitions: Mapping[StreamName, int] | None = None
+    offset: KafkaOffset | SparkOffset,
+    topics: Collection[StreamName],
+    found: Mapping[StreamName, TopicDescription] | None = None,
 ) -> StartOptions:
-    """Return `subscribe` and `startingOffsets`. `partitions`: the present number of partitions by
-    topic; those without a position start at their oldest record."""
-    found: dict[str, dict[str, int]] = {}
-    for ssp in sorted(positions):
-        found.setdefault(ssp.stream, {})[str(ssp.partition)] = positions[ssp]
-    for topic, count in sorted((partitions or {}).items()):
-        for number in range(count):
-            found.setdefault(topic, {}).setdefault(str(number), -2)
+    """Return `subscribe` and `startingOffsets` for `topics`. `found`: the topics as they are now;
+    partitions without a position start at their oldest record."""
+    starts: dict[str, dict[str, int]] = {topic: {} for topic in sorted(topics)}
+    for ssp, position in sorted(offset.positions.items()):
+        if ssp.stream in starts:
+            starts[ssp.stream][str(ssp.partition)] = position
+    for topic, own in starts.items():
+        now = None if found is None else found.get(StreamName(topic))
+        for number in range(0 if now is None else now.partition_count):
+            own.setdefault(str(number), -2)
     note = (
-        "a partition that was added since the checkpoint is not in startingOffsets: add it with "
-        "-2, its oldest record, or give --bootstrap-servers, which does that"
+        "no broker was asked whether these are still the topics that the query read: if one was "
+        "deleted and created again, the other query skips records. A partition that was added "
+        "since is not in startingOffsets: add it with -2, its oldest record. Give "
+        "--bootstrap-servers, which checks the one and does the other"
     )
     return StartOptions(
-        options={"subscribe": ",".join(sorted(found)), "startingOffsets": json.dumps(found)},
-        notes=() if partitions is not None else (note,),
+        options={"subscribe": ",".join(starts), "startingOffsets": json.dumps(starts)},
+        notes=() if found is not None else (note,),
     )
-
-
-def topics_of(positions: Mapping[SystemStreamPartition, int]) -> tuple[StreamName, ...]:
-    """Return the topics, sorted."""
-    return tuple(sorted({ssp.stream for ssp in positions}))

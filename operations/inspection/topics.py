@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from kafka_source.client.admin_client import connect
+from kafka_source.client.api import TopicDescription
 from kafka_source.model.topic import LogicalOffset, TopicId, partition_of
 from kafka_source.options import table
 from kafka_source.options.parse import parse_options
@@ -47,13 +48,12 @@ def topic_options(topics: Iterable[str], options: Mapping[str, str]) -> KafkaOpt
     return parse_options({**left_out(options, *_SELECTIONS), "subscribe": ",".join(topics)})
 
 
-def count_partitions(
+def describe_topics(
     topics: Iterable[StreamName], options: Mapping[str, str]
-) -> dict[StreamName, int]:
-    """Return the number of partitions of each topic that exists."""
+) -> Mapping[StreamName, TopicDescription]:
+    """Return the ids and partition counts of the topics that exist."""
     parsed = topic_options(topics, options)
-    found = connect(parsed).describe(parsed.selection)
-    return {name: topic.partition_count for name, topic in found.items()}
+    return connect(parsed).describe(parsed.selection)
 
 
 def latest_offsets(

@@ -11,8 +11,15 @@ import boto3
 import pytest
 
 from embedded_kinesis import EmbeddedKinesis
+from kafka_source.model.offset import Offset, encode
+from kafka_source.model.topic import partition_of
 from kinesis_source.client.boto3_client import disconnect
-from tests.support.kafka.topics import KafkaTopics
+from operations.inspection.topics import describe_topics
+from task_grouping.assignment import NO_ASSIGNMENT
+from task_grouping.fixed_tasks import FixedTasks
+from task_grouping.groupers import GroupByPartition
+from task_grouping.identifiers import StreamName
+from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.operations.command import run
 from tests.support.servers.kafka_broker import KafkaBroker
 
@@ -110,6 +117,28 @@ def test_what_would_start_elsewhere_is_refused(
     assert part in found.err
 
 
+@pytest.mark.parametrize("recreated", [False, True])
+def test_a_stream_that_is_gone_can_be_dropped(
+    stream: EmbeddedKinesis, tmp_path: Path, recreated: bool
+) -> None:
+    stream.state.create_stream("clicks", shards=1)
+    offset = _offset(stream, {"shardId-000000000001": AFTER})
+    offset["streams"] = {"clicks": {"created": 5}, **offset["streams"]}
+    offset["ssp"]["0"] = {
+        "clicks": {"shardId-000000000000": {"at": "TRIM_HORIZON"}},
+        **offset["ssp"]["0"],
+    }
+    path = _checkpoint(tmp_path / "c", offset)
+    if not recreated:
+        stream.state.delete_stream("clicks")
+    arguments = ("checkpoint", str(path), "--as-starting-position", *_connected(stream))
+    refused = run(*arguments, environment=KEYS)
+    assert (refused.code, refused.out) == (2, "")
+    assert "--drop clicks" in refused.err
+    found = run(*arguments, "--drop", "clicks", environment=KEYS)
+    assert found.document()["streamName"] == "orders"
+
+
 # --- awslabs --------------------------------------------------------------------------------------
 
 
@@ -144,6 +173,12 @@ def test_positions_of_awslabs_connector(stream: EmbeddedKinesis, tmp_path: Path)
         "shardId-000000000003": "trim_horizon",
         "default": "trim_horizon",
     }
+    assert "has no creation time of stream orders" in found.err
+    log = tmp_path / "c" / "offsets" / "0"
+    log.write_text(log.read_text().replace("{}", '{"batchTimestampMs": 5}'))
+    younger = run(*arguments, *_connected(stream), environment=KEYS)
+    assert (younger.code, younger.out) == (2, "")
+    assert "created again since the checkpoint" in younger.err
     elsewhere = str(_awslabs(tmp_path / "d", with_ends=False))
     refused = run("checkpoint", elsewhere, *arguments[2:], *_connected(stream), environment=KEYS)
     assert refused.code == 2
@@ -185,9 +220,62 @@ def test_partitions_added_since_then_start_at_their_oldest_record(
     kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
 ) -> None:
     topic = topics.create(3)
+    topics.put(topic, [Record(value=b"", partition=number) for number in (0, 1)] * 9)
     path = _checkpoint(tmp_path / "c", {topic: {"0": 7, "1": 8}})
     servers = ["--bootstrap-servers", kafka_broker.bootstrap_servers]
     found = run("checkpoint", str(path), "--as-starting-position", *servers)
     assert found.code == 0, found.err
     assert json.loads(found.document()["startingOffsets"]) == {topic: {"0": 7, "1": 8, "2": -2}}
+    assert "the ids of these topics are unknown" in found.err  # Spark's checkpoints have none.
+
+
+def _kafka_offset(kafka_broker: KafkaBroker, positions: dict[str, list[int]]) -> dict[str, Any]:
+    """The offset of a query that has read so far."""
+    found = describe_topics(map(StreamName, positions), kafka_broker.options)
+    ssps = [partition_of(StreamName(name), n) for name in positions for n in range(2)]
+    return encode(
+        Offset(
+            topics={name: topic.topic_id for name, topic in found.items()},
+            positions={ssp: positions[ssp.stream][ssp.partition] for ssp in ssps},
+            assignment=FixedTasks(grouper=GroupByPartition()).group(NO_ASSIGNMENT, ssps),
+        )
+    )
+
+
+def test_topics_that_are_not_those_of_the_checkpoint_are_refused_until_they_are_dropped(
+    kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    """A position in a topic that was created again would skip its records."""
+    kept, again, deleted, cut = (topics.create(2) for _ in range(4))
+    ten = [Record(value=b"", partition=number) for number in (0, 1)] * 10
+    for topic in (kept, again, deleted, cut):
+        topics.put(topic, ten)
+    offset = _kafka_offset(
+        kafka_broker, {kept: [4, 5], again: [4, 5], deleted: [4, 5], cut: [4, 11]}
+    )
+    path = _checkpoint(tmp_path / "c", offset)
+    topics.delete(again)
+    topics.create(2, name=again)
+    topics.put(again, ten)
+    topics.delete(deleted)
+    arguments = ["checkpoint", str(path), "--as-starting-position"]
+    unchecked = run(*arguments)
+    assert unchecked.code == 0
+    assert "no broker was asked" in unchecked.err
+    arguments += ["--bootstrap-servers", kafka_broker.bootstrap_servers]
+    refused = run(*arguments)
+    assert (refused.code, refused.out) == (2, "")
+    for part in (
+        f"topic {again} was deleted and created again",
+        f"topic {deleted} does not exist",
+        f"{cut}-1 ends at 10, before the position 11",
+    ):
+        assert part in refused.err
+    drop = [word for name in sorted((again, deleted, cut)) for word in ("--drop", name)]
+    assert " ".join(drop) in refused.err
+    found = run(*arguments, *drop)
+    assert found.document()["subscribe"] == kept
+    assert json.loads(found.document()["startingOffsets"]) == {kept: {"0": 4, "1": 5}}
     assert found.err == ""
+    assert run(*arguments, "--drop", "another").code == 2
+    assert run(*arguments, *drop, "--drop", kept).code == 2
