@@ -49,10 +49,10 @@ class DefaultSource(DataSource):
 
         Spark calls this in `load()`: the options are parsed here, so that a wrong one fails there
         and not when the query starts. Raises InvalidOptionsError. A read that requests a drain
-        (`leases/drain_command.py`) or the statuses of readers (`ssp_common/spark/reader_status.py`)
+        (`leases/drain.py`) or the statuses of readers (`ssp_common/spark/reader_status.py`)
         returns the answer as the name of a column.
         """
-        from kinesis_source.leases.drain_command import drain
+        from kinesis_source.leases.drain import drain
         from kinesis_source.model.schema import spark_schema
         from kinesis_source.options.parse import parse_at_load
         from ssp_common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS

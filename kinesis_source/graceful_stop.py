@@ -11,7 +11,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kinesis_source.leases.drain_command import DRAIN_ACTION, DRAIN_TOKEN, DrainAction, DrainStatus
+from kinesis_source.leases.drain import DRAIN_ACTION, DRAIN_TOKEN, DrainAction, DrainStatus
 from kinesis_source.model.offset import is_offset
 from ssp_common.spark.progress_offsets import Status, parsed
 from ssp_common.spark.query_lag import session_of, source_statuses

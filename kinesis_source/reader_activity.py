@@ -71,7 +71,8 @@ class ReaderActivity:
             listing, recent = planned.listings[stream], self._recent_parents(self._monotonic())
             entry |= shard_entry(stream, planned.offset, listing, lagging, recent)
         if leases is not None:
-            entry |= lease_entry([row for key, row in leases.rows.items() if key.stream == stream])
+            rows = [row for key, row in leases.rows.items() if key.stream == stream]
+            entry |= lease_entry(rows, leases.not_read(stream))
         return entry
 
     def _counters(self) -> ReaderCounters:

@@ -183,7 +183,7 @@ class KinesisStreamReader(PlanningStreamReader):
     def _worker_entry(self) -> dict[str, str]:
         if self._worker is None:
             return {}
-        from kinesis_source.leases.drain_command import DRAIN_TOKEN
+        from kinesis_source.leases.drain import DRAIN_TOKEN
 
         return {"worker": self._worker.id, DRAIN_TOKEN: self._worker.drain_signal.token}
 

@@ -7,18 +7,24 @@ The shards that follow from it are reported in turn, so a choice takes several e
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.leases.checkpoint_position import Processed, Progress
 from checkpoint.leases.lease import Lease, LeaseKey
-from kinesis_source.leases.lease_creation import (
+from kinesis_source.leases.lease_decision import (
+    Decision,
+    Facts,
+    LeaseTableView,
+    claimable_shards,
     creatable_leases,
-    find_missing,
-    find_skipped,
+    decide,
+    latest_checkpoints,
+    lease_table_view,
     new_lease,
+    repeated_checkpoint,
 )
 from kinesis_source.leases.lease_keys import (
     LeaseKeys,
@@ -27,25 +33,13 @@ from kinesis_source.leases.lease_keys import (
     recreated_error,
     to_checkpoint,
 )
-from kinesis_source.leases.lease_planning import (
-    LeaseTableView,
-    OwnedShards,
-    latest_checkpoints,
-    lease_table_view,
-    limited_to,
-    offset_entries,
-    owned_shards,
-    repeated_checkpoint,
-)
-from kinesis_source.leases.lease_wait import claimable_shards, listed_keys
 from kinesis_source.leases.lease_worker import LeaseWorker
-from kinesis_source.leases.unlisted_shards import UnlistedShards
+from kinesis_source.leases.listing_facts import ListingFacts
 from kinesis_source.model.offset import Offset
 from kinesis_source.model.shard import (
     EpochMillis,
     ShardEnd,
     ShardState,
-    StartingPosition,
     StreamRef,
     TrimHorizon,
 )
@@ -58,7 +52,7 @@ from kinesis_source.probing.initial_positions import ResolveLatest, initial_stat
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import abbreviate
 from ssp_common.times import duration_text
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from task_grouping.identifiers import ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -73,11 +67,9 @@ Ended = Mapping[ShardKey, Collection[ShardKey]]
 class LeaseSnapshot:
     """The shards chosen by one series of exchanges, and the state that they were chosen from."""
 
-    owned: OwnedShards
+    decision: Decision
     table: LeaseTableView
     listings: Listings
-    dropped: Mapping[ShardKey, str]
-    """Shards that leave the offset, with the reason."""
 
 
 class LeaseDriver:
@@ -89,12 +81,15 @@ class LeaseDriver:
         worker: LeaseWorker,
         discovery: ShardDiscovery,
         resolve_latest: ResolveLatest,
+        *,
+        monotonic: Callable[[], float],
     ) -> None:
         self._options = options
         self._worker = worker
         self._leases = worker.options
         self._discovery = discovery
         self._resolve_latest = resolve_latest
+        self._monotonic = monotonic
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
         self._snapshot: LeaseSnapshot | None = None
         self._ended: frozenset[ShardKey] = frozenset()
@@ -106,7 +101,9 @@ class LeaseDriver:
         self._reported: dict[ShardKey, Processed] = {}
         self._since: dict[ShardKey, EpochMillis] = {}
         """The times that LATEST of a KCL's leases resolved to."""
-        self._unlisted = UnlistedShards(discovery, self._streams)
+        self._facts = ListingFacts(discovery, self._streams)
+        self._in_outage = False
+        """True if the last view of the table may be old."""
 
     def choose(self, start: Offset) -> LeaseSnapshot:
         """Choose the shards of the next offset. `start` is committed."""
@@ -116,51 +113,76 @@ class LeaseDriver:
         table = self._exchange_view(start, lease_keys, listings, reading, {})
         reported: set[ShardKey] = set()
         dropped: dict[ShardKey, str] = {}
-        owned = self._owned_shards(start, table, listings)
-        if owned.unlisted:
-            self._unlisted.refresh(owned.unlisted)
+        decision = self._decide(start, table, listings)
+        if decision.unlisted:
+            self._facts.refresh(decision.unlisted)
             listings = self.listings()
-            owned = self._owned_shards(start, table, listings)
-        if self._is_stale(owned):
-            listings = self._refreshed(owned)
-            owned = self._owned_shards(start, table, listings)
+            decision = self._decide(start, table, listings)
+        if self._is_stale(decision):
+            listings = self._refreshed(decision)
+            decision = self._decide(start, table, listings)
         for _ in range(_ROUNDS):
-            dropped = {**owned.dropped, **dropped}  # later rounds lose the reason
-            created = self._propose(start, table, lease_keys, listings)
-            self._check_loss(owned)
-            if not created and owned.reading == reading and owned.ended.keys() <= reported:
+            dropped = {**decision.dropped, **dropped}  # later rounds lose the reason
+            created = self._propose(decision, start, table, lease_keys, listings)
+            self._check_loss(decision)
+            ended, now_reading = decision.ended, decision.reading
+            if not created and now_reading == reading and ended.keys() <= reported:
                 break
-            reading, reported = set(owned.reading), set(owned.ended)
-            table = self._exchange_view(start, lease_keys, listings, reading, owned.ended)
-            owned = self._owned_shards(start, table, listings)
-        owned = limited_to(owned, table, reading)
-        self._ended = frozenset(owned.ended.keys() & reported)
-        self._snapshot = LeaseSnapshot(owned=owned, table=table, listings=listings, dropped=dropped)
+            reading, reported = set(now_reading), set(ended)
+            table = self._exchange_view(start, lease_keys, listings, reading, ended)
+            decision = self._decide(start, table, listings)
+        self._ended = frozenset(decision.ended.keys() & reported)
+        decision = replace(decision.limited_to(table, reading), dropped=dropped)
+        self._snapshot = LeaseSnapshot(decision=decision, table=table, listings=listings)
         return self._snapshot
 
-    def claimable(self, table: LeaseTableView, listings: Listings) -> list[ShardKey]:
+    def claimable(self, snapshot: LeaseSnapshot) -> list[ShardKey]:
         """Return the shards whose leases this worker may take soon."""
-        return claimable_shards(table, listings, self._proposed.keys(), self._leases.max_leases)
+        return claimable_shards(snapshot.decision, snapshot.table, self._leases.max_leases)
 
     def resolve_latest(self, start: Offset, snapshot: LeaseSnapshot) -> dict[ShardKey, ShardState]:
         """Resolve LATEST of a KCL's leases, and report the time at once for the next owner."""
         now = self._discovery.service_time()
-        latest = latest_states(snapshot.owned.unresolved, now, self._resolve_latest)
+        latest = latest_states(snapshot.decision.unresolved, now, self._resolve_latest)
         begun = [key for key, state in latest.items() if not isinstance(state.position, ShardEnd)]
         if begun:
             self._since |= dict.fromkeys(begun, now)
-            self.report(start, snapshot.listings, snapshot.owned.reading, {})
+            self.report(start, snapshot.listings, snapshot.decision.reading, {})
         return latest
 
-    def _owned_shards(
-        self, start: Offset, table: LeaseTableView, listings: Listings
-    ) -> OwnedShards:
-        self._unlisted.observe(table.rows, listings)
-        recreated = self._unlisted.recreated_shard(table.rows, listings)
+    def _decide(self, start: Offset, table: LeaseTableView, listings: Listings) -> Decision:
+        self._facts.observe(table.rows, listings)
+        recreated = self._facts.recreated_shard(table.rows, listings)
         if recreated is not None:
             raise recreated_error(str(recreated), table=self._leases.table)
-        option, expired = self._options.starting_position, self._unlisted.expired
-        return owned_shards(start, table, listings, option, expired, self._leases.table)
+        self._proposed = {
+            key: row
+            for key, row in self._proposed.items()
+            if key not in table.rows and key.shard in listings[key.stream]
+        }
+        now_ms = round(self._monotonic() * 1000)
+
+        def decided(listings: Listings) -> Decision:
+            facts = Facts(
+                option=self._options.starting_position,
+                table=self._leases.table,
+                now_ms=now_ms,
+                expired=self._facts.expired,
+                proposed=self._proposed,
+                holes=self._facts.holes,
+                confirmed=self._facts.confirmed,
+                finished=self._facts.finished,
+            )
+            return decide(start, table, listings, facts)
+
+        decision = decided(listings)
+        if self._in_outage:  # the holes may be filled by now
+            self._facts.holes = {}
+            return decision
+        before_ms = now_ms - self._leases.failover_ms
+        if self._facts.confirm_holes(listings, decision.holes, before_ms, decided):
+            decision = decided(listings)
+        return decision
 
     # --- Listings -----------------------------------------------------------------------------
 
@@ -178,75 +200,69 @@ class LeaseDriver:
             if self._discovery.description(self._streams[name]).created != entry.created:
                 raise recreated_error(f"stream {name}", table=self._leases.table)
 
-    def _is_stale(self, owned: OwnedShards) -> bool:
-        doubtful = owned.vanished or owned.abandoned or owned.undiscovered
+    def _is_stale(self, decision: Decision) -> bool:
+        doubtful = decision.lost or decision.undiscovered
         return bool(doubtful) and not self._discovery.frozen
 
-    def _refreshed(self, owned: OwnedShards) -> Listings:
-        lost = {key.stream for key in (*owned.vanished, *owned.abandoned)}
-        for name in sorted(lost | set(owned.undiscovered)):
+    def _refreshed(self, decision: Decision) -> Listings:
+        lost = {key.stream for key in decision.lost}
+        for name in sorted(lost | set(decision.undiscovered)):
             self._discovery.refresh(self._streams[name], doubt=name in lost)
         return self.listings()
 
-    def _check_loss(self, owned: OwnedShards) -> None:
-        for key in owned.vanished:
-            report_vanished_shard(key, fail=self._options.fail_on_data_loss)
-        for key in owned.abandoned:
-            report_missed_children(key, fail=self._options.fail_on_data_loss)
+    def _check_loss(self, decision: Decision) -> None:
+        for key, lost in decision.lost.items():
+            report = report_missed_children if lost.at_end else report_vanished_shard
+            next_step = (
+                "set failOnDataLoss to false to continue after the gap; or delete the row "
+                f"{self._lease_keys().key(key)} from lease table {self._leases.table}, which a new "
+                "query would find again, and start a new query with a new checkpoint"
+            )
+            report(key, fail=self._options.fail_on_data_loss, next_step=next_step)
 
     # --- Leases -------------------------------------------------------------------------------
 
     def _propose(
-        self, start: Offset, table: LeaseTableView, lease_keys: LeaseKeys, listings: Listings
+        self,
+        decision: Decision,
+        start: Offset,
+        table: LeaseTableView,
+        lease_keys: LeaseKeys,
+        listings: Listings,
     ) -> bool:
-        """Update the proposed leases; return whether some are still to be reported."""
-        self._proposed = {
-            key: row
-            for key, row in self._proposed.items()
-            if key not in table.rows and key.shard in listings[key.stream]
+        """Add the leases to create to those proposed; return whether some are still to be
+        reported."""
+        new = {
+            key: verdict for key, verdict in decision.creations.items() if key not in self._proposed
         }
-        for name, listing in sorted(listings.items()):
-            rows = {key.shard: row for key, row in table.rows.items() if key.stream == name}
-            rows |= {key.shard: row for key, row in self._proposed.items() if key.stream == name}
-            entries = {
-                key.shard: state
-                for key, state in offset_entries(start).items()
-                if key.stream == name
-            }
-            malformed = [key.shard for key in table.unreadable if key.stream == name]
-            missing = find_missing(listing, rows, entries, malformed)
-            states = dict(missing.known)
-            if missing.unrelated:
-                states |= self._start_states(name, start, listings, missing.unrelated)
-            for shard, state in states.items():
-                key = ShardKey(stream=name, shard=shard)
-                self._proposed[key] = new_lease(key, listing[shard], state, lease_keys)
+        states = {key: verdict.state for key, verdict in new.items() if verdict.state is not None}
+        states |= self._start_states(new.keys() - states.keys(), listings)
+        self._proposed |= {
+            key: new_lease(key, listings[key.stream][key.shard], state, lease_keys)
+            for key, state in sorted(states.items())
+        }
+        holes = sorted(key for key, verdict in new.items() if verdict.is_hole)
+        if holes:
+            _log.warning(
+                "lease table %s has no leases for shards that are not new, reading them from "
+                "their beginning, possibly a second time: %s",
+                self._leases.table,
+                abbreviate([str(key) for key in holes]),
+            )
         return not creatable_leases(self._proposed, listings) <= self._created
 
     def _start_states(
-        self,
-        name: StreamName,
-        start: Offset,
-        listings: Listings,
-        shards: Collection[ShardId],
-    ) -> dict[ShardId, ShardState]:
-        """Return the start of unrelated shards: TRIM_HORIZON if the stream has been read before."""
+        self, keys: Collection[ShardKey], listings: Listings
+    ) -> dict[ShardKey, ShardState]:
+        """Return the states of these shards by `startingPosition`; one that has expired is left
+        out."""
+        found: dict[ShardKey, ShardState] = {}
         position = self._options.starting_position
-        if name in start.streams:
-            position = StartingPosition(default=TrimHorizon())
-            _log.warning(
-                "lease table %s has no leases for shards of %s that are not new, reading them "
-                "from TRIM_HORIZON, possibly a second time: %s",
-                self._leases.table,
-                name,
-                abbreviate(sorted(shards)),
-            )
-        now = self._discovery.service_time()
-        states, _ = initial_states(name, listings[name], position, now, self._resolve_latest)
-        states = {shard: states[shard] for shard in sorted(shards) if shard in states}
-        # Otherwise they would be taken for new once the ancestor is read.
-        skipped = find_skipped(listings[name], states) & frozenset(shards)
-        return states | {shard: ShardState(position=ShardEnd()) for shard in sorted(skipped)}
+        for name in sorted({key.stream for key in keys}):
+            now = self._discovery.service_time()
+            states, _ = initial_states(name, listings[name], position, now, self._resolve_latest)
+            found |= {ShardKey(stream=name, shard=shard): state for shard, state in states.items()}
+        return {key: found[key] for key in sorted(keys) if key in found}
 
     # --- Exchanges with the agent ----------------------------------------------------------------
 
@@ -259,6 +275,7 @@ class LeaseDriver:
         ended: Ended,
     ) -> LeaseTableView:
         status = self.report(start, listings, reading, ended)
+        self._in_outage = bool(status.outage_ms)
         shards = {key: listings[key.stream][key.shard] for key in listed_keys(listings)}
         check_leases_match(list(status.rows.values()), lease_keys, shards, table=self._leases.table)
         return lease_table_view(status, lease_keys, self._worker.id, reading)
@@ -275,7 +292,7 @@ class LeaseDriver:
         """Report the state of the reader; `leave`: give back all leases."""
         lease_keys = self._lease_keys()
         # Only the lease of an expired shard may be cleaned up.
-        shown = (*listed_keys(listings), *self._unlisted.undecided)
+        shown = (*listed_keys(listings), *self._facts.undecided)
         listed = frozenset(lease_keys.key(key) for key in shown)
         self._created = creatable_leases(self._proposed, listings)
         report = Report(
@@ -328,3 +345,12 @@ class LeaseDriver:
                 "resumes where it stopped",
             )
         return status
+
+
+def listed_keys(listings: Listings) -> list[ShardKey]:
+    """Return every shard of the listings, sorted."""
+    return sorted(
+        ShardKey(stream=name, shard=shard)
+        for name, listing in listings.items()
+        for shard in listing
+    )

@@ -11,13 +11,14 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_driver import LeaseDriver, LeaseSnapshot
-from kinesis_source.leases.lease_planning import (
+from kinesis_source.leases.lease_decision import (
+    LeaseWait,
     ahead_of_checkpoint,
     children_of_ended,
-    lost_shards,
+    departed,
+    update_wait,
 )
-from kinesis_source.leases.lease_wait import LeaseWait, update_wait
+from kinesis_source.leases.lease_driver import LeaseDriver, LeaseSnapshot
 from kinesis_source.leases.lease_worker import LeaseWorker
 from kinesis_source.model.offset import Offset, StreamEntry
 from kinesis_source.model.shard import (
@@ -30,7 +31,7 @@ from kinesis_source.planning.active_shards import ActiveShards, ActiveShardsResu
 from kinesis_source.planning.shard_discovery import ShardDiscovery
 from kinesis_source.probing.initial_positions import ResolveLatest
 from ssp_common.logs import abbreviate
-from task_grouping.identifiers import ShardKey, StreamName
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -62,8 +63,9 @@ class LeaseSession:
         self._monotonic = monotonic
         self._sleep = sleep
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
-        self._driver = LeaseDriver(options, worker, discovery, resolve_latest)
+        self._driver = LeaseDriver(options, worker, discovery, resolve_latest, monotonic=monotonic)
         self._snapshot: LeaseSnapshot | None = None
+        self._not_read: dict[ShardKey, ShardKey] = {}
         self._is_draining = False
         self._wait = LeaseWait()
 
@@ -71,6 +73,10 @@ class LeaseSession:
     def rows(self) -> Mapping[ShardKey, Lease]:
         """The leases of the query's streams, as last observed."""
         return {} if self._snapshot is None else self._snapshot.table.rows
+
+    def not_read(self, stream: StreamName) -> list[ShardId]:
+        """Return the shards of a stream that no worker reads before the table is repaired."""
+        return [key.shard for key in self._not_read if key.stream == stream]
 
     def close(self) -> None:
         """Let the lease agent give back all leases."""
@@ -111,6 +117,7 @@ class LeaseSession:
             snapshot = self._driver.choose(start)
         self._snapshot = snapshot
         self._log_differences(start, snapshot, restarted=is_first)
+        self._log_not_read(snapshot)
         latest = self._driver.resolve_latest(start, snapshot)
         result = self._result(start, snapshot, latest)
         if not result.active.states and not self._discovery.frozen:
@@ -118,13 +125,26 @@ class LeaseSession:
         return result
 
     def _log_differences(self, start: Offset, snapshot: LeaseSnapshot, *, restarted: bool) -> None:
-        ahead = ahead_of_checkpoint(snapshot.owned, start, snapshot.table, restarted=restarted)
+        decision = snapshot.decision
+        ahead = ahead_of_checkpoint(decision, start, snapshot.table, restarted=restarted)
         for where in sorted(set(ahead.values())):
             shards = [str(key) for key in ahead if ahead[key] == where]
             _log.info("reading resumes at %s, which is further: %s", where, abbreviate(shards))
 
+    def _log_not_read(self, snapshot: LeaseSnapshot) -> None:
+        found = snapshot.decision.not_read
+        if found and found != self._not_read:
+            _log.warning(
+                "shards that no worker reads until the rows that cannot be parsed in lease table "
+                "%s are restored or deleted (%s): %s",
+                self._leases.table,
+                abbreviate(sorted({str(row) for row in found.values()})),
+                abbreviate([str(key) for key in found]),
+            )
+        self._not_read = found
+
     def _is_claimable(self, snapshot: LeaseSnapshot) -> bool:
-        return bool(self._driver.claimable(snapshot.table, snapshot.listings))
+        return bool(self._driver.claimable(snapshot))
 
     def _is_wait_over(self, began: float) -> bool:
         return (self._monotonic() - began) * 1000 >= self._leases.failover_ms
@@ -132,9 +152,9 @@ class LeaseSession:
     def _result(
         self, start: Offset, snapshot: LeaseSnapshot, latest: Mapping[ShardKey, ShardState]
     ) -> ActiveShardsResult:
-        states = {**snapshot.owned.states, **latest}
-        resume_from = dict(snapshot.owned.resume_from)
-        resume_from |= {
+        decision = snapshot.decision
+        states = {**decision.states, **latest}
+        resume_from = decision.resume_from | {
             key: state for key, state in latest.items() if not isinstance(state.position, ShardEnd)
         }
         active = ActiveShards(resume_from=resume_from)
@@ -144,26 +164,24 @@ class LeaseSession:
             )
             own = {key.shard: state for key, state in states.items() if key.stream == name}
             active.add(name, entry, own, {})
-        active.lost_shards |= lost_shards(start, states.keys(), snapshot.table, snapshot.listings)
+        active.lost_shards |= departed(start, states.keys(), snapshot.table, decision)
         return ActiveShardsResult(
             active=active,
             resolved=set(latest),
             listings=snapshot.listings,
-            dropped=snapshot.dropped,
+            dropped=decision.dropped,
         )
 
     def is_finished(self) -> bool:
         """Return whether a run to fixed targets has read everything this worker can read."""
         if self._snapshot is None or not self._discovery.frozen:
             return True
-        table, listings = self._snapshot.table, self._driver.listings()
         now_ms = round(self._monotonic() * 1000)
         self._wait = update_wait(
             self._wait,
-            table,
-            listings,
-            claimable=self._driver.claimable(table, listings),
-            reading=self._snapshot.owned.reading,
+            self._snapshot.decision,
+            self._snapshot.table,
+            claimable=self._driver.claimable(self._snapshot),
             now_ms=now_ms,
         )
         over = self._wait.is_over(now_ms, self._leases.failover_ms)

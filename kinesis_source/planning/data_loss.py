@@ -62,17 +62,18 @@ def report_recreated_stream(stream: StreamName, *, before: int, now: int, fail: 
     )
 
 
-def report_vanished_shard(key: ShardKey, *, fail: bool) -> None:
+def report_vanished_shard(key: ShardKey, *, fail: bool, next_step: str = _NEXT_STEP) -> None:
     """Report a shard that is no longer listed and was not read to its end."""
     report_data_loss(
         f"shard {key}",
         found="the shard missing from ListShards, expired before it was read to its end",
         expected="a shard that is listed for the stream's retention",
         fail=fail,
+        next_step=next_step,
     )
 
 
-def report_missed_children(key: ShardKey, *, fail: bool) -> None:
+def report_missed_children(key: ShardKey, *, fail: bool, next_step: str = _NEXT_STEP) -> None:
     """Report a shard that was read to its end and expired before its children were started."""
     report_data_loss(
         f"children of shard {key}",
@@ -80,6 +81,7 @@ def report_missed_children(key: ShardKey, *, fail: bool) -> None:
         "possibly with children that were closed too",
         expected="reading to reach the children before their records expire",
         fail=fail,
+        next_step=next_step,
     )
 
 

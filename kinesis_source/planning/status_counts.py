@@ -7,7 +7,7 @@ after a reshard, at most `MAX_LISTED_SHARDS` of a stream.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from checkpoint.leases.lease import Lease
@@ -78,8 +78,9 @@ def shard_entry(
     return entry
 
 
-def lease_entry(leases: Collection[Lease]) -> dict[str, Any]:
-    """Return the number of leases by owner, without those of ended shards."""
+def lease_entry(leases: Collection[Lease], not_read: Sequence[ShardId] = ()) -> dict[str, Any]:
+    """Return the number of leases by owner, without those of ended shards, and the shards that no
+    worker reads before the table is repaired."""
     owners = Counter(lease.holder for lease in leases if not lease.has_ended)
     free = owners.pop(None, 0)
     named = sorted(
@@ -88,4 +89,8 @@ def lease_entry(leases: Collection[Lease]) -> dict[str, Any]:
     )
     shown = dict(sorted(named[:MAX_LISTED_OWNERS]))
     others = sum(count for _, count in named[MAX_LISTED_OWNERS:])
-    return {"leases": {"owners": shown, "free": free} | ({"others": others} if others else {})}
+    counts = {"owners": shown, "free": free} | ({"others": others} if others else {})
+    if not not_read:
+        return {"leases": counts}
+    listed = list(not_read[:MAX_LISTED_SHARDS])
+    return {"leases": counts | {"notRead": len(not_read)}, "notReadShards": listed}

@@ -231,6 +231,8 @@ def _leases(latest: SourceSnapshot) -> Iterator[str]:
             rows.append((stream.name, "other owners", count_text(leases.others)))
         if leases.free:
             rows.append((stream.name, "no owner", count_text(leases.free)))
+        if leases.not_read:
+            rows.append((stream.name, "not read: a row is malformed", count_text(leases.not_read)))
     yield _table(("stream", "owner", "leases"), rows)
 
 

@@ -76,6 +76,12 @@ LEASES: Final = _gauge(
     "query stream owner",
     "Leases by owner, without those of ended shards; the owner of free ones is (none).",
 )
+NOT_READ: Final = _gauge(
+    "ssp_shards_not_read",
+    "query stream",
+    "Shards that no worker reads until a row of the lease table that cannot be parsed is restored "
+    "or deleted.",
+)
 FAN_OUT: Final = _gauge(
     "ssp_fan_out_shards",
     "query stream mode",
@@ -132,6 +138,7 @@ METRICS: Final = (
     PARTITIONS,
     SLOTS,
     LEASES,
+    NOT_READ,
     FAN_OUT,
     BATCH_ROWS,
     TRIGGER_SECONDS,

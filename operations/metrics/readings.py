@@ -75,6 +75,7 @@ def _stream(query: str, stream: StreamSnapshot, series: int) -> Iterator[Reading
     if stream.leases is not None:
         for owner, count in _owners(stream.leases).items():
             yield Reading(catalogue.LEASES, (*labels, owner), count)
+        yield Reading(catalogue.NOT_READ, labels, stream.leases.not_read)
     if stream.fan_out is not None:
         yield Reading(catalogue.FAN_OUT, (*labels, "pushed"), stream.fan_out.pushed)
         yield Reading(catalogue.FAN_OUT, (*labels, "polled"), stream.fan_out.polled)

@@ -164,6 +164,7 @@ def _leases(document: Mapping[str, Any] | None) -> LeaseCounts | None:
         by_owner=dict(document["owners"]),
         free=int(document.get("free", 0)),
         others=int(document.get("others", 0)),
+        not_read=int(document.get("notRead", 0)),
     )
 
 

@@ -60,6 +60,8 @@ class LeaseCounts:
     """Leases without an owner, those of ended shards excluded."""
     others: int = 0
     """Leases of owners that are not shown."""
+    not_read: int = 0
+    """Shards that no worker reads until a row of the table that cannot be parsed is repaired."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_keys import LeaseKeys
-from kinesis_source.leases.lease_planning import (
+from kinesis_source.leases.lease_decision import (
     LeaseTableView,
 )
+from kinesis_source.leases.lease_keys import LeaseKeys
 from kinesis_source.model.offset import Offset, StreamEntry
 from kinesis_source.model.shard import (
     AfterRecord,
@@ -73,12 +73,18 @@ def row(number: int, **more: Any) -> Lease:
     return lease(key(number).shard, **more)
 
 
-def table(*rows: Lease, held: tuple[int, ...] = (), asked: tuple[int, ...] = ()) -> LeaseTableView:
+def table(
+    *rows: Lease,
+    held: tuple[int, ...] = (),
+    asked: tuple[int, ...] = (),
+    unreadable: tuple[int, ...] = (),
+) -> LeaseTableView:
     return LeaseTableView(
         worker=ANNE,
         rows={key(int(each.shard[-3:])): each for each in rows},
         held=frozenset(key(n) for n in held),
         requested=frozenset(key(n) for n in asked),
+        unreadable=frozenset(key(n) for n in unreadable),
     )
 
 

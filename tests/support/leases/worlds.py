@@ -18,7 +18,7 @@ from checkpoint.leases.lease import Lease
 from checkpoint.leases.worker_metrics import KclWorkers
 from embedded_kinesis import KinesisState, ManualClock
 from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.leases.drain_signal import DrainSignal, new_token
+from kinesis_source.leases.drain import DrainSignal, new_token
 from kinesis_source.leases.lease_worker import LeaseWorker
 from kinesis_source.model.offset import Offset
 from kinesis_source.options.values import LeaseOptions

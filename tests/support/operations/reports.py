@@ -49,7 +49,7 @@ def status(
             **progress_entry({shard_id(n): ms for n, ms in lag.items()}),
             "shards": default | dict(states or {}),
             "worker": "anne",
-            "leases": {"owners": {"anne": len(lag), "bert": 1}, "free": 1},
+            "leases": {"owners": {"anne": len(lag), "bert": 1}, "free": 1, "notRead": 2},
             "fanOut": {"pushed": 3, "polled": 1},
             "counters": COUNTERS | counters,
         }

@@ -13,8 +13,7 @@ import pytest
 from pyspark.sql.types import StructType
 
 from kinesis_source.graceful_stop import stop_gracefully
-from kinesis_source.leases.drain_command import DrainStatus, drain
-from kinesis_source.leases.drain_signal import DrainSignal
+from kinesis_source.leases.drain import DrainSignal, DrainStatus, drain
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, encode
 from pyspark_kinesis_ssp import DefaultSource
 from ssp_common.errors import AccessError, InvalidOptionsError

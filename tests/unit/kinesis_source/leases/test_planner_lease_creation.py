@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from checkpoint.leases.checkpoint_position import StartAtLatest
+from checkpoint.leases.checkpoint_position import StartAtLatest, StartAtTrimHorizon
 from checkpoint.leases.lease_serializer import encode
 from embedded_kinesis.core.faults import InternalFailure
 from kinesis_source.model.shard import (
@@ -25,7 +25,9 @@ from task_grouping.identifiers import StreamName
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.shards import key
 from tests.support.leases.values import lease
-from tests.support.leases.worlds import Company, LeaseWorld, Table
+from tests.support.leases.worlds import Company, LeaseWorld, Table, twice
+
+_ROW_0 = "shardId-000000000000"
 
 
 @pytest.fixture
@@ -112,9 +114,8 @@ def test_a_table_that_was_emptied_loses_nothing(
     again.offset = anne.offset
     read = company.work(again, rounds=20)
     assert set(put) <= set(read)
-    assert (
-        "lease table orders-etl has no leases for shards of orders that are not new" in caplog.text
-    )
+    warned = [one for one in caplog.records if "no leases for shards that are not new" in one.msg]
+    assert len(warned) == 1
 
 
 def test_a_checkpoint_with_leases_is_refused_without_an_application(company: Company) -> None:
@@ -185,6 +186,33 @@ def test_a_shard_that_expired_before_the_query_had_leases_is_data_loss(
             anne.trigger()
     else:
         assert sorted(company.work(anne, rounds=10)) == sorted(put)
+
+
+@pytest.mark.parametrize("advice", ["failOnDataLoss", "delete the row"])
+def test_the_row_of_a_shard_that_expired_unread_is_dealt_with_as_the_error_advises(
+    company: Company, advice: str
+) -> None:
+    expired(company)
+    with pytest.raises(DataLossError, match=_ROW_0) as raised:
+        company.work(company.join("bert"), rounds=4)
+    assert advice in (raised.value.next_step or "")
+    company.agents[-1].close()
+    if advice == "delete the row":
+        assert f"{_ROW_0} from lease table orders-etl" in (raised.value.next_step or "")
+        _with_row_0(company, None)
+        carl = company.join("carl")
+    else:
+        carl = company.join("carl", fail_on_data_loss=False)
+    children = {
+        record.data.decode()
+        for shard in ("shardId-000000000004", "shardId-000000000005")
+        for record in company.state.records("orders", shard)
+    }
+    assert children <= set(company.work(carl, rounds=60))
+    carl.stop()
+    last = company.join("dora")  # and the row does not come back
+    put = company.put(40)
+    assert sorted(company.work(last, rounds=20)) == sorted(put)
 
 
 def test_a_shard_that_expired_unread_is_data_loss_to_a_run_to_the_tip(company: Company) -> None:
@@ -366,12 +394,9 @@ def _with_row_0(company: Company, row: dict[str, Any] | None) -> None:
         company.table.store.put_item(item)
 
 
-_ROW_0 = "shardId-000000000000"
-
-
 @pytest.mark.parametrize("advice", ["restore the row", "delete it, with a checkpoint", "delete it"])
 def test_a_row_that_cannot_be_read_is_restored_or_deleted_as_the_error_advises(
-    company: Company, advice: str
+    company: Company, caplog: pytest.LogCaptureFixture, advice: str
 ) -> None:
     latest = StartingPosition(default=Latest())
     anne = company.join("anne", starting_position=latest)
@@ -387,15 +412,72 @@ def test_a_row_that_cannot_be_read_is_restored_or_deleted_as_the_error_advises(
     bert = company.join("bert", starting_position=latest)
     read += company.work(bert, rounds=30)
     assert set(put) - set(read) == unread
+    assert bert.planner.leases is not None
+    assert bert.planner.leases.not_read(StreamName("orders")) == [_ROW_0]
+    warned = [one for one in caplog.records if "cannot be parsed" in one.msg]
+    assert [one.levelname for one in warned] == ["WARNING"]
     bert.stop()
 
     _with_row_0(company, dict(good) if advice == "restore the row" else None)
     carl = company.join("carl", starting_position=latest)
     if advice == "delete it, with a checkpoint":
         carl.offset = anne.offset
-    read += company.work(carl, rounds=30)
-    # Without a checkpoint that has the shard, `startingPosition` counts, and here it skips records.
-    assert set(put) - set(read) == (unread if advice == "delete it" else set())
+    read += company.work(carl, rounds=40)
+    assert set(read) == set(put)
+    # Without a checkpoint that has the shard, nobody knows how far it was read.
+    assert bool(twice(read)) is (advice == "delete it")
+
+
+@pytest.mark.parametrize("with_checkpoint", [True, False])
+@pytest.mark.parametrize("left", [4, 5])
+@pytest.mark.parametrize("runs_to_the_tip", [True, False])
+def test_a_hole_in_the_table_is_filled(
+    company: Company, left: int, with_checkpoint: bool, runs_to_the_tip: bool
+) -> None:
+    """Of a split shard and its children, only one child has a row."""
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=4)
+    company.state.split("orders", _ROW_0)
+    company.work(anne, rounds=30)
+    anne.stop()
+    lost = {"shardId-000000000000", "shardId-000000000004", "shardId-000000000005"}
+    lost -= {f"shardId-00000000000{left}"}
+    items = [item for item in company.table.store.items() if item["leaseKey"]["S"] not in lost]
+    company.table = Table()
+    for item in items:
+        company.table.store.put_item(item)
+    put = company.put(40)
+    latest = StartingPosition(default=Latest())
+    bert = company.join("bert", starting_position=latest)
+    if with_checkpoint:
+        bert.offset = anne.offset
+    if runs_to_the_tip:
+        bert.planner.stop_at_latest()
+    read = bert.drain() if runs_to_the_tip else company.work(bert, rounds=60)
+    assert set(put) <= set(read)
+    bert.stop()
+    assert company.table.lease(9 - left).progress != StartAtTrimHorizon()
+
+
+def test_a_hole_is_not_filled_by_an_old_listing(company: Company) -> None:
+    """The shard was split and its children are read; the run's listing is from before."""
+    bert, anne, read = shared_by_two(company)
+    put = list(read)
+    anne.planner.stop_at_latest()
+    split_all_of(company, bert)
+    put += company.put(40)
+    for _ in range(4):
+        read += company.work(bert, rounds=60)
+        company.pass_time(60_000)
+    put += company.put(8)
+    for _ in range(80):
+        batch = anne.trigger()
+        read += batch.read if batch else []
+        read += company.work(bert, rounds=1)
+    anne.stop()
+    read += company.work(bert, rounds=40)
+    assert sorted(read) == sorted(put)
 
 
 def test_what_the_other_errors_about_leases_advise_works(company: Company) -> None:

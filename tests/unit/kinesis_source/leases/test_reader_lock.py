@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kinesis_source.leases.lease_worker import LeaseWorker, lease_worker
-from kinesis_source.leases.reader_lock import PATIENCE_S, ReaderLock
+from kinesis_source.leases.lease_worker import PATIENCE_S, LeaseWorker, ReaderLock, lease_worker
 from kinesis_source.options.parse import parse_options
 from ssp_common.errors import UnsupportedError
 
@@ -64,7 +63,7 @@ def test_a_reader_waits_for_a_stopped_one_to_end(tmp_path: Path) -> None:
 _HOLD = """
 import sys, time
 from pathlib import Path
-from kinesis_source.leases.reader_lock import ReaderLock
+from kinesis_source.leases.lease_worker import ReaderLock
 lock = ReaderLock("orders", folder=Path(sys.argv[1]))
 print(lock.acquire(monotonic=time.monotonic, sleep=time.sleep), flush=True)
 sys.stdin.read()

@@ -14,7 +14,7 @@ from kinesis_source.planning.status_counts import (
     new_shards,
     shard_entry,
 )
-from task_grouping.identifiers import ShardKey, SlotId, StreamName, WorkerId
+from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName, WorkerId
 from tests.support.kinesis.planning import listed, shard_id
 
 ORDERS = StreamName("orders")
@@ -93,7 +93,12 @@ def test_leases_are_counted_by_owner_without_those_of_ended_shards() -> None:
         lease(3, "bert", reading),
         lease(4, None, reading),
     ]
-    assert lease_entry(rows) == {"leases": {"owners": {"anne": 1, "bert": 2}, "free": 1}}
+    counts = {"owners": {"anne": 1, "bert": 2}, "free": 1}
+    assert lease_entry(rows) == {"leases": counts}
+    assert lease_entry(rows, [ShardId("a"), ShardId("b")]) == {
+        "leases": counts | {"notRead": 2},
+        "notReadShards": ["a", "b"],
+    }
     crowd = [lease(n, f"worker-{n:02d}", reading) for n in range(MAX_LISTED_OWNERS + 3)]
     found = lease_entry([*crowd, *rows])["leases"]
     assert len(found["owners"]) == MAX_LISTED_OWNERS

@@ -30,6 +30,7 @@ def test_a_trigger_sets_the_values_of_its_query() -> None:
         ("orders", "bert"): 1,
         ("orders", "(none)"): 1,
     }
+    assert values(states, "ssp_shards_not_read") == {("orders",): 2}
     assert values(states, "ssp_fan_out_shards") == {
         ("orders", "pushed"): 3,
         ("orders", "polled"): 1,

@@ -1,26 +1,30 @@
-"""Tracks leases of shards that the listing does not show: new since it was made, or expired.
+"""Facts that one run of a query learns from listings in time: the shards that have expired, and the
+holes in the lease table that are confirmed.
 
 A listing may be behind: it is refreshed periodically, a refresh may fail, and a run to fixed
 targets keeps its first one. So a lease of an unlisted shard proves nothing by itself. The shard has
 *expired* once the service listed it and no longer does, or when a listing that was made after the
 lease was first seen lacks it; never while a parent is listed, since a child expires after its
-parents.
+parents. A hole is *confirmed* if it is seen for a failover time, in which another worker that is
+creating the lease would have done so, and if it is one by a new listing too: that may show children
+which account for the shard, or lack the shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from checkpoint.leases.checkpoint_position import ShardEnded
 from checkpoint.leases.lease import Lease
+from kinesis_source.leases.lease_decision import Create, Decision
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.planning.active_shards import Listings
 from kinesis_source.planning.shard_discovery import ShardDiscovery
 from task_grouping.identifiers import ShardKey, StreamName
 
 
-class UnlistedShards:
-    """The known facts about these leases, in one run."""
+class ListingFacts:
+    """The facts that one run has learned so far."""
 
     def __init__(self, discovery: ShardDiscovery, streams: Mapping[StreamName, StreamRef]) -> None:
         self._discovery = discovery
@@ -34,6 +38,16 @@ class UnlistedShards:
         self.expired: set[ShardKey] = set()
         self.undecided: set[ShardKey] = set()
         """Shards that may be new or expired."""
+        self.holes: dict[ShardKey, int] = {}
+        """The holes of the last decision, with the times when they were seen first."""
+        self.confirmed: frozenset[ShardKey] = frozenset()
+        self._finished: dict[ShardKey, int] = {}
+        """Shards without a lease that a newer listing accounts for, with the number of listings."""
+
+    @property
+    def finished(self) -> frozenset[ShardKey]:
+        """Shards without a lease that a newer listing than the current one accounts for."""
+        return frozenset(self._finished)
 
     def observe(self, rows: Mapping[ShardKey, Lease], listings: Listings) -> None:
         """Compare the current leases with the current listings."""
@@ -56,6 +70,37 @@ class UnlistedShards:
             if not any(parent in listings[key.stream] for parent in rows[key].parents)
         }
         self.undecided = unlisted - self.expired
+        self.confirmed -= rows.keys()
+        self._finished = {
+            key: count
+            for key, count in self._finished.items()
+            if key not in rows and count == self._listing_count(key.stream)
+        }
+
+    def confirm_holes(
+        self,
+        listings: Listings,
+        holes: Mapping[ShardKey, int],
+        seen_before_ms: int,
+        decide: Callable[[Listings], Decision],
+    ) -> bool:
+        """Check the holes seen first at `seen_before_ms` or earlier with a new listing; return
+        whether one of them was decided. `decide` is used with the new listing."""
+        self.holes = dict(holes)
+        due = {key for key, since in holes.items() if since <= seen_before_ms}
+        decided = False
+        for name in sorted({key.stream for key in due}):
+            listed = self._discovery.list_now(self._streams[name])
+            if listed is None:
+                continue
+            own = {key for key in due if key.stream == name}
+            before, self.confirmed = self.confirmed, self.confirmed | own
+            verdicts = decide({**listings, name: listed}).verdicts
+            still = {key for key in own if isinstance(verdicts.get(key), Create)}
+            self.confirmed = before | still
+            self._finished |= dict.fromkeys(own - still, self._listing_count(name))
+            decided = True
+        return decided
 
     def recreated_shard(
         self, rows: Mapping[ShardKey, Lease], listings: Listings

@@ -1,0 +1,867 @@
+"""Decides about every shard of a query whose shards are shared by leases. One pure function,
+`decide`, from the lease table, the listings, the offset and a few known facts.
+
+Each listed shard, and each row or offset entry of a shard that is not listed, gets one verdict:
+
+* `Read` here, `AtEnd` here, held `Elsewhere`, `Waiting` for ancestors, or `Finished`;
+* `Create`: it needs a lease; `Hole`: it will need one, once the hole is confirmed;
+* `NotRead`: nobody reads it until someone repairs the table;
+* `Lost` or `Unlisted`: it is not listed, and expired, or may be new.
+
+Everything else follows from the verdicts: the next offset, the reports to the lease agent, what to
+wait for, data loss, log lines and the status.
+
+**Shards with a row.** A shard is read here if this worker holds its lease, no other worker has
+requested it, and its ancestors are done; from the further one of two positions: the offset's, and
+the checkpoint. A shard read to its end stays in the offset, at SHARD_END, until its row records the
+end, so a restart does not read it again. A row that cannot be parsed is not known to be done: the
+shard is `NotRead`, and its descendants wait.
+
+**Listed shards without a row.** A row is deleted normally only once a child is being read, and a
+child's row is created normally only once its parents have been read. So a shard without a row is
+
+1. finished, if a descendant *accounts* for it: it has a row, or an entry in the offset. Rows that a
+   start may have created together with those of their ancestors (AT_TIMESTAMP, and TRIM_HORIZON
+   with a start by shard) account only for ancestors that the start skips (LATEST). A row that
+   cannot be parsed may be such a row: then the shard is `NotRead`;
+2. created at the position of its entry, if the offset has one;
+3. created at `startingPosition`, if the application has never read the stream: the offset does not
+   have the stream, and no row has ended or ever had an owner;
+4. waiting, while an ancestor is not done;
+5. created at TRIM_HORIZON, if the row of a parent has ended;
+6. otherwise a **hole**: nobody accounts for its history. It is read from TRIM_HORIZON (from the
+   application's start, if it is an ancestor of rows at a time). Records may be read a second time,
+   by another owner; none is skipped. An open shard has no descendants, so the hash keys of the
+   stream are always covered: an open shard is never finished without a row at SHARD_END.
+
+Another worker may be creating the row, and the listing may lack a child that accounts for the
+shard. So the positions of 2 and 6 are used only once the hole is confirmed: it was seen for a
+failover time, and a new listing has it too. With no row at all there is nothing to confirm.
+
+**Shards without a listing.** An entry without a row is finished: its row was cleaned up. It is lost
+if the offset was not shared by this table, or if its children are listed and none has a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final, TypeVar
+
+from checkpoint.coordination.protocol import Status
+from checkpoint.leases.checkpoint_position import (
+    Processed,
+    StartAtLatest,
+    StartAtTimestamp,
+    StartAtTrimHorizon,
+)
+from checkpoint.leases.lease import Lease
+from kinesis_source.leases.lease_keys import (
+    LeaseKeys,
+    from_checkpoint,
+    is_checkpoint_after,
+    is_position_after,
+    to_checkpoint,
+)
+from kinesis_source.model.offset import Offset
+from kinesis_source.model.shard import (
+    AtTimestamp,
+    EpochMillis,
+    Latest,
+    Shard,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    TrimHorizon,
+)
+from kinesis_source.planning.active_shards import Listings
+from kinesis_source.planning.shard_lineage import ancestors, children_of, start_points
+from task_grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
+
+V = TypeVar("V")
+
+_BEGINNING: Final = ShardState(position=TrimHorizon())
+
+
+# --- The table ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTableView:
+    """The last known state of the lease table, by shard."""
+
+    worker: WorkerId
+    rows: Mapping[ShardKey, Lease]
+    held: frozenset[ShardKey]
+    """The shards whose leases this worker holds, except those whose end is being written."""
+    requested: frozenset[ShardKey]
+    unreadable: frozenset[ShardKey] = frozenset()
+    """Shards whose leases cannot be parsed: missing from `rows`, and not known to be done."""
+
+    def is_ended(self, key: ShardKey) -> bool:
+        """Return whether the lease records the end of the shard."""
+        row = self.rows.get(key)
+        return row is not None and row.has_ended
+
+    def is_owned(self, key: ShardKey) -> bool:
+        """Return whether this worker is the owner of the lease."""
+        row = self.rows.get(key)
+        return row is not None and row.holder == self.worker
+
+
+def lease_table_view(
+    status: Status, lease_keys: LeaseKeys, worker: WorkerId, reading: Collection[ShardKey]
+) -> LeaseTableView:
+    """Return the view of a status by shard; leases of other streams are left out.
+
+    In an outage no lease can be renewed, and no other worker is known to have taken one: the shards
+    in `reading` continue.
+    """
+    by_key = {lease_keys.key(key): key for key in reading}
+    shards = {lease.key: lease_keys.shard(lease) for lease in status.rows.values()}
+    rows = {key: row for row in status.rows.values() if (key := shards[row.key]) is not None}
+    held = {key for lease in status.held if (key := shards.get(lease)) is not None}
+    if status.outage_ms:
+        held |= {by_key[lease] for lease in status.overdue & by_key.keys()}
+    asked = {key for lease in status.asked_for if (key := shards.get(lease)) is not None}
+    malformed = {
+        key for lease in status.unreadable if (key := lease_keys.shard_at(lease)) is not None
+    }
+    return LeaseTableView(
+        worker=worker,
+        rows=rows,
+        held=frozenset(held),
+        requested=frozenset(asked),
+        unreadable=frozenset(malformed),
+    )
+
+
+# --- Verdicts -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Read:
+    """Read here. `state` None: from LATEST, which is still to be resolved."""
+
+    state: ShardState | None
+    takes_over: bool = False
+    """Not where the offset's shards, being read, continue."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AtEnd:
+    """Read to its end here. `children` None: they are still to be discovered."""
+
+    state: ShardState
+    children: tuple[ShardKey, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """It has a lease that this worker does not hold, or that it gives away; nobody's if `holder` is
+    None."""
+
+    holder: WorkerId | None
+    handed_over: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """Not to be read before these ancestors are done."""
+
+    ancestors: tuple[ShardKey, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """All of its records were read, or are not wanted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Create:
+    """Its lease is to be created at `state`; None: at `startingPosition`."""
+
+    state: ShardState | None
+    is_hole: bool = False
+    """The application has read the stream, and nobody accounts for the shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hole:
+    """A row seems to be missing, seen first at `since_ms`."""
+
+    since_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotRead:
+    """No worker reads it: the row of `row` cannot be parsed."""
+
+    row: ShardKey
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """Expired with unread records; `at_end`: only its children's. `children`: those to be named in
+    the row of the shard, if this worker holds it."""
+
+    at_end: bool
+    children: tuple[ShardKey, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unlisted:
+    """It has a lease, and may be new or expired: ignored for now."""
+
+    is_held: bool
+
+
+Verdict = Read | AtEnd | Elsewhere | Waiting | Finished | Create | Hole | NotRead | Lost | Unlisted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """The verdict on each shard, sorted, and what follows from them."""
+
+    verdicts: Mapping[ShardKey, Verdict]
+    dropped: Mapping[ShardKey, str] = field(default_factory=dict)
+    """Shards that leave the offset, with the reason."""
+
+    def _each(self, kind: type[V]) -> Iterator[tuple[ShardKey, V]]:
+        return (
+            (key, verdict) for key, verdict in self.verdicts.items() if isinstance(verdict, kind)
+        )
+
+    @property
+    def states(self) -> dict[ShardKey, ShardState]:
+        """The entries of the next offset, before their positions have advanced."""
+        return {
+            key: verdict.state
+            for key, verdict in self.verdicts.items()
+            if isinstance(verdict, Read | AtEnd) and verdict.state is not None
+        }
+
+    @property
+    def resume_from(self) -> dict[ShardKey, ShardState]:
+        """The starts of those that do not continue from the previous offset."""
+        return {
+            key: replace(verdict.state, first=None, resume_from=None)
+            for key, verdict in self._each(Read)
+            if verdict.takes_over and verdict.state is not None
+        }
+
+    @property
+    def unresolved(self) -> list[ShardKey]:
+        """Shards to be added once LATEST is resolved for them."""
+        return [key for key, verdict in self._each(Read) if verdict.state is None]
+
+    @property
+    def reading(self) -> frozenset[ShardKey]:
+        """The shards that are read, or about to be."""
+        undiscovered = {key for key, verdict in self._each(AtEnd) if verdict.children is None}
+        return frozenset({key for key, _ in self._each(Read)} | undiscovered)
+
+    @property
+    def ended(self) -> dict[ShardKey, tuple[ShardKey, ...]]:
+        """Held shards that were read to the end, or have expired, with their children."""
+        return {
+            key: verdict.children
+            for key, verdict in self.verdicts.items()
+            if isinstance(verdict, AtEnd | Lost) and verdict.children is not None
+        }
+
+    @property
+    def undiscovered(self) -> list[StreamName]:
+        """The streams of shards at their end whose children are not listed yet."""
+        return [key.stream for key, verdict in self._each(AtEnd) if verdict.children is None]
+
+    @property
+    def lost(self) -> dict[ShardKey, Lost]:
+        """Shards with records that expired unread."""
+        return dict(self._each(Lost))
+
+    @property
+    def unlisted(self) -> list[ShardKey]:
+        """Held shards that may be new or expired."""
+        return [key for key, verdict in self._each(Unlisted) if verdict.is_held]
+
+    @property
+    def creations(self) -> dict[ShardKey, Create]:
+        """Shards that need a lease now."""
+        return dict(self._each(Create))
+
+    @property
+    def holes(self) -> dict[ShardKey, int]:
+        """Unconfirmed holes, with the times when they were seen first."""
+        return {key: verdict.since_ms for key, verdict in self._each(Hole)}
+
+    @property
+    def not_read(self) -> dict[ShardKey, ShardKey]:
+        """The shards that no worker reads before the table is repaired, with the one whose row is
+        to be repaired: itself, or a relative."""
+        found = {key: verdict.row for key, verdict in self._each(NotRead)}
+        if not found:
+            return {}
+        waiting = dict(self._each(Waiting))
+        blocked = True
+        while blocked:  # once for each generation that waits
+            blocked = False
+            for key, verdict in waiting.items():
+                row = next((found[one] for one in verdict.ancestors if one in found), None)
+                if row is not None and key not in found:
+                    found[key] = row
+                    blocked = True
+        return dict(sorted(found.items()))
+
+    def limited_to(self, table: LeaseTableView, reading: Collection[ShardKey]) -> Decision:
+        """Return the decision without shards not reported as read, and those lost since."""
+
+        def is_kept(key: ShardKey, verdict: Verdict) -> bool:
+            return not isinstance(verdict, Read) or (key in reading and key in table.held)
+
+        kept = {
+            key: verdict if is_kept(key, verdict) else Elsewhere(holder=table.worker)
+            for key, verdict in self.verdicts.items()
+        }
+        return replace(self, verdicts=kept)
+
+
+# --- The decision ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """The inputs of a decision besides the table, the listings and the offset."""
+
+    option: StartingPosition
+    """Also the start of a KCL's lease without a time."""
+    table: str | None = None
+    """The name of the table."""
+    now_ms: int = 0
+    """The time of this process."""
+    expired: Collection[ShardKey] = frozenset()
+    """Unlisted shards that are known to have expired."""
+    proposed: Mapping[ShardKey, Lease] = field(default_factory=dict)
+    """Leases whose creation was decided, as long as the table does not have them."""
+    holes: Mapping[ShardKey, int] = field(default_factory=dict)
+    """The holes of the previous decision, with the times when they were seen first."""
+    confirmed: Collection[ShardKey] = frozenset()
+    """Holes that are confirmed."""
+    finished: Collection[ShardKey] = frozenset()
+    """Shards that a newer listing has shown to be finished, or expired."""
+
+
+def decide(start: Offset, table: LeaseTableView, listings: Listings, facts: Facts) -> Decision:
+    """Return the verdict on every shard. `start` is committed.
+
+    Raises UnnamedShardError as `start_points`, InvalidOptionsError as `from_checkpoint`.
+    """
+    verdicts: dict[ShardKey, Verdict] = {}
+    dropped: dict[ShardKey, str] = {}
+    for name in sorted(listings):
+        stream = _Stream(name, start, table, listings[name], facts)
+        for key in stream.shards():
+            verdict = verdicts[key] = stream.verdict(key)
+            if key in start.states and not isinstance(verdict, Read | AtEnd | Lost):
+                dropped[key] = _drop_reason(key, table, verdict)
+    return Decision(verdicts=dict(sorted(verdicts.items())), dropped=dropped)
+
+
+def offset_entries(start: Offset) -> dict[ShardKey, ShardState]:
+    """Return all entries of the query's own offset."""
+    return {**start.lost_shards, **start.waiting, **start.states}
+
+
+class _Stream:
+    """One stream in one decision."""
+
+    def __init__(
+        self,
+        name: StreamName,
+        start: Offset,
+        table: LeaseTableView,
+        listing: Mapping[ShardId, Shard],
+        facts: Facts,
+    ) -> None:
+        self._name = name
+        self._start = start
+        self._table = table
+        self._listing = listing
+        self._facts = facts
+        self._written = _of(name, table.rows)
+        self._rows = {**_of(name, facts.proposed), **self._written}
+        self._entries = _of(name, offset_entries(start))
+        self._unreadable = {key.shard for key in table.unreadable if key.stream == name}
+        self._children = children_of(listing.values())
+        self._open_ancestors: dict[ShardId, tuple[ShardId, ...]] = {}
+        self._missing = listing.keys() - self._rows.keys() - self._unreadable
+        self._accounted: set[ShardId] = set()
+        self._accounted_by_rows: set[ShardId] = set()
+        self._unclear: dict[ShardId, ShardId] = {}
+        self._since: EpochMillis | None = None
+        self._timed: set[ShardId] = set()
+        self._points: Mapping[ShardId, object] = {}
+        self._skipped: frozenset[ShardId] = frozenset()
+        self._is_new = bool(self._missing) and self._was_never_read()
+        if self._missing:
+            self._account()
+
+    def shards(self) -> list[ShardKey]:
+        """Return all shards of the stream that get a verdict."""
+        shards = {*self._listing, *self._rows, *self._entries, *self._unreadable}
+        return self._keys(shards)
+
+    def verdict(self, key: ShardKey) -> Verdict:
+        """Return the verdict on a shard."""
+        shard = key.shard
+        if shard in self._unreadable:
+            return NotRead(row=key)
+        if shard not in self._listing:
+            return self._unlisted(key)
+        if shard in self._written:
+            return self._with_row(key)
+        if shard in self._rows:
+            return Create(state=None)
+        return self._without_row(key)
+
+    def _keys(self, shards: Collection[ShardId]) -> list[ShardKey]:
+        return sorted(ShardKey(stream=self._name, shard=shard) for shard in shards)
+
+    # --- What is done ----------------------------------------------------------------------------
+
+    def _is_done(self, shard: ShardId) -> bool:
+        """Return whether all records of the shard were read, as far as known. An expired shard is
+        done if it has no row."""
+        row = self._rows.get(shard)
+        if row is not None:
+            return row.has_ended
+        if shard in self._unreadable:
+            return False
+        return shard not in self._listing or self._is_finished(shard)
+
+    def _is_finished(self, shard: ShardId) -> bool:
+        """Return whether a listed shard without a row needs none."""
+        if shard in self._accounted_by_rows or self._key(shard) in self._facts.finished:
+            return True
+        if shard in self._entries:
+            return False
+        return shard in self._accounted or (self._is_new and self._is_skipped_by_start(shard))
+
+    def _key(self, shard: ShardId) -> ShardKey:
+        return ShardKey(stream=self._name, shard=shard)
+
+    def _open(self, shard: ShardId) -> tuple[ShardId, ...]:
+        """Return the nearest ancestors of a listed shard that are not done, past those that are: a
+        start by shard may skip a generation."""
+        pending = [shard]
+        while pending:
+            current = pending[-1]
+            parents = self._listing[current].parents
+            todo = [
+                parent
+                for parent in parents
+                if parent in self._listing and parent not in self._open_ancestors
+            ]
+            if todo and current not in self._open_ancestors:
+                pending += todo
+                continue
+            pending.pop()
+            found: set[ShardId] = set()
+            for parent in parents:
+                found |= (
+                    set(self._open_ancestors.get(parent, ())) if self._is_done(parent) else {parent}
+                )
+            self._open_ancestors[current] = tuple(sorted(found))
+        return self._open_ancestors[shard]
+
+    # --- Shards with a row -----------------------------------------------------------------------
+
+    def _with_row(self, key: ShardKey) -> Verdict:
+        row, entry, table = self._written[key.shard], self._entries.get(key.shard), self._table
+        if row.has_ended:
+            return Finished()
+        at_end = entry is not None and isinstance(entry.position, ShardEnd)
+        if not (key in table.held or (at_end and row.holder == table.worker)):
+            others = row.holder not in (None, table.worker)
+            open_ancestors = () if others else self._open(key.shard)
+            if open_ancestors:
+                return Waiting(ancestors=tuple(self._keys(open_ancestors)))
+            return Elsewhere(holder=row.holder)
+        if entry is not None and at_end:
+            children = tuple(self._keys(self._children.get(key.shard, ())))
+            return AtEnd(state=entry, children=children or None)
+        if key in table.requested:
+            return Elsewhere(holder=row.owner, handed_over=True)
+        if key not in self._start.states and (open_ancestors := self._open(key.shard)):
+            return Waiting(ancestors=tuple(self._keys(open_ancestors)))
+        if entry is not None and not is_checkpoint_after(row.progress, entry.position):
+            return Read(state=entry, takes_over=self._start.entry(key) is None)
+        return self._from_checkpoint(key, row, inherits=entry is None)
+
+    def _from_checkpoint(self, key: ShardKey, row: Lease, *, inherits: bool) -> Read:
+        position = from_checkpoint(row.progress, self._facts.option)
+        if isinstance(position, Latest):
+            return Read(state=None, takes_over=True)
+        if isinstance(row.progress, Processed):
+            caught_up_ms = row.progress.last_caught_up_ms
+        else:
+            caught_up_ms = self._inherited_caught_up_ms(key.shard) if inherits else None
+        state = ShardState(position=position, last_caught_up_ms=caught_up_ms)
+        return Read(state=state, takes_over=True)
+
+    def _inherited_caught_up_ms(self, shard: ShardId) -> EpochMillis | None:
+        """Return `last_caught_up_ms` for a child shard: its records are younger than that of its
+        parents, and than the stream."""
+        parents = self._keys(self._listing[shard].parents)
+        states, streams = self._start.states, self._start.streams
+        proofs = [states[parent].last_caught_up_ms for parent in parents if parent in states]
+        if self._name in streams and any(parent.shard in self._listing for parent in parents):
+            proofs.append(streams[self._name].created)
+        return max((proof for proof in proofs if proof is not None), default=None)
+
+    # --- Listed shards without a row -------------------------------------------------------------
+
+    def _was_never_read(self) -> bool:
+        """Return whether no worker of the application has read the stream, as far as known."""
+        return (
+            self._name not in self._start.streams
+            and not self._unreadable
+            and not any(row.counter or row.has_ended for row in self._written.values())
+        )
+
+    def _account(self) -> None:
+        """Find the shards that their descendants account for."""
+        by_shard = any(key.stream == self._name for key in self._facts.option.by_shard)
+        certain: set[ShardId] = set()
+        ambiguous: set[ShardId] = set()
+        times: set[EpochMillis | None] = set()
+        for shard, row in self._rows.items():
+            match row.progress:
+                case StartAtTimestamp(at_ms=millis):
+                    times.add(millis)
+                    self._timed.add(shard)
+                    ambiguous.add(shard)
+                case StartAtTrimHorizon() if by_shard:
+                    ambiguous.add(shard)
+                case _:
+                    certain.add(shard)
+        timed = bool(times) or isinstance(self._facts.option.default, AtTimestamp)
+        (ambiguous if by_shard or timed else certain).update(self._unreadable)
+        self._since = self._start_time(times)
+        self._timed = ancestors(self._listing, self._timed)
+        skipped = {
+            shard
+            for shard in ancestors(self._listing, ambiguous)
+            if isinstance(self._point(shard), Latest)
+        }
+        self._accounted_by_rows = (ancestors(self._listing, certain) | skipped) & self._missing
+        own = ancestors(self._listing, self._entries)
+        self._accounted = (own & self._missing) | self._accounted_by_rows
+        for shard in sorted(self._unreadable & ambiguous):
+            for above in ancestors(self._listing, [shard]):
+                self._unclear.setdefault(above, shard)
+        if self._is_new:
+            listed = list(self._listing.values())
+            self._points = start_points(self._name, listed, self._facts.option)
+            self._skipped = find_skipped(self._listing, self._points)
+
+    def _point(self, shard: ShardId) -> object:
+        return self._facts.option.by_shard.get(self._key(shard), self._facts.option.default)
+
+    def _start_time(self, times: Collection[EpochMillis | None]) -> EpochMillis | None:
+        """Return the time at which the application started, if it did at a time."""
+        option = self._facts.option.default
+        known = {millis for millis in times if millis is not None}
+        if None in times and isinstance(option, AtTimestamp):
+            known.add(option.millis)
+        return min(known, default=None)
+
+    def _is_skipped_by_start(self, shard: ShardId) -> bool:
+        """Return whether a start at LATEST leaves out a closed shard of a new stream."""
+        return (
+            shard not in self._points
+            and shard not in self._skipped
+            and isinstance(self._point(shard), Latest)
+        )
+
+    def _without_row(self, key: ShardKey) -> Verdict:
+        shard = key.shard
+        if self._is_finished(shard):
+            return Finished()
+        if shard in self._entries:
+            return self._fill(key, self._entries[shard])
+        if self._is_new and shard in self._points:
+            return Create(state=None)
+        if self._is_new and shard in self._skipped:
+            return Create(state=ShardState(position=ShardEnd()))
+        if open_ancestors := self._open(shard):
+            return Waiting(ancestors=tuple(self._keys(open_ancestors)))
+        if shard in self._unclear:
+            return NotRead(row=self._key(self._unclear[shard]))
+        parents = self._listing[shard].parents
+        if any(parent in self._written and self._written[parent].has_ended for parent in parents):
+            return Create(state=_BEGINNING)
+        if shard in self._timed and self._since is not None:
+            return self._fill(key, ShardState(position=AtTimestamp(millis=self._since)))
+        return self._fill(key, _BEGINNING)
+
+    def _fill(self, key: ShardKey, state: ShardState) -> Create | Hole:
+        if not self._written and not self._unreadable:
+            return Create(state=state, is_hole=key.shard not in self._entries)
+        if key in self._facts.confirmed:
+            return Create(state=state, is_hole=key.shard not in self._entries)
+        return Hole(since_ms=self._facts.holes.get(key, self._facts.now_ms))
+
+    # --- Shards without a listing ----------------------------------------------------------------
+
+    def _unlisted(self, key: ShardKey) -> Verdict:
+        shard = key.shard
+        row, entry = self._written.get(shard), self._entries.get(shard)
+        at_end = entry is not None and isinstance(entry.position, ShardEnd)
+        if row is None:
+            lost = entry is not None and self._expired_unread(shard)
+            return Lost(at_end=at_end) if lost else Finished()
+        if row.has_ended:
+            return Finished()
+        if not (key in self._table.held or (at_end and row.holder == self._table.worker)):
+            return Unlisted(is_held=False)
+        if entry is None and key not in self._facts.expired:
+            return Unlisted(is_held=True)
+        children = tuple(self._keys(self._children.get(shard, ())))
+        return Lost(at_end=at_end, children=children)
+
+    def _expired_unread(self, shard: ShardId) -> bool:
+        """Return whether an unlisted shard with an entry and without a row expired before another
+        worker could read it to its end."""
+        if any(shard in row.parents for row in self._written.values()):
+            return False
+        stream = self._start.streams.get(self._name)
+        shared = stream is not None and stream.leases == self._facts.table
+        if not shared or not (self._written or self._unreadable):
+            return True
+        children = self._children.get(shard, ())
+        return bool(children) and not any(
+            child in self._rows or child in self._unreadable or self._is_finished(child)
+            for child in children
+        )
+
+
+def _of(stream: StreamName, by_key: Mapping[ShardKey, V]) -> dict[ShardId, V]:
+    return {key.shard: value for key, value in by_key.items() if key.stream == stream}
+
+
+def find_skipped(
+    listing: Mapping[ShardId, Shard], points: Collection[ShardId]
+) -> frozenset[ShardId]:
+    """Return the shards that a start by shard skips: LATEST of a closed one, between an ancestor
+    and a descendant that are read. Their rows are created at SHARD_END; otherwise they would be
+    taken for new once the ancestor is read."""
+    children = children_of(listing.values())
+    below: set[ShardId] = set()
+    pending = list(points)
+    while pending:
+        for child in children.get(pending.pop(), ()):
+            if child not in below:
+                below.add(child)
+                pending.append(child)
+    return frozenset(ancestors(listing, points) & below - set(points))
+
+
+def _drop_reason(key: ShardKey, table: LeaseTableView, verdict: Verdict) -> str:
+    row = table.rows.get(key)
+    if isinstance(verdict, NotRead):
+        return "its lease cannot be read"
+    if isinstance(verdict, Hole | Create):
+        return "its lease is missing from the table"
+    if row is None:
+        return "finished; its lease is cleaned up"
+    if row.has_ended:
+        return "finished"
+    if isinstance(verdict, Elsewhere) and verdict.handed_over:
+        return f"handed over to {verdict.holder or 'no worker'}"
+    if row.holder == table.worker:
+        return "its lease may have expired"
+    return f"its lease is held by {row.holder or 'no worker'}"
+
+
+# --- What follows ---------------------------------------------------------------------------------
+
+
+def departed(
+    start: Offset, reading: Collection[ShardKey], table: LeaseTableView, decision: Decision
+) -> dict[ShardKey, ShardState]:
+    """Return the entries of shards not in `reading` whose checkpoints are still behind: if the
+    shards come back, however often the query was restarted, they continue there."""
+    return {
+        key: replace(state, resume_from=None)
+        for key, state in sorted(offset_entries(start).items())
+        if key not in reading
+        and (
+            is_position_after(state.position, table.rows[key].progress)
+            if key in table.rows
+            else isinstance(decision.verdicts.get(key), Create | Hole | NotRead)
+        )
+    }
+
+
+def children_of_ended(
+    at_end: Collection[ShardKey], listings: Listings
+) -> dict[ShardKey, tuple[ShardKey, ...]]:
+    """Return the shards that have been read to their end, each with its children, except those
+    whose children are still to be discovered."""
+    children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
+    child_keys = {
+        key: tuple(
+            ShardKey(stream=key.stream, shard=child)
+            for child in sorted(children[key.stream].get(key.shard, ()))
+        )
+        for key in at_end
+    }
+    return {
+        key: new for key, new in child_keys.items() if new or key.shard not in listings[key.stream]
+    }
+
+
+def ahead_of_checkpoint(
+    decision: Decision, start: Offset, table: LeaseTableView, *, restarted: bool
+) -> dict[ShardKey, str]:
+    """Return the shards whose offset and checkpoint differ, with the one that is further.
+
+    While a query runs its checkpoints are behind, except for shards that are added.
+    """
+    entries = offset_entries(start)
+    resumed = decision.resume_from
+    ahead: dict[ShardKey, str] = {}
+    for key in sorted(decision.states.keys() & entries.keys() & table.rows.keys()):
+        position, progress = entries[key].position, table.rows[key].progress
+        if is_checkpoint_after(progress, position):
+            ahead[key] = "the lease"
+        elif (restarted or key in resumed) and is_position_after(position, progress):
+            ahead[key] = "the checkpoint"
+    return ahead
+
+
+def latest_checkpoints(
+    since: Mapping[ShardKey, EpochMillis], start: Offset, table: LeaseTableView
+) -> dict[ShardKey, StartAtLatest]:
+    """Record the timestamp that LATEST resolved to, so that the next owner starts at the same time.
+    The checkpoint stays LATEST for KCL workers."""
+    checkpoints: dict[ShardKey, StartAtLatest] = {}
+    for key, row in table.rows.items():
+        if row.progress != StartAtLatest():
+            continue
+        state = start.states.get(key)
+        if key in since:
+            checkpoints[key] = StartAtLatest(since_ms=since[key])
+        elif state is not None and isinstance(state.position, AtTimestamp):
+            checkpoints[key] = StartAtLatest(since_ms=state.position.millis)
+    return {
+        key: progress
+        for key, progress in checkpoints.items()
+        if key not in start.states or not isinstance(to_checkpoint(start.states[key]), Processed)
+    }
+
+
+def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) -> Processed:
+    """Return the checkpoint to report: the last one, if only the caught-up time has advanced and
+    the reported one is not yet old."""
+    if last is None or (last.sequence_number, last.sub) != (now.sequence_number, now.sub):
+        return now
+    if last.last_caught_up_ms is None or (
+        now.last_caught_up_ms is not None
+        and now.last_caught_up_ms - last.last_caught_up_ms >= oldest_ms
+    ):
+        return now
+    return last
+
+
+def creatable_leases(proposed: Collection[ShardKey], listings: Listings) -> frozenset[ShardKey]:
+    """Return the proposed leases that can be created first, because no ancestor's is proposed: a
+    shard without a lease counts as done if a descendant has one."""
+    return frozenset(
+        key
+        for key in proposed
+        if not any(
+            ShardKey(stream=key.stream, shard=shard) in proposed
+            for shard in ancestors(listings[key.stream], [key.shard])
+        )
+    )
+
+
+def new_lease(key: ShardKey, shard: Shard, state: ShardState, lease_keys: LeaseKeys) -> Lease:
+    """Return a lease without an owner."""
+    return Lease(
+        shard=key.shard,
+        stream=lease_keys.streams[key.stream],
+        counter=0,
+        progress=to_checkpoint(state),
+        parents=shard.parents,
+        hash_range=shard.hash_range,
+        extra_attributes=lease_keys.attributes(key.stream),
+    )
+
+
+# --- Waiting for leases ---------------------------------------------------------------------------
+
+WAIT_FAILOVERS: Final = 4
+"""The number of failover times that a run to fixed targets waits for leases without a change."""
+
+
+def claimable_shards(decision: Decision, table: LeaseTableView, most: int | None) -> list[ShardKey]:
+    """Return the shards whose leases this worker may take soon: without an owner, and ready; being
+    created; or missing. `most`: the maximum number of leases that it may hold."""
+    if most is not None and len(table.held) >= most:
+        return []
+    return [
+        key
+        for key, verdict in decision.verdicts.items()
+        if isinstance(verdict, Create | Hole)
+        or (isinstance(verdict, Elsewhere) and verdict.holder is None and not verdict.handed_over)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseWait:
+    """The observations of a run to fixed targets about the leases that it waits for.
+
+    Such a run is over when every shard is finished, read by this worker up to its target, or held
+    by another worker that is alive: one that has renewed the lease since the run began. The lease
+    of a dead worker expires, and is taken.
+    """
+
+    counters: Mapping[ShardKey, int] = field(default_factory=dict)
+    """The first observed counters of other workers' leases."""
+    pending: tuple[ShardKey, ...] = ()
+    """Shards that are neither finished nor known to be read by any worker."""
+    since_ms: int = 0
+    """The time when `pending` changed last."""
+
+    def is_over(self, now_ms: int, failover_ms: int) -> bool:
+        """Return whether to stop waiting."""
+        return not self.pending or now_ms - self.since_ms > WAIT_FAILOVERS * failover_ms
+
+
+def update_wait(
+    before: LeaseWait,
+    decision: Decision,
+    table: LeaseTableView,
+    *,
+    claimable: Collection[ShardKey],
+    now_ms: int,
+) -> LeaseWait:
+    """Return the wait after another decision. `claimable`: the result of `claimable_shards`."""
+    counters = dict(before.counters)
+    pending = set(claimable)
+    reading = decision.reading
+    for key, verdict in decision.verdicts.items():
+        row = table.rows.get(key)
+        if row is None or row.holder is None or isinstance(verdict, Finished | Unlisted | Lost):
+            continue
+        if row.holder != table.worker:
+            if counters.setdefault(key, row.counter) == row.counter:
+                pending.add(key)
+        elif key not in reading and isinstance(verdict, Elsewhere | AtEnd | Read):
+            pending.add(key)  # it is being handed over, or its end is being written
+    now = tuple(sorted(pending))
+    since = before.since_ms if now == before.pending else now_ms
+    return LeaseWait(counters=counters, pending=now, since_ms=since)
