@@ -104,6 +104,11 @@ class MemoryLeaseStore:
                 {name: dict(value) for name, value in item.items()}
             )
 
+    def remove_item(self, key: str) -> None:
+        """Delete a row unconditionally, as another program."""
+        with self._lock:
+            self._items.pop(key, None)
+
     def items(self) -> tuple[Item, ...]:
         """Return all rows by key."""
         with self._lock:

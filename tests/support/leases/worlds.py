@@ -14,6 +14,7 @@ from typing import Any
 from checkpoint.coordination import lease_coordinator
 from checkpoint.coordination.protocol import Report, Status
 from checkpoint.coordination.state import Settings
+from checkpoint.leases.conditional_writes import Outcome, Write
 from checkpoint.leases.lease import Lease
 from checkpoint.leases.worker_metrics import KclWorkers
 from embedded_kinesis import KinesisState, ManualClock
@@ -95,13 +96,19 @@ class InProcessAgent:
                 return
             self._state = lease_coordinator.mark_started(self._state, steps, self._now())
             for write in steps.writes:
-                outcome = self._failure() or self._table.store.write(write)
+                outcome = self._failure() or self._write(write)
                 self._state = lease_coordinator.apply_write_result(
                     self._state, write, outcome, self._now()
                 )
             if steps.scan:
                 self._scan()
         raise AssertionError("an agent that never becomes idle")
+
+    def _write(self, write: Write) -> Outcome | SspError:
+        try:
+            return self._table.store.write(write)
+        except SspError as error:  # a malformed row
+            return error
 
     def _scan(self) -> None:
         failure = self._failure()
