@@ -37,6 +37,7 @@ class DynamoDbCalls(ServiceCalls):
         retrier: Retrier,
         *,
         role_arn: str | None = None,
+        role_option: str = "roleArn",
         direct: DirectCalls | None = None,
     ) -> None:
         self.location = TableLocation(
@@ -44,6 +45,7 @@ class DynamoDbCalls(ServiceCalls):
             region=client.meta.region_name,
             endpoint=client.meta.endpoint_url,
             role_arn=role_arn,
+            role_option=role_option,
         )
         super().__init__(client, retrier, subject=self.location.subject)
         self.check_bodies(client)

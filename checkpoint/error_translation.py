@@ -25,6 +25,7 @@ class TableLocation:
     region: str
     endpoint: str
     role_arn: str | None = None
+    role_option: str = "roleArn"
 
     @property
     def subject(self) -> str:
@@ -48,6 +49,7 @@ def translate(
             resource=f"the table {location.table}",
             place=str(location),
             role_arn=location.role_arn,
+            role_option=location.role_option,
         ),
     )
     if access is not None:

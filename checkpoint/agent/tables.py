@@ -49,7 +49,14 @@ def connect_tables(
     direct = DirectCalls(client, DECODERS)
 
     def calls(name: str, retrier: Retrier) -> DynamoDbCalls:
-        return DynamoDbCalls(client, name, retrier, role_arn=connection.role_arn, direct=direct)
+        return DynamoDbCalls(
+            client,
+            name,
+            retrier,
+            role_arn=connection.role_arn,
+            role_option=connection.role_option,
+            direct=direct,
+        )
 
     store = DynamoDbLeaseStore(calls(table.name, new_retrier()), table)
     # One log for all tables of the KCL: throttling is logged once, not once for each table.

@@ -280,9 +280,9 @@ class _Row:
             key=None if key is None else str(key),
             found=found,
             expected=expected,
-            next_step="restore the row's attributes, or delete it: a query whose checkpoint has the "
-            "shard continues there; any other reads the shard from TRIM_HORIZON, unless one of its "
-            "children has a lease",
+            next_step="restore the row's attributes, or delete it: a query whose checkpoint has "
+            "the shard continues there; any other reads the shard from TRIM_HORIZON, unless one of "
+            "its children has a lease",
         )
 
 

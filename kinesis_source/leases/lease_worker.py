@@ -16,7 +16,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -151,5 +151,5 @@ def _settings(options: KinesisOptions, leases: LeaseOptions, worker: WorkerId) -
             max_leases=leases.max_leases,
             checkpoint_interval_ms=leases.checkpoint_interval_ms,
         ),
-        connection=replace(options.connection, endpoint_url=leases.dynamodb_endpoint_url),
+        connection=leases.connection(options.connection),
     )

@@ -25,6 +25,18 @@ _DEFAULTS: Final = ConnectionOptions()
 _key: Final = matching(r"[\x21-\x7e]+", "text without white space", "copy it again")
 
 
+role_arn: Final = matching(
+    r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]{1,576}",
+    "an ARN such as arn:aws:iam::123456789012:role/reader",
+    "copy it from the console",
+)
+
+external_id: Final = matching(
+    r"[\w+=,.@:/-]{2,1224}",
+    "2 to 1224 letters, digits and any of _+=,.@:/-",
+    "ask the role's owner",
+)
+
 _MOST_ATTEMPTS: Final = 100
 
 
@@ -82,11 +94,7 @@ AWS_SESSION_TOKEN: Final[OptionSpec[str | None]] = OptionSpec(
 
 ROLE_ARN: Final[OptionSpec[str | None]] = OptionSpec(
     name="roleArn",
-    convert=matching(
-        r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]{1,576}",
-        "an ARN such as arn:aws:iam::123456789012:role/reader",
-        "copy it from the console",
-    ),
+    convert=role_arn,
     default=None,
     default_text="none",
     doc="A role to assume with the credentials found; refreshed automatically.",
@@ -95,11 +103,7 @@ ROLE_ARN: Final[OptionSpec[str | None]] = OptionSpec(
 
 ROLE_EXTERNAL_ID: Final[OptionSpec[str | None]] = OptionSpec(
     name="roleExternalId",
-    convert=matching(
-        r"[\w+=,.@:/-]{2,1224}",
-        "2 to 1224 letters, digits and any of _+=,.@:/-",
-        "ask the role's owner",
-    ),
+    convert=external_id,
     default=None,
     default_text="none",
     doc="The external id that the role requires. Shown only in [plans](#credentials).",

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.options import connection, table
-from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL
+from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, names_lease_role
 from kinesis_source.options.values import ConnectionOptions
 from ssp_common.options.credentials import provider_problems, with_provider
 from ssp_common.options.spec import OptionProblem, OptionReading, OptionSpec, shown
@@ -160,11 +160,7 @@ _KEYS_OR_PROFILE: Final = (
     connection.AWS_SESSION_TOKEN,
 )
 _PAIR: Final = (connection.AWS_ACCESS_KEY_ID, connection.AWS_SECRET_ACCESS_KEY)
-_OF_THE_ROLE: Final = (
-    connection.ROLE_EXTERNAL_ID,
-    connection.ROLE_SESSION_NAME,
-    connection.STS_ENDPOINT_URL,
-)
+_OF_ANY_ROLE: Final = (connection.ROLE_SESSION_NAME, connection.STS_ENDPOINT_URL)
 
 
 def credential_problems(reading: OptionReading) -> Iterator[OptionProblem]:
@@ -195,7 +191,8 @@ def credential_problems(reading: OptionReading) -> Iterator[OptionProblem]:
     others = [reading.name(spec) for spec in _KEYS_OR_PROFILE if reading.given(spec)]
     yield from provider_problems(reading, others)
     if not reading.given(connection.ROLE_ARN):
-        for spec in _OF_THE_ROLE:
+        others_role = () if names_lease_role(reading) else _OF_ANY_ROLE
+        for spec in (connection.ROLE_EXTERNAL_ID, *others_role):
             if reading.given(spec):
                 yield OptionProblem(
                     option=reading.name(spec),

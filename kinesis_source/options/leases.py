@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from checkpoint.worker_identity import find_fault
-from kinesis_source.options.values import LeaseOptions
+from kinesis_source.options.connection import external_id, role_arn
+from kinesis_source.options.values import LeaseOptions, LeaseRole
 from ssp_common.options.spec import (
     Alias,
     BadValueError,
@@ -30,6 +31,8 @@ _MOST_TAGS: Final = 50
 _TAG_KEY: Final = re.compile(r"(?!aws:)[\w .:/+@-]{1,128}")
 _TAG_VALUE: Final = re.compile(r"[\w .:/+@-]{0,256}")
 """DynamoDB developer guide, tagging restrictions; without `=`, which separates key and value."""
+
+_NO_ROLE: Final = "none"
 
 _CAPACITY: Final = re.compile(r"([1-9][0-9]{0,6})/([1-9][0-9]{0,6})", re.ASCII)
 
@@ -96,6 +99,10 @@ def _capacity(text: str) -> tuple[int, int]:
             )
         )
     return int(match[1]), int(match[2])
+
+
+def _role_arn(text: str) -> str:
+    return _NO_ROLE if text.lower() == _NO_ROLE else role_arn(text)
 
 
 # --- The options ---------------------------------------------------------------------------------
@@ -201,6 +208,24 @@ LEASE_MAX_OUTAGE: Final[OptionSpec[int | None]] = OptionSpec(
     "continues to read its shards: a duration from 1s to 1d.",
 )
 
+LEASE_ROLE_ARN: Final[OptionSpec[str | None]] = OptionSpec(
+    name="leaseRoleArn",
+    convert=_role_arn,
+    default=None,
+    default_text="the value of `roleArn`",
+    doc="A role to assume for the lease table instead of `roleArn`, or `none`: the table is used "
+    "with the credentials that roles are assumed with. For a stream of another account.",
+)
+
+LEASE_ROLE_EXTERNAL_ID: Final[OptionSpec[str | None]] = OptionSpec(
+    name="leaseRoleExternalId",
+    convert=external_id,
+    default=None,
+    default_text="none",
+    doc="The external id that this role requires. Shown only in [plans](#credentials).",
+    secret=True,
+)
+
 LEASE_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
     APPLICATION_NAME,
     LEASE_TABLE,
@@ -213,6 +238,8 @@ LEASE_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
     LEASE_TABLE_TAGS,
     LEASE_TABLE_CAPACITY,
     LEASE_MAX_OUTAGE,
+    LEASE_ROLE_ARN,
+    LEASE_ROLE_EXTERNAL_ID,
 )
 
 
@@ -222,6 +249,7 @@ LEASE_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
 def lease_problems(reading: OptionReading) -> Iterator[OptionProblem]:
     """Report options for leases that are given without leases, which are surely intended."""
     if reading.given(APPLICATION_NAME) or reading.given(LEASE_TABLE):
+        yield from _role_problems(reading)
         return
     for spec in LEASE_OPTIONS:
         if reading.given(spec):
@@ -231,6 +259,31 @@ def lease_problems(reading: OptionReading) -> Iterator[OptionProblem]:
                 expected="the name of the application whose workers share the shards",
                 next_step="set applicationName too, or remove it",
             )
+
+
+def _role_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    if reading.given(LEASE_ROLE_EXTERNAL_ID) and not names_lease_role(reading):
+        yield OptionProblem(
+            option=LEASE_ROLE_EXTERNAL_ID.name,
+            found="leaseRoleExternalId without leaseRoleArn",
+            expected="the role that it is for",
+            next_step="give leaseRoleArn too, or remove it",
+        )
+
+
+def names_lease_role(reading: OptionReading) -> bool:
+    """Return whether the lease table has a role of its own."""
+    return reading.given(LEASE_ROLE_ARN) and reading.value(LEASE_ROLE_ARN) != _NO_ROLE
+
+
+def lease_role(reading: OptionReading) -> LeaseRole | None:
+    """Return the role for the lease table; None: that of the streams, if any."""
+    arn = reading.value(LEASE_ROLE_ARN)
+    if arn is None:
+        return None
+    return LeaseRole(
+        arn=None if arn == _NO_ROLE else arn, external_id=reading.value(LEASE_ROLE_EXTERNAL_ID)
+    )
 
 
 def lease_options(reading: OptionReading) -> LeaseOptions | None:
@@ -251,4 +304,5 @@ def lease_options(reading: OptionReading) -> LeaseOptions | None:
         table_tags=reading.value(LEASE_TABLE_TAGS),
         table_capacity=reading.value(LEASE_TABLE_CAPACITY),
         max_outage_ms=reading.value(LEASE_MAX_OUTAGE) or failover_ms,
+        role=lease_role(reading),
     )

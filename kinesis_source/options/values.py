@@ -5,7 +5,7 @@ This module stays cheap to import, since every executor imports it: it does not 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from kinesis_source.model.shard import ConsumerArn, StartingPosition, StreamRef
@@ -20,6 +20,7 @@ __all__ = [
     "InvalidOptionsError",
     "KinesisOptions",
     "LeaseOptions",
+    "LeaseRole",
     "QueryKind",
     "SlotAssignment",
 ]
@@ -57,12 +58,21 @@ class FanOutOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseRole:
+    """The role that is assumed for the lease table; `arn` None: none, the table is used with the
+    credentials that a role would be assumed with."""
+
+    arn: str | None
+    external_id: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
     """The options for sharing shards with other workers. Times are in milliseconds.
 
     None means: `worker_id` and `processor_id_generator`, a random id; `max_leases`, no limit;
     `dynamodb_endpoint_url`, the one of AWS's configuration; `table_capacity` (for reads and
-    writes), on demand.
+    writes), on demand; `role`, the role of the streams, if any.
     """
 
     application: str
@@ -76,6 +86,27 @@ class LeaseOptions:
     table_tags: tuple[tuple[str, str], ...] = ()
     table_capacity: tuple[int, int] | None = None
     max_outage_ms: int = 10_000
+    role: LeaseRole | None = None
+
+    def connection(self, streams: ConnectionOptions) -> ConnectionOptions:
+        """Return the connection to DynamoDB. `streams`: that of the streams."""
+        return table_connection(streams, self.dynamodb_endpoint_url, self.role)
+
+
+def table_connection(
+    streams: ConnectionOptions, endpoint_url: str | None, role: LeaseRole | None
+) -> ConnectionOptions:
+    """Return the connection to DynamoDB: that of the streams, with another endpoint, and another
+    role if there is one."""
+    connection = replace(streams, endpoint_url=endpoint_url)
+    if role is None:
+        return connection
+    return replace(
+        connection,
+        role_arn=role.arn,
+        role_external_id=role.external_id,
+        role_option="leaseRoleArn",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,8 +38,7 @@ def check_kinesis(options: KinesisOptions, now_ms: Callable[[], int]) -> Iterato
     yield from _clock(connection, now_ms)
     if options.leases is not None:
         leases = options.leases
-        endpoint = replace(connection, endpoint_url=leases.dynamodb_endpoint_url)
-        yield from _lease_table(leases.application, leases.table, endpoint)
+        yield from _lease_table(leases.application, leases.table, leases.connection(connection))
 
 
 def _attempt(check: str, function: Callable[[], str]) -> Iterator[Finding]:

@@ -25,7 +25,8 @@ from kinesis_source.options.connection_parsing import (
     stream_problems,
     streams_of,
 )
-from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL
+from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, lease_role
+from kinesis_source.options.values import table_connection
 from ssp_common.errors import InvalidOptionsError
 from ssp_common.options.endpoints import ConnectionOptions
 from ssp_common.options.sibling_format import KAFKA, KINESIS
@@ -187,8 +188,9 @@ def connection(given: Given) -> ConnectionOptions:
 
 def dynamodb_connection(given: Given) -> ConnectionOptions:
     """Return the connection to DynamoDB."""
-    endpoint = read_options(table.KINESIS_OPTIONS, given.options).value(DYNAMODB_ENDPOINT_URL)
-    return replace(connection(given), endpoint_url=endpoint)
+    reading = read_options(table.KINESIS_OPTIONS, given.options)
+    endpoint = reading.value(DYNAMODB_ENDPOINT_URL)
+    return table_connection(connection(given), endpoint, lease_role(reading))
 
 
 def s3_connection(given: Given) -> ConnectionOptions:

@@ -244,6 +244,8 @@ class DeniedCall:
     place: str
     """The service."""
     role_arn: str | None = None
+    role_option: str = "roleArn"
+    """The option that names the role."""
     key_permission: str = "kms:Decrypt"
     """The permission that the call needs on a key of the encryption."""
 
@@ -313,12 +315,13 @@ def _refused_access(error: sdk.ClientError, asked: DeniedCall) -> AccessError | 
 def _role_error(error: sdk.ClientError, asked: DeniedCall) -> AccessError:
     code = code_of(error)
     shown = quoted(error) if code in _DENIED else code
-    role = asked.role_arn
+    role, option = asked.role_arn, asked.role_option
+    external_id = option.replace("Arn", "ExternalId")
     return AccessError(
-        f"option roleArn ({role})" if role else "the role of the AWS profile",
+        f"option {option} ({role})" if role else "the role of the AWS profile",
         found=f"{shown} on {error.operation_name}",
         expected=f"permission for sts:{error.operation_name} and a role that trusts the caller",
-        next_step="check roleArn, roleExternalId, the role's trust policy and stsEndpointUrl",
+        next_step=f"check {option}, {external_id}, the role's trust policy and stsEndpointUrl",
     )
 
 

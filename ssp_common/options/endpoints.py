@@ -39,6 +39,8 @@ class ConnectionOptions:
     role_external_id: str | None = None
     role_session_name: str | None = None
     sts_endpoint_url: str | None = None
+    role_option: str = "roleArn"
+    """The option that named the role, for messages."""
     retry_max_attempts: int = 8
     retry_max_backoff_ms: int = 10_000
     connect_timeout_ms: int = 10_000

@@ -91,6 +91,8 @@ _PAIRS: Final = (
             "leaseTableTags",
             "leaseTableReadWriteCapacity",
             "leaseMaxOutage",
+            "leaseRoleArn",
+            "leaseRoleExternalId",
         ),
         in_kafka=_NO_LEASES,
     ),

@@ -52,6 +52,8 @@ GOOD: dict[str, str] = {
     "leaseTableTags": "team=orders, stage=test",
     "leaseTableReadWriteCapacity": "10/5",
     "leaseMaxOutage": "1m",
+    "leaseRoleArn": ROLE,
+    "leaseRoleExternalId": CANARY,
     "awsProfile": "reader",
     "awsAccessKeyId": "AKIAIOSFODNN7EXAMPLE",
     "awsSecretAccessKey": CANARY,
@@ -105,6 +107,8 @@ BAD: dict[str, tuple[str, ...]] = {
     "leaseTableTags": ("team", "=orders", "aws:team=orders", "a=1,a=2", "a=1,"),
     "leaseTableReadWriteCapacity": ("10", "0/5", "10/", "on demand"),
     "leaseMaxOutage": ("10", "2d", "never"),
+    "leaseRoleArn": ("keeper", "null", ROLE.replace("role", "user")),
+    "leaseRoleExternalId": ("x", f"{CANARY} x"),
     "awsProfile": ("a\nb", "\u00e4"),
     "awsAccessKeyId": (f"{CANARY} x",),
     "awsSecretAccessKey": (f"{CANARY}\n{CANARY}",),
@@ -159,8 +163,10 @@ NEEDS: dict[str, dict[str, str]] = {
             "leaseTableTags",
             "leaseTableReadWriteCapacity",
             "leaseMaxOutage",
+            "leaseRoleArn",
         )
     },
+    "leaseRoleExternalId": {"applicationName": "orders-etl", "leaseRoleArn": ROLE},
 }
 """Options without which an option is never given."""
 

@@ -19,10 +19,18 @@ from urllib.parse import parse_qs
 import pytest
 from botocore.credentials import Credentials, ReadOnlyCredentials
 
+from checkpoint.agent.tables import connect_tables
+from checkpoint.leases.table_schema import TableSettings
 from kinesis_source.client import boto3_client
 from kinesis_source.client.boto3_client import Boto3Kinesis, connect, disconnect
 from kinesis_source.model.shard import ShardIterator, StreamRef
-from kinesis_source.options.values import ConnectionOptions, InvalidOptionsError
+from kinesis_source.options.parse import parse_options
+from kinesis_source.options.values import (
+    ConnectionOptions,
+    InvalidOptionsError,
+    LeaseRole,
+    table_connection,
+)
 from ssp_common.aws.clients import create_client
 from ssp_common.aws.provided_credentials import forget_providers
 from ssp_common.aws.retries import RetrySettings
@@ -37,6 +45,7 @@ ITERATOR = ShardIterator("AAAA")
 EMPTY = reply({"Records": [], "MillisBehindLatest": 0, "NextShardIterator": "BBBB"})
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 ROLE = "arn:aws:iam::123456789012:role/reader"
+LEASE_ROLE = "arn:aws:iam::210987654321:role/keeper"
 KEYS = ConnectionOptions(
     region="us-east-1", aws_access_key_id="AKIDOPTION", aws_secret_access_key=SECRET
 )
@@ -220,6 +229,78 @@ def test_a_role_is_assumed_once_with_the_keys_of_the_options() -> None:
 def test_the_role_session_may_be_named() -> None:
     requests = fetch_twice(assumed("ONE"), EMPTY, options={"role_session_name": "nightly"})
     assert parse_qs(requests[0].body.decode())["RoleSessionName"] == ["nightly"]
+
+
+@pytest.mark.parametrize(
+    ("given", "asks_for", "signs_with"),
+    [
+        ({}, (ROLE, "partner"), "AKIDROLE"),
+        ({"leaseRoleArn": LEASE_ROLE}, (LEASE_ROLE, None), "AKIDROLE"),
+        (
+            {"leaseRoleArn": LEASE_ROLE, "leaseRoleExternalId": "own"},
+            (LEASE_ROLE, "own"),
+            "AKIDROLE",
+        ),
+        ({"leaseRoleArn": "none"}, None, "AKIDOPTION"),
+    ],
+)
+def test_the_lease_table_may_have_another_role_than_the_streams(
+    given: dict[str, str], asks_for: tuple[str, str | None] | None, signs_with: str
+) -> None:
+    with (
+        ScriptedHttp(assumed("ROLE")) as sts,
+        ScriptedHttp(EMPTY) as kinesis,
+        ScriptedHttp(reply({"Items": []})) as dynamodb,
+    ):
+        options = parse_options(
+            {
+                "streamName": "orders",
+                "region": "us-east-1",
+                "endpointUrl": kinesis.url,
+                "awsAccessKeyId": "AKIDOPTION",
+                "awsSecretAccessKey": SECRET,
+                "roleArn": ROLE,
+                "roleExternalId": "partner",
+                "roleSessionName": "nightly",
+                "stsEndpointUrl": sts.url,
+                "applicationName": "orders-etl",
+                "dynamodbEndpointUrl": dynamodb.url,
+                **given,
+            }
+        )
+        assert options.leases is not None
+        service = service_on(options.connection)
+        service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        service.close()
+        connection = options.leases.connection(options.connection)
+        table = TableSettings(name=options.leases.table)
+        store, _ = connect_tables(
+            "orders-etl", table, connection, RetrySettings(max_attempts=1, max_backoff=1)
+        )
+        store.scan()
+        store.close()
+    assert key_id(kinesis.requests[0]) == "AKIDROLE"
+    assert key_id(dynamodb.requests[0]) == signs_with
+    asked = [parse_qs(request.body.decode()) for request in sts.requests]
+    roles = [(one["RoleArn"][0], one.get("ExternalId", [None])[0]) for one in asked]
+    assert roles == [(ROLE, "partner"), *([] if asks_for is None else [asks_for])]
+    assert {one["RoleSessionName"][0] for one in asked} == {"nightly"}
+
+
+def test_a_lease_role_that_may_not_be_assumed_is_an_error_that_names_its_option() -> None:
+    with ScriptedHttp(sts_error("AccessDenied", 403)) as server:
+        connection = table_connection(
+            with_role(server), server.url, LeaseRole(arn=LEASE_ROLE, external_id="own")
+        )
+        table = TableSettings(name="orders-etl")
+        store, _ = connect_tables(
+            "orders-etl", table, connection, RetrySettings(max_attempts=1, max_backoff=1)
+        )
+        with pytest.raises(AccessError) as caught:
+            store.scan()
+        store.close()
+    assert caught.value.subject == f"option leaseRoleArn ({LEASE_ROLE})"
+    assert "check leaseRoleArn, leaseRoleExternalId" in (caught.value.next_step or "")
 
 
 def test_a_role_is_assumed_again_before_its_credentials_expire() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from kinesis_source.options.parse import parse_options
 from kinesis_source.options.table import KINESIS_OPTIONS
-from kinesis_source.options.values import ConnectionOptions, KinesisOptions, LeaseOptions
+from kinesis_source.options.values import ConnectionOptions, KinesisOptions, LeaseOptions, LeaseRole
 from tests.support.kinesis.option_examples import (
     ARN,
     BAD,
@@ -139,6 +139,7 @@ SECRETS = {
     "awsSessionToken": CANARY,
     "credentialsProviderSecretArguments": f'{{"password": "{CANARY}"}}',
     "roleExternalId": CANARY,
+    "leaseRoleExternalId": CANARY,
 }
 
 
@@ -146,13 +147,17 @@ def test_secrets_are_kept_but_never_shown(caplog: pytest.LogCaptureFixture) -> N
     with caplog.at_level(logging.DEBUG):
         options = parse_options(
             {"streamName": "orders", "roleArn": ROLE, "path": CANARY, "fetchBufferSize": CANARY}
+            | {"applicationName": "orders-etl", "leaseRoleArn": ROLE}
             | {name: SECRETS[name] for name in SECRETS if name not in PROVIDER}
         )
         provided = parse_options({"streamName": "orders"} | {name: GOOD[name] for name in PROVIDER})
     for text in (repr(options), str(options), f"{options.connection}", caplog.text):
         assert "Canary" not in text
     assert "Canary" not in repr(provided)
-    assert repr(options.connection).count("=***") == len(SECRETS) - 1
+    assert repr(options.connection).count("=***") == len(SECRETS) - 2
+    assert options.leases is not None
+    assert options.leases.role == LeaseRole(arn=ROLE, external_id=CANARY)
+    assert "Canary" not in repr(options.leases.connection(options.connection))
     copy = pickle.loads(pickle.dumps(options))
     assert copy == options
     assert copy.connection.aws_secret_access_key == CANARY

@@ -29,6 +29,7 @@ from kinesis_source.options.values import (
     InvalidOptionsError,
     KinesisOptions,
     LeaseOptions,
+    LeaseRole,
     SlotAssignment,
 )
 from task_grouping.identifiers import StreamName
@@ -92,6 +93,7 @@ def test_every_option_reaches_its_place() -> None:
             table_tags=(("stage", "test"), ("team", "orders")),
             table_capacity=(10, 5),
             max_outage_ms=60_000,
+            role=LeaseRole(arn=ROLE, external_id=CANARY),
         ),
         fan_out=FanOutOptions(consumer_name="orders-query", lifecycle=ConsumerLifecycle.SELF),
         connection=ConnectionOptions(
