@@ -364,7 +364,7 @@ def decide(start: Offset, table: LeaseTableView, listings: Listings, facts: Fact
             verdict = verdicts[key] = stream.verdict(key)
             if key in start.states and not isinstance(verdict, Read | AtEnd | Lost):
                 dropped[key] = _drop_reason(key, table, verdict)
-    return Decision(verdicts=dict(sorted(verdicts.items())), dropped=dropped)
+    return Decision(verdicts=verdicts, dropped=dropped)
 
 
 def offset_entries(start: Offset) -> dict[ShardKey, ShardState]:
@@ -425,7 +425,7 @@ class _Stream:
         return self._without_row(key)
 
     def _keys(self, shards: Collection[ShardId]) -> list[ShardKey]:
-        return sorted(ShardKey(stream=self._name, shard=shard) for shard in shards)
+        return [ShardKey(stream=self._name, shard=shard) for shard in sorted(shards)]
 
     # --- What is done ----------------------------------------------------------------------------
 
