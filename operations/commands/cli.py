@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from itertools import pairwise
 from typing import Any, Final
 
 import click
@@ -57,6 +59,12 @@ class _Commands(click.Group):
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        _check_not_blank(args)
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(_COMMANDS.items()))
@@ -79,6 +87,23 @@ class _Commands(click.Group):
             if ctx.params.get("traceback"):
                 raise
             raise FailureError(_defect(error)) from None
+
+
+def _check_not_blank(arguments: Sequence[str]) -> None:
+    """Refuse empty arguments and values, which variables of a shell that are not set leave: a
+    default would take their place, with another scope or access."""
+    for before, argument in pairwise(["", *arguments]):
+        name, equals, value = argument.partition("=")
+        if not argument.strip():
+            option = before if before.startswith("--") and "=" not in before else None
+        elif name.startswith("--") and equals and not value.strip():
+            option = name
+        else:
+            continue
+        raise click.UsageError(
+            f"{'an argument' if option is None else option} is empty: set the variable that it "
+            "comes from, or leave it out"
+        )
 
 
 def _defect(error: Exception) -> str:

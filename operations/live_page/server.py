@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Final
 from urllib.parse import urlencode
 
@@ -164,7 +164,11 @@ def _refusal() -> Response:
 
 def start_server(timelines: Timelines, *, host: str, port: int, token: str | None) -> PageServer:
     """Serve the page of timelines. An address that other machines can reach needs a token, which is
-    random unless it is given. Raises InvalidOptionsError for an address that cannot be used."""
+    random unless it is given. Raises InvalidOptionsError for an address that cannot be used, and
+    for a blank address or token, such as those of variables that are not set."""
+    problems = [*_blank("host", host, "127.0.0.1"), *_blank("token", token, "a secret text")]
+    if problems:
+        raise InvalidOptionsError("the live page", problems)
     if token is None and not is_loopback(f"http://{f'[{host}]' if ':' in host else host}"):
         token = secrets.token_urlsafe(24)
     try:
@@ -175,6 +179,18 @@ def start_server(timelines: Timelines, *, host: str, port: int, token: str | Non
         raise _unusable_address(host, port, error) from error
     server.start()
     return server
+
+
+def _blank(option: str, value: str | None, expected: str) -> Iterator[OptionProblem]:
+    """Yield the problem of an empty value: as an address it is every one of this machine, and as a
+    token anyone has it."""
+    if value is not None and not value.strip():
+        yield OptionProblem(
+            option=option,
+            found="an empty value",
+            expected=expected,
+            next_step="set the variable that it comes from, or leave it out for the default",
+        )
 
 
 def _unusable_address(host: str, port: int, error: Exception) -> InvalidOptionsError:

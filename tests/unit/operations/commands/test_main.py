@@ -42,6 +42,23 @@ def test_every_command_has_help() -> None:
     assert unknown.code == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["watch", "checkpoint", "--token", ""], "--token is empty"),
+        (["watch", "checkpoint", "--token= "], "--token is empty"),
+        (["leases", "etl", "--stream", "\t"], "--stream is empty"),
+        (["checkpoint", ""], "an argument is empty"),
+        (["topics", "orders", "", "--bootstrap-servers", "localhost:9092"], "an argument is empty"),
+        (["watch", "checkpoint", "--once", "page.html", ""], "an argument is empty"),
+    ],
+)
+def test_values_of_variables_that_are_not_set_are_refused(arguments: list[str], named: str) -> None:
+    found = run(*arguments)
+    assert (found.code, found.out) == (2, "")
+    assert named in found.err
+
+
 def test_a_failure_is_the_last_line_after_warnings() -> None:
     """As a process: its log is set up for the whole process."""
     arguments = ["--region=us-east-1", "--endpoint-url=http://127.0.0.1:1"]

@@ -8,7 +8,11 @@ from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
 from urllib.parse import urlsplit
 
-from operations.live_page.server import PageServer
+import pytest
+
+from operations.live_page.server import PageServer, start_server
+from operations.live_page.timelines import Timelines
+from ssp_common.errors import InvalidOptionsError
 
 
 class Content:
@@ -53,6 +57,13 @@ def read(server: PageServer) -> tuple[str, str]:
         assert response.status == 200
         policy = response.headers["content-security-policy"]
         return response.read().decode(), policy
+
+
+@pytest.mark.parametrize("argument", ["host", "token"])
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_address_or_token_is_refused(argument: str, value: str) -> None:
+    with pytest.raises(InvalidOptionsError, match=f"{argument}: found an empty value"):
+        start_server(Timelines(), port=0, **{"host": "127.0.0.1", "token": "a", argument: value})
 
 
 def test_the_page_is_served_and_rendered_once_for_each_version() -> None:
