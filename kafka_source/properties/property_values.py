@@ -154,6 +154,9 @@ _BACKOFF_DEFAULT: Final = 100
 _BACKOFF_MAX_DEFAULT: Final = 10_000
 
 IDEMPOTENCE: Final = "enable.idempotence"
+_IN_FLIGHT: Final = "max.in.flight.requests.per.connection"
+_MOST_IN_FLIGHT: Final = 5
+"""With idempotence (librdkafka and the Java client)."""
 _RETRIES: Final = "retries"
 _DELIVERY: Final = "delivery.timeout.ms"
 _LINGER: Final = "linger.ms"
@@ -179,10 +182,36 @@ def complete(draft: PropertyDraft) -> None:
         _complete_delivery(draft)
     for name, value in draft.names.defaults.items():
         draft.values.setdefault(name, value)
+
+
+def _complete_idempotence(draft: PropertyDraft) -> None:
+    """Turn idempotence off where other properties exclude it and the user did not turn it on, as
+    the Java client of Spark 4 does (Kafka 3.9,
+    ProducerConfig.postProcessAndValidateIdempotenceConfigs)."""
+    given = draft.values.get(IDEMPOTENCE)
+    excluding = []
+    if draft.number(_RETRIES, 1) == 0:
+        excluding.append((_RETRIES, "1 or more"))
+    if draft.number(_IN_FLIGHT, 1) > _MOST_IN_FLIGHT:
+        excluding.append((_IN_FLIGHT, f"at most {_MOST_IN_FLIGHT}"))
+    for name, expected in excluding if given == "true" else ():
+        draft.add_problem(
+            draft.origin[name],
+            found=f"{draft.values[name]} together with kafka.enable.idempotence=true",
+            expected=f"{expected}, which idempotence needs",
+            next_step="remove one of them",
+        )
+    if excluding:
+        draft.values[IDEMPOTENCE] = "false"
+    # Without retries, the client can neither reorder nor repeat records.
     if draft.values.get(IDEMPOTENCE) == "false" and draft.values.get(_RETRIES) != "0":
+        cause = "kafka.enable.idempotence is false"
+        if given is None:
+            option = option_of(draft.origin[_IN_FLIGHT])
+            cause = f"{option}={draft.values[_IN_FLIGHT]} turns idempotence off"
         draft.warnings.append(
-            "kafka.enable.idempotence is false: records may be reordered or written twice "
-            "whenever a broker does not answer at once"
+            f"{cause}: records may be reordered or written twice whenever a broker does not answer "
+            "at once"
         )
 
 
@@ -198,16 +227,7 @@ def _complete_backoffs(draft: PropertyDraft) -> None:
 
 
 def _complete_delivery(draft: PropertyDraft) -> None:
-    if draft.values.get(_RETRIES) == "0":
-        if draft.values.get(IDEMPOTENCE) == "true":
-            draft.add_problem(
-                draft.origin[_RETRIES],
-                found="0 together with kafka.enable.idempotence=true",
-                expected="1 or more, which idempotence needs",
-                next_step="remove one of them",
-            )
-        # Without retries, the client can neither reorder nor repeat records.
-        draft.values[IDEMPOTENCE] = "false"
+    _complete_idempotence(draft)
     if _DELIVERY not in draft.values:
         least = draft.number(_LINGER, 0) + draft.number(_REQUEST, _REQUEST_DEFAULT)
         if least > int(draft.names.defaults[_DELIVERY]):

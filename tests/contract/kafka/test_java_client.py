@@ -98,10 +98,6 @@ MAKING: Final[Mapping[str, tuple[PropertyNames, Callable[[Mapping[str, str]], No
 
 REFUSED: Final[Mapping[tuple[str, str, int], str]] = {
     ("producer", "delivery.timeout.ms", 0): "for librdkafka it means: without end",
-    **{
-        ("producer", "max.in.flight.requests.per.connection", number): "as by the Java client"
-        for number in (10, 1_000, 100_000, 10_000_000, (1 << 31) - 1)
-    },
 }
 """Numbers that are within the Java client's ranges, and are refused: each with its reason."""
 

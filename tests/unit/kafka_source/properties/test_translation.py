@@ -263,6 +263,14 @@ def test_a_producers_values_mean_what_they_mean_to_the_java_client() -> None:
     assert without.warnings == ()
     (problem,) = _produced(retries="0", enable_idempotence="true").problems
     assert problem.option == "kafka.retries"
+    for name in ("max_in_flight_requests_per_connection", "max_in_flight"):
+        many = _produced(**{name: "6"})
+        assert many.properties.config()["enable.idempotence"] == "false"
+        (warning,) = many.warnings
+        assert warning.startswith(f"{_option(name)}=6 turns idempotence off")
+        (problem,) = _produced(**{name: "6"}, enable_idempotence="true").problems
+        assert problem.option == _option(name)
+        assert _produced(**{name: "5"}).properties.config()["enable.idempotence"] == "true"
     longest = _produced(max_request_size="2147483647")
     assert longest.properties.config()["message.max.bytes"] == "1000000000"
     assert len(longest.warnings) == 1
