@@ -325,6 +325,7 @@ class Boto3Kinesis:
             if answer is None:
                 entries = request.get("Records")
                 if isinstance(entries, PutEntries):
+                    put_records.allow_missing_keys(self._client.meta.service_model)
                     request = request | {"Records": put_records.to_parameters(entries)}
                 answer = getattr(self._client, xform_name(operation))(**request)
         except ClientError as error:

@@ -121,6 +121,15 @@ def to_parameters(entries: PutEntries) -> Any:
     return msgspec.to_builtins(decoded, builtin_types=(bytes,))
 
 
+def allow_missing_keys(service_model: Any) -> None:
+    """Let botocore send entries without a partition key, which a version older than the record
+    distribution strategy AUTO refuses."""
+    records = service_model.operation_model("PutRecords").input_shape.members["Records"]
+    required = records.member.required_members
+    if "PartitionKey" in required:
+        required.remove("PartitionKey")
+
+
 def parse_outcome(answer: Mapping[str, Any], entries: int) -> PutOutcome:
     """Convert an answer of PutRecords to a request with this number of entries. Raises ValueError
     if an entry has no result."""

@@ -8,6 +8,9 @@ with `operation_model`, `response_dict` (`status_code`, `headers`, `body`: the p
 and the body is replaced by one without records. Any unusual answer (an error, another protocol than
 JSON, a field that is missing or of another type) is left to botocore's parser, and `parse_page`
 converts its result.
+
+By the same hook DescribeStreamSummary returns the members that an older botocore drops, because its
+model lacks them.
 """
 
 from __future__ import annotations
@@ -35,6 +38,7 @@ from ssp_common.aws.error_translation import MalformedAnswerError as MalformedAn
 from task_grouping.identifiers import HashRange, ShardId, StreamName
 
 _COLUMNS: Final = "SparkSspColumns"
+_SUMMARY: Final = "SparkSspSummary"
 _NO_RECORDS: Final = b'{"Records":[]}'
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -95,8 +99,10 @@ _EVENT_DECODER: Final = msgspec.json.Decoder(_Event)
 
 
 def register_parser(events: Events) -> None:
-    """Register the fast parser of GetRecords in the events of a boto3 client (`meta.events`)."""
+    """Register the fast parser of GetRecords, and the one of the members of DescribeStreamSummary
+    that are newer than the lowest version of botocore, in a client's events (`meta.events`)."""
     events.register("before-parse.kinesis.GetRecords", _before_parse)
+    events.register("before-parse.kinesis.DescribeStreamSummary", _before_parse_summary)
 
 
 def _decode_page(body: bytes) -> Mapping[str, Any] | None:
@@ -162,6 +168,28 @@ ENCODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], bytes]]] = {
     "PutRecords": encode_put,
 }
 """The encoders of calls whose parameters are encoded already."""
+
+
+class _NewMembers(TypedDict):
+    MaxRecordSizeInKiB: NotRequired[int | None]
+    RecordDistributionStrategy: NotRequired[str | None]
+
+
+class _Summary(msgspec.Struct, rename="pascal"):
+    stream_description_summary: _NewMembers
+
+
+_SUMMARY_DECODER: Final = msgspec.json.Decoder(_Summary)
+
+
+def _before_parse_summary(
+    response_dict: dict[str, Any], customized_response_dict: dict[str, Any], **_: object
+) -> None:
+    try:
+        found = _SUMMARY_DECODER.decode(response_dict["body"])
+    except ValueError:  # an error, or another protocol than JSON
+        return
+    customized_response_dict[_SUMMARY] = found.stream_description_summary
 
 
 def _before_parse(
@@ -283,7 +311,7 @@ def parse_shards(answer: Mapping[str, Any]) -> tuple[Shard, ...]:
 
 def parse_description(answer: Mapping[str, Any]) -> StreamDescription:
     """Convert an answer of DescribeStreamSummary."""
-    summary = answer["StreamDescriptionSummary"]
+    summary = {**answer.get(_SUMMARY, {}), **answer["StreamDescriptionSummary"]}
     return StreamDescription(
         name=StreamName(summary["StreamName"]),
         arn=summary["StreamARN"],
@@ -294,14 +322,15 @@ def parse_description(answer: Mapping[str, Any]) -> StreamDescription:
     )
 
 
-def _is_placed_by_key(summary: Mapping[str, Any]) -> bool:
+def _is_placed_by_key(summary: Mapping[str, Any]) -> bool | None:
     """Return whether the stream's keys choose the shard of a record.
 
-    A provisioned stream has no record distribution strategy. For an on-demand stream it is always
-    reported, but a botocore older than the strategy drops it: then it is unknown."""
+    A provisioned stream has no record distribution strategy. That of an on-demand stream is always
+    present (API reference, StreamDescriptionSummary); without it, it is unknown."""
     strategy = summary.get("RecordDistributionStrategy")
     if strategy is None:
-        return (summary.get("StreamModeDetails") or {}).get("StreamMode") != "ON_DEMAND"
+        is_on_demand = (summary.get("StreamModeDetails") or {}).get("StreamMode") == "ON_DEMAND"
+        return None if is_on_demand else True
     return bool(strategy == "USER_PARTITION_KEY")
 
 

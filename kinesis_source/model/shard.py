@@ -108,9 +108,11 @@ class StreamDescription:
     retention_ms: int
     max_record_bytes: int = 1 << 20
     """The most bytes of data and key that a record may have."""
-    placed_by_key: bool = True
+    placed_by_key: bool | None = True
     """True if a record's keys decide its shard. False under the record distribution strategy AUTO,
-    and for a strategy that this release does not know."""
+    and for a strategy that this release does not know. None: an on-demand stream whose service does
+    not report a strategy. Keys decide there by default (API reference, CreateStream), which is no
+    proof."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,4 +97,4 @@ class PlacementWatch:
             # error.
             _log.debug("could not describe stream %s: %s", stream.name, error)
             return False
-        return description.placed_by_key and description.created == created
+        return description.placed_by_key is True and description.created == created

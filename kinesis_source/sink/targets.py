@@ -29,19 +29,26 @@ class Target:
     shards: tuple[Shard, ...]
 
     @property
+    def is_placed_by_key(self) -> bool:
+        """True if the shards of records are predicted from their keys. Also if it is not known: by
+        default keys decide, and a wrong prediction only affects the pace of records."""
+        return self.description.placed_by_key is not False
+
+    @property
     def limits(self) -> RecordLimits:
         """The rules for its records."""
         return RecordLimits(
             max_bytes=self.description.max_record_bytes,
-            needs_key=self.description.placed_by_key,
+            needs_key=self.is_placed_by_key,
         )
 
     def check_aggregation(self) -> None:
         """Raise UnsupportedError if readers could not tell the rows of aggregates apart."""
-        if not self.description.placed_by_key:
+        if not self.is_placed_by_key:
             raise UnsupportedError(
                 f"stream {self.stream.name}",
-                found="the record distribution strategy AUTO, with aggregation=true",
+                found="the record distribution strategy AUTO, or one that this release does not "
+                "know, with aggregation=true",
                 expected="a stream whose keys decide the shard of a record: others do not support "
                 "aggregates",
                 next_step="leave aggregation out",

@@ -147,7 +147,7 @@ class RecordWriter:
         delivery = self._deliveries.get(target.stream)
         if delivery is None:
             shard_map = ShardMap(target.shards)
-            by_key = target.description.placed_by_key
+            by_key = target.is_placed_by_key
             packing = None
             if self.options.is_aggregating:
                 target.check_aggregation()

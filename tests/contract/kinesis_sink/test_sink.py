@@ -13,7 +13,7 @@ import boto3
 import pyarrow as pa
 import pytest
 
-from embedded_kinesis import Distribution, EmbeddedKinesis
+from embedded_kinesis import Distribution, EmbeddedKinesis, StreamMode
 from embedded_kinesis.core.faults import (
     DropConnection,
     Fault,
@@ -27,7 +27,12 @@ from kinesis_source.aggregation.deaggregation import open_aggregate
 from kinesis_source.client.boto3_client import Boto3Kinesis
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.sink.values import DeliveryMetrics
-from ssp_common.errors import InvalidRowsError, ServiceUnavailableError, SspError
+from ssp_common.errors import (
+    InvalidRowsError,
+    ServiceUnavailableError,
+    SspError,
+    UnsupportedError,
+)
 from task_grouping.identifiers import StreamName
 from tests.contract.services import Service
 from tests.contract.subjects import over_boto3
@@ -189,6 +194,38 @@ def test_keys_that_the_service_ignores_may_be_missing(
     counts = write(connected, batch([b"a", b"b"], ["key", None]), stream=auto)
     assert counts[auto.name].records == 2
     assert {one.data for one in kinesis.state.records("auto")} == {b"a", b"b"}
+
+
+@pytest.mark.parametrize("distribution", Distribution)
+def test_an_old_botocore_drops_members_of_a_description(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, distribution: Distribution
+) -> None:
+    """As those of Databricks and Glue do, whose models lack both members."""
+    model = connected.client.meta.service_model.operation_model("DescribeStreamSummary")
+    members: Any = model.output_shape
+    for name in ("MaxRecordSizeInKiB", "RecordDistributionStrategy"):
+        members.members["StreamDescriptionSummary"].members.pop(name, None)
+    kinesis.state.create_stream(
+        "demand",
+        shards=2,
+        mode=StreamMode.ON_DEMAND,
+        distribution=distribution,
+        max_record_bytes=10 << 20,
+    )
+    stream = StreamRef(name=StreamName("demand"))
+    if distribution is Distribution.AUTO:
+        write(connected, batch([b"a", b"b"], [None, "key"]), stream=stream)
+        with pytest.raises(UnsupportedError):
+            write(connected, rows(range(10)), stream=stream, is_aggregating=True)
+    else:
+        with pytest.raises(InvalidRowsError):
+            write(connected, batch([b"a", b"b"], ["key", None]), stream=stream)
+        counts = write(connected, rows(range(3_000)), stream=stream, is_aggregating=True)
+        assert counts[stream.name].records < 10
+        counts = write(connected, rows(range(6_000)), stream=stream)
+        assert counts[stream.name].throttled.total() < 100
+    large = batch([bytes(3 << 20)], ["key"])
+    assert write(connected, large, stream=stream)[stream.name].rows == 1
 
 
 def test_a_stream_that_refuses_every_record_fails_the_task(

@@ -309,13 +309,13 @@ def test_the_slow_parser_never_sees_the_records_that_were_parsed_already(ours: _
     [
         ({}, True),
         ({"StreamModeDetails": {"StreamMode": "PROVISIONED"}}, True),
-        ({"StreamModeDetails": {"StreamMode": "ON_DEMAND"}}, False),
+        ({"StreamModeDetails": {"StreamMode": "ON_DEMAND"}}, None),
         ({"RecordDistributionStrategy": "USER_PARTITION_KEY"}, True),
         ({"RecordDistributionStrategy": "AUTO"}, False),
         ({"RecordDistributionStrategy": "UNHEARD_OF"}, False),
     ],
 )
-def test_where_records_are_placed(strategy: dict[str, str], by_key: bool) -> None:
+def test_where_records_are_placed(strategy: dict[str, str], by_key: bool | None) -> None:
     summary = {
         "StreamName": "orders",
         "StreamARN": "arn:aws:kinesis:us-east-1:000000000000:stream/orders",
