@@ -199,6 +199,9 @@ class BatchPlanner:
         leases = self.leases
         result = self._active_shards(start) if leases is None else leases.active_shards(start)
         active, listings = result.active, result.listings
+        verified = self._end_finder.verify_positions(active.states, listings, start)
+        active.restart_at(verified.states, verified.starts)
+        active.postpone(verified.pending, start)
         slots, previous = self._slots_and_previous(start)
         assignment = assign_slots(active, listings, previous, self._mapper, slots)
         eligible = {
@@ -206,8 +209,14 @@ class BatchPlanner:
             for key, state in active.states.items()
             if key not in result.resolved and not isinstance(state.position, ShardEnd)
         }
-        advances = self._end_finder.find_ends(eligible, listings, limits)
-        self._end_finder.remember(advances, active.states.keys() | active.waiting.keys())
+        advances = self._end_finder.find_ends(
+            {key: state for key, state in eligible.items() if key not in verified.pending},
+            listings,
+            limits,
+        )
+        self._end_finder.remember(
+            advances, active.states.keys() | active.waiting.keys() | verified.pending
+        )
         end = Offset(
             slots=slots,
             streams=active.streams,
@@ -225,7 +234,9 @@ class BatchPlanner:
             offset=end, listings=listings, time=self._service.service_time()
         )
         self._batch_log.note(start, end, result.dropped)
-        awaited = self._end_finder.unreached_targets(eligible, advances, limits)
+        awaited = self._end_finder.unreached_targets(
+            eligible.keys() | verified.pending, advances, limits
+        )
         if same_positions(start, end) and not self._is_caught_up_time_old(start, advances):
             self._observe_placement(end)
             return None, awaited

@@ -14,10 +14,10 @@ Library's `AggregatorUtil`:
 
 This module differs from the KCL in order to lose no records and to log no data. Any fault in a user
 record makes the whole Kinesis record pass through unchanged; the KCL delivers the user records
-before an index that is out of its table, logs the data and drops the rest. An aggregate without
-user records passes through as well; the KCL drops it. So does one with a key that the service would
-refuse, or with more rows or bytes than an honest aggregate can hold: user records share keys, so
-that a record of 1 MiB could become gigabytes. Faults do not depend on the shard, so that `split`
+before an index that is out of its table, logs the data and drops the rest. So does one with a key
+that the service would refuse, or with more rows or bytes than an honest aggregate can hold: user
+records share keys, so that a record of 1 MiB could become gigabytes. A faultless aggregate without
+user records gives no row, as in the KCL. Faults do not depend on the shard, so that `split`
 and `last_sub` always agree.
 """
 
@@ -61,7 +61,7 @@ class UserRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Aggregate:
-    """A faultless aggregate's user records, by column; at least one."""
+    """A faultless aggregate's user records, by column."""
 
     message: AggregatedRecord
     partition_keys: list[str]
@@ -86,7 +86,7 @@ def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord,
     """Return the user records in the Kinesis record `data`, without those that are `stragglers`.
 
     Return None if `data` is not an aggregate, or a faulty one, and must be delivered whole. An
-    empty tuple means that all its user records are stragglers.
+    empty tuple means that it has no user records, or only stragglers.
     """
     aggregate = open_aggregate(data)
     return None if aggregate is None else user_records(aggregate, stragglers)
@@ -109,10 +109,11 @@ def user_records(
 def last_sub(data: bytes) -> int:
     """Return the number of the last user record in `data`, straggler or not.
 
-    0 for a record that is not an aggregate, or a faulty one: it contains the one user record 0.
+    0 for a record that is not an aggregate, or a faulty one: it contains the one user record 0. 0
+    for an aggregate without user records, too: a position after user record 0 is after the record.
     """
     aggregate = open_aggregate(data)
-    return 0 if aggregate is None else len(aggregate.data) - 1
+    return 0 if aggregate is None else max(0, len(aggregate.data) - 1)
 
 
 def open_aggregate(data: bytes) -> Aggregate | None:
@@ -130,7 +131,7 @@ def open_aggregate(data: bytes) -> Aggregate | None:
 
 
 def _resolve(message: AggregatedRecord) -> Aggregate | None:
-    """Look up the keys of the user records; return None if there are none or one is faulty."""
+    """Look up the keys of the user records; return None if one is faulty."""
     tables = (message.partition_key_table, message.explicit_hash_key_table)
     if max(len(message.records), *map(len, tables)) > MAX_USER_RECORDS:
         return None
@@ -158,7 +159,7 @@ def _resolve(message: AggregatedRecord) -> Aggregate | None:
         aggregate.partition_keys.append(key)
         aggregate.explicit_hash_keys.append(explicit)
         aggregate.data.append(record.data)
-    return aggregate if aggregate.data else None
+    return aggregate
 
 
 def _look_up(table: list[_T], index: int) -> _T | None:

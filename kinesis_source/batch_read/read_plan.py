@@ -32,6 +32,7 @@ from kinesis_source.planning.data_loss import report_recreated_stream
 from kinesis_source.planning.input_partitions import plan_ranges
 from kinesis_source.planning.shard_discovery import ShardDiscovery
 from kinesis_source.probing.end_offset_finder import EndOffsetFinder
+from kinesis_source.probing.given_positions import VerifiedStates
 from kinesis_source.probing.initial_positions import check_not_future
 from kinesis_source.probing.latest_probe import EndPoint
 from kinesis_source.probing.position_advance import ShardAdvance
@@ -78,7 +79,11 @@ def plan_read(
             starts |= begun
             ends |= end_points(name, listing, options.ending_position or _LATEST)
         finder.fix_targets(ends)
-        found = _find_ends(options, finder, starts, listings, monotonic=monotonic, sleep=sleep)
+        positions = _verified(finder, starts, listings, sleep)
+        starts |= {key: begin for key, begin in positions.starts.items() if begin is not None}
+        found = _find_ends(
+            options, finder, positions.states, listings, monotonic=monotonic, sleep=sleep
+        )
         for ref in options.streams:
             before, after = created[ref.name], discovery.description(ref).created
             if before != after:
@@ -150,6 +155,23 @@ def _await_ends(
 def _times(states: Mapping[ShardKey, ShardState]) -> list[int]:
     positions = [state.position for state in states.values()]
     return [position.millis for position in positions if isinstance(position, AtTimestamp)]
+
+
+# --- Starts --------------------------------------------------------------------------------------
+
+
+def _verified(
+    finder: EndOffsetFinder,
+    starts: Mapping[ShardKey, ShardState],
+    listings: Listings,
+    sleep: Callable[[float], None],
+) -> VerifiedStates:
+    """Verify the starts, until the service has answered for every shard."""
+    while True:
+        verified = finder.verify_positions(starts, listings, BEFORE_FIRST_BATCH)
+        if not verified.pending:
+            return verified
+        sleep(AWAITING_PERIOD_S)
 
 
 # --- Ends ----------------------------------------------------------------------------------------

@@ -200,8 +200,8 @@ def _invalid_position(error: Exception, call: ApiCall) -> InvalidPositionError:
         call.subject,
         found=f"{quoted(error)} on {call.operation}",
         expected="a sequence number of this shard",
-        next_step="start with a new checkpoint: this one belongs to another stream, or to one that "
-        "was deleted and created again",
+        next_step="use the number of a record of this shard: a sequence number belongs to one "
+        "shard of one stream",
     )
 
 

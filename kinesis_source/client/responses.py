@@ -373,12 +373,14 @@ def to_datetime(millis: EpochMillis) -> datetime:
 def _shard(entry: Mapping[str, Any]) -> Shard:
     parents = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
     sequence_numbers = entry["SequenceNumberRange"]
+    ending = sequence_numbers.get("EndingSequenceNumber")
     return Shard(
         shard_id=ShardId(entry["ShardId"]),
         parents=tuple(sorted({ShardId(parent) for parent in parents if parent is not None})),
         hash_range=_hash_range(entry["HashKeyRange"]),
         first_sequence_number=SequenceNumber(sequence_numbers["StartingSequenceNumber"]),
-        closed=sequence_numbers.get("EndingSequenceNumber") is not None,
+        closed=ending is not None,
+        ending_sequence_number=None if ending is None else SequenceNumber(ending),
     )
 
 

@@ -137,8 +137,10 @@ class Shard:
     hash_range: HashRange
     first_sequence_number: SequenceNumber
     closed: bool
-    """True if the service returns an EndingSequenceNumber. Its value is not used: emulators return
-    2^63-1, and on AWS it need not be a record's."""
+    """True if the service returns an EndingSequenceNumber."""
+    ending_sequence_number: SequenceNumber | None = None
+    """Only to be compared with a position that equals it: emulators return 2^63-1, and on AWS it
+    need not be a record's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,7 +27,7 @@ class ActiveShards:
     undiscovered: list[StreamName] = field(default_factory=list)
     lost_shards: dict[ShardKey, ShardState] = field(default_factory=dict)
     resume_from: dict[ShardKey, ShardState] = field(default_factory=dict)
-    """The starts of shards that were taken over from another worker."""
+    """The starts of shards that do not start at the positions of the offset before."""
 
     def add(
         self,
@@ -47,6 +47,33 @@ class ActiveShards:
                         state, first=None if is_recorded else state.first, resume_from=None
                     )
                 target[ShardKey(stream=stream, shard=shard)] = state
+
+    def restart_at(
+        self, states: Mapping[ShardKey, ShardState], starts: Mapping[ShardKey, ShardState | None]
+    ) -> None:
+        """Replace the states, some of which have other `starts`; None is that of the offset
+        before."""
+        self.states.update(states)
+        for key, begin in starts.items():
+            self.resume_from.pop(key, None)
+            if begin is not None:
+                self.resume_from[key] = begin
+
+    def postpone(self, keys: Collection[ShardKey], start: Offset) -> None:
+        """Leave out positions that are not verified yet, unless `start` has them: as a part of the
+        offset they would be the checkpoint's, whichever option or lease gave them. A stream that is
+        new to the query waits for all of its positions."""
+        new = {key.stream for key in keys} - start.streams.keys()
+        for stream in new:
+            del self.streams[stream]
+        for table in (self.states, self.waiting, self.resume_from):
+            for key in [key for key in table if key.stream in new]:
+                del table[key]
+        for key in keys:
+            if key in self.resume_from:
+                del self.resume_from[key], self.states[key]
+                if key in start.states:
+                    self.states[key] = replace(start.states[key], resume_from=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

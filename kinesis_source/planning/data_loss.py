@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from kinesis_source.model.read_loss import Evidence, Verdict, judge
-from kinesis_source.model.shard import ShardState
+from kinesis_source.model.shard import AfterRecord, ShardState
 from ssp_common.errors import DataLossError, SspError
 from ssp_common.logs import abbreviate
 from ssp_common.times import duration_text, time_text
@@ -121,6 +121,18 @@ def warn_unreadable_shard(key: ShardKey, error: SspError) -> None:
     )
 
 
+def warn_position_replaced(error: SspError, start: ShardState) -> None:
+    """Warn of a position that cannot be read from, and of the `start` of the shard instead."""
+    entry = isinstance(start.position, AfterRecord)
+    report_data_loss(
+        error.subject,
+        found=f"{error.found} ({error.kind}); reading "
+        + ("continues at the checkpoint" if entry else "begins with the oldest record left"),
+        expected=error.expected,
+        fail=False,
+    )
+
+
 def warn_start_moved(
     key: ShardKey, *, first: SequenceNumber | None, found: SequenceNumber | None
 ) -> None:
@@ -142,13 +154,23 @@ def check_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, 
         warn_start_moved(key, first=start.first, found=evidence.found)
     if verdict is not Verdict.LOST:
         return
+    trimmed = trimmed_record(start, retention_ms=evidence.retention_ms)
+    report_data_loss(f"shard {key}", found=trimmed.found, expected=trimmed.expected, fail=fail)
+
+
+class Trimmed(NamedTuple):
+    """The parts of an error about a record that was trimmed too long ago."""
+
+    found: str
+    expected: str
+
+
+def trimmed_record(start: ShardState, *, retention_ms: int) -> Trimmed:
+    """Return the parts of the error for the record of `start`."""
     seen = start.last_caught_up_ms
-    report_data_loss(
-        f"shard {key}",
+    return Trimmed(
         found="the last record read trimmed"
         + ("" if seen is None else f", and the shard last caught up at {time_text(seen)}"),
-        expected="progress within the stream's retention "
-        f"({duration_text(evidence.retention_ms)}), so that nothing that follows can have been "
-        "trimmed",
-        fail=fail,
+        expected=f"progress within the stream's retention ({duration_text(retention_ms)}), so that "
+        "nothing that follows can have been trimmed",
     )

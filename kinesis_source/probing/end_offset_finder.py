@@ -16,11 +16,13 @@ from kinesis_source.client.api import (
     UnreachableError,
 )
 from kinesis_source.model import read_loss
+from kinesis_source.model.offset import Offset
 from kinesis_source.model.ranges import ExpectedSize
 from kinesis_source.model.read_loss import Evidence, is_start_point, is_unpromised, limited_start
 from kinesis_source.model.shard import (
     EpochMillis,
     Position,
+    Shard,
     ShardEnd,
     ShardState,
     StreamRef,
@@ -34,11 +36,12 @@ from kinesis_source.planning.data_loss import (
     warn_start_moved,
     warn_unreadable_shard,
 )
-from kinesis_source.planning.input_partitions import is_behind
 from kinesis_source.planning.shard_discovery import ShardDiscovery
 from kinesis_source.planning.shard_lag import max_lag_ms
 from kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
-from kinesis_source.probing.latest_probe import NO_ENDS, EndPoint
+from kinesis_source.probing.fixed_targets import FixedTargets
+from kinesis_source.probing.given_positions import GivenPositions, VerifiedStates
+from kinesis_source.probing.latest_probe import NO_ENDS, EndPoint, is_end_of
 from kinesis_source.probing.limit_shares import even_shares, second_shares, to_candidate
 from kinesis_source.probing.limited_end_probe import LimitShare
 from kinesis_source.probing.position_advance import (
@@ -48,22 +51,30 @@ from kinesis_source.probing.position_advance import (
     advance_by_records,
     advance_to_end,
     advance_to_target,
-    is_target_reached,
     truncate_to_target,
     with_last_caught_up,
 )
 from kinesis_source.probing.probe_history import ProbeHistory
-from kinesis_source.probing.probe_protocol import ProbeResult, ShardCursor
+from kinesis_source.probing.probe_protocol import (
+    PositionAnswer,
+    ProbeResult,
+    ShardCursor,
+    without_end,
+)
 from kinesis_source.probing.probe_rate_limiter import ProbeRateLimiter, count_fetches
-from kinesis_source.probing.probe_runner import Probe, ProbeRunner
+from kinesis_source.probing.probe_runner import Probe, ProbeRunner, R, Steps
 from kinesis_source.probing.starved_shards import StarvedShards
-from ssp_common.errors import SspError, StreamNotFoundError
+from ssp_common.errors import ServiceUnavailableError, SspError, StreamNotFoundError
 from ssp_common.options.endpoints import is_loopback
-from task_grouping.identifiers import ShardKey, StreamName
+from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
 _NOTHING_KNOWN: Final = ShardCursor()
+END_TRIES: Final = 60
+"""The probes of a shard whose end ListShards does not confirm."""
+END_PERIOD_S: Final = 1.0
+"""The pause between them."""
 
 
 class EndOffsetFinder:
@@ -99,17 +110,21 @@ class EndOffsetFinder:
         batch."""
         self._expected: dict[ShardKey, tuple[Position, ExpectedSize | None]] = {}
         """The known size of a shard's part of the batch that ends at a position."""
-        self._targets: dict[ShardKey, Target] | None = None
-        """Once fixed: the end of each shard to read; other shards are ignored."""
-        self._recreated: set[StreamName] = set()
-        """Streams recreated since the targets were fixed: ignored, too."""
+        self._targets = FixedTargets()
+        self._positions = GivenPositions(
+            self,
+            option=options.starting_position,
+            table=None if options.leases is None else options.leases.table,
+            fail=options.fail_on_data_loss,
+        )
+        self._sleep = sleep
         self._far_logged = False
         self._unreadable: set[ShardKey] = set()
         """Shards that are listed but that the service refuses to open, which is tolerated."""
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be probed, unless no probe is needed."""
-        if self._targets is None or limits.is_bounded:
+        if not self._targets.are_fixed or limits.is_bounded:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
             self._limiter.wait(states.keys() - ended)
 
@@ -117,11 +132,33 @@ class EndOffsetFinder:
         self, keys: Collection[ShardKey], now: EpochMillis
     ) -> dict[ShardKey, ProbeResult]:
         """Resolve LATEST for these shards; one that has expired is left out."""
-        results = self._run(
-            {key: partial(latest_probe.resolve_latest, now) for key in keys}, patient=True
+        results = self._find_latest(
+            {key: partial(latest_probe.resolve_latest, now) for key in keys}
         )
         for key, result in results.items():
             self._cursors[key] = result.cursor
+            if result.end is not None:
+                self._positions.accept(key, result.end.position)
+        return results
+
+    def _find_latest(self, probes: Mapping[ShardKey, Probe]) -> dict[ShardKey, ProbeResult]:
+        """Run the probes with retries. An end of a shard that cannot be confirmed is probed again;
+        raises ServiceUnavailableError if it never can."""
+        results = self._run(probes, patient=True)
+        tries = 1
+        while doubtful := self._unconfirmed_ends(results):
+            if tries == END_TRIES:
+                raise ServiceUnavailableError(
+                    f"shard {doubtful[0]}",
+                    found=f"GetRecords without a NextShardIterator, {tries} times, for a shard "
+                    "without an EndingSequenceNumber",
+                    expected="an iterator, until ListShards returns the shard as closed",
+                    next_step="run the query again; if the error stays, check endpointUrl and the "
+                    "service's health",
+                )
+            self._sleep(END_PERIOD_S)
+            tries += 1
+            results |= self._run({key: probes[key] for key in doubtful}, patient=True)
         return results
 
     def expected_sizes(self, ends: Mapping[ShardKey, ShardState]) -> dict[ShardKey, ExpectedSize]:
@@ -136,10 +173,21 @@ class EndOffsetFinder:
         """Stop the threads."""
         self._runner.close()
 
+    def verify_positions(
+        self, states: Mapping[ShardKey, ShardState], listings: Listings, start: Offset
+    ) -> VerifiedStates:
+        """Verify the positions of shards that this run has not verified or planned itself; `start`
+        is the offset before the batch. See `given_positions.py`."""
+        for key, state in states.items():
+            if self._targets.is_at(key, state.position):
+                self._positions.accept(key, state.position)
+        verified = self._positions.verify(states, listings, start, due=self._limiter.is_due)
+        self._cursors |= verified.cursors
+        return verified
+
     def fix_targets(self, ends: Mapping[ShardKey, EndPoint] = NO_ENDS) -> None:
         """Fix each listed shard's end, also if it waits for parents: the current one, or `ends`."""
-        self._targets = None
-        self._recreated.clear()
+        self._targets.release()
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         for name, ref in self._streams.items():
@@ -149,17 +197,21 @@ class EndOffsetFinder:
                     targets[key] = ShardEnd()
                     continue
                 find = partial(latest_probe.find_end, ends.get(key), closed=shard.closed)
-                probes[key] = partial(find, self._now(), self._retention(key))
-        for key, outcome in self._run(probes, patient=True).items():
+                probes[key] = partial(find, self.service_time(), self.retention_ms(key))
+        for key, outcome in self._find_latest(probes).items():
+            closed = outcome.closed
             if outcome.start_lost:
-                report_absent_end(key, fail=self._options.fail_on_data_loss)
+                # The EndingSequenceNumber need not be a record's.
+                closed = is_end_of(self._listing(key)[key.shard], ends.get(key))
+                if not closed:
+                    report_absent_end(key, fail=self._options.fail_on_data_loss)
             latest = LatestRecord(record=outcome.end, time=outcome.time)
-            targets[key] = ShardEnd() if outcome.closed else latest
-        self._targets = targets
+            targets[key] = ShardEnd() if closed else latest
+        self._targets.fix(targets)
 
     def release_targets(self) -> None:
         """Read beyond the targets again."""
-        self._targets = None
+        self._targets.release()
 
     def unreached_targets(
         self,
@@ -168,18 +220,11 @@ class EndOffsetFinder:
         limits: Limits,
     ) -> list[ShardKey]:
         """Return the eligible shards short of their targets, sorted; none without targets."""
-        if self._targets is None:
-            return []
-        return [
-            key
-            for key in sorted(eligible)
-            if (target := self._target(key)) is not None
-            and key not in self._unreadable
-            and not (
-                (advance := advances.get(key)) is not None
-                and is_target_reached(advance, target, self._kept_since(key, advance.state, limits))
-            )
-        ]
+        return self._targets.unreached(
+            [key for key in eligible if key not in self._unreadable],
+            advances,
+            lambda key, state: self._kept_since(key, state, limits),
+        )
 
     def find_ends(
         self, eligible: Mapping[ShardKey, ShardState], listings: Listings, limits: Limits
@@ -198,8 +243,8 @@ class EndOffsetFinder:
                     share = LimitShare(size_bytes=limits.max_shard_bytes)
                     probes[key] = self._scan_ahead(key, state, share)
                 continue
-            target = self._target(key)
-            if self._targets is None and listings[key.stream][key.shard].closed:
+            target = self._targets.get(key)
+            if not self._targets.are_fixed and listings[key.stream][key.shard].closed:
                 target = ShardEnd()
             if target is not None and is_start_point(state.position):
                 if self._limiter.is_due(key):
@@ -207,10 +252,10 @@ class EndOffsetFinder:
                     probes[key] = self._find_first_record(key, state)
             elif target is not None:
                 advances[key] = self._advance_to(key, state, target)
-            elif self._targets is None and self._limiter.is_due(key):
+            elif not self._targets.are_fixed and self._limiter.is_due(key):
                 probes[key] = self._probe(key, state)
         results = self._probe_all(eligible, probes)
-        if self._targets is None:
+        if not self._targets.are_fixed:
             self._starved.repeat(
                 probes.keys() - targets.keys() - far,
                 results,
@@ -228,9 +273,9 @@ class EndOffsetFinder:
 
     def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:
         """Return the shards too far behind for one batch; none once targets are fixed."""
-        if limits.far_ms is None or self._targets is not None:
+        if limits.far_ms is None or self._targets.are_fixed:
             return set()
-        now = self._now()
+        now = self.service_time()
         far: set[ShardKey] = set()
         for key, state in eligible.items():
             stream = self._discovery.description(self._streams[key.stream])
@@ -268,7 +313,7 @@ class EndOffsetFinder:
         probes = {key: self._scan_ahead(key, behind[key], share) for key, share in shares.items()}
         results: dict[ShardKey, ProbeResult] = {}
         for key, result in self._probe_all(behind, probes).items():
-            target = self._target(key)
+            target = self._targets.get(key)
             results[key] = result if target is None else truncate_to_target(result, target)
         return results
 
@@ -277,58 +322,48 @@ class EndOffsetFinder:
         if self._cursor(key).cached_iterator is not None:
             return state
         stream = self._discovery.description(self._streams[key.stream])
-        start = limited_start(state, stream.created, self._now(), stream.retention_ms)
+        start = limited_start(state, stream.created, self.service_time(), stream.retention_ms)
         return state if start == state.position else replace(state, position=start)
 
     def _split_by_target(
         self, eligible: Mapping[ShardKey, ShardState]
     ) -> tuple[dict[ShardKey, ShardAdvance], dict[ShardKey, ShardState]]:
         """Return the advances of shards that need no probe, and the shards to probe now."""
-        if self._targets is None:
+        if not self._targets.are_fixed:
             return {}, {key: state for key, state in eligible.items() if self._limiter.is_due(key)}
         advances: dict[ShardKey, ShardAdvance] = {}
         behind: dict[ShardKey, ShardState] = {}
         for key, state in eligible.items():
-            target = self._target(key)
-            if isinstance(target, ShardEnd) or (
-                isinstance(target, LatestRecord)
-                and target.record is not None
-                and is_behind(state.position, target.record.position)
-            ):
+            target = self._targets.get(key)
+            if self._targets.is_probed(key, state.position):
                 behind[key] = state
             elif target is not None:
                 advances[key] = self._advance_to(key, state, target)
         return advances, behind
 
-    def _target(self, key: ShardKey) -> Target | None:
-        if self._targets is None or key.stream in self._recreated:
-            return None
-        return self._targets.get(key)
-
-    def _now(self) -> EpochMillis:
-        return self._service.service_time()
-
     def _cursor(self, key: ShardKey) -> ShardCursor:
         return self._cursors.get(key, _NOTHING_KNOWN)
 
-    def _retention(self, key: ShardKey) -> int:
-        return self._discovery.description(self._streams[key.stream]).retention_ms
-
     def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:
-        stream, now = self._discovery.description(self._streams[key.stream]), self._now()
+        stream, now = self._discovery.description(self._streams[key.stream]), self.service_time()
         created, retention_ms = stream.created, stream.retention_ms
         return read_loss.kept_since(state, created, now, retention_ms, limited=limits.is_bounded)
 
     def _probe(self, key: ShardKey, state: ShardState) -> Probe:
         starved = key in self._starved
         kind = batch_end_probe.probe_starved if starved else batch_end_probe.probe
-        return partial(kind, state, self._cursor(key), self._now(), self._retention(key))
+        return partial(kind, state, self._cursor(key), self.service_time(), self.retention_ms(key))
 
     def _find_first_record(self, key: ShardKey, state: ShardState) -> Probe:
-        cursor, retention = self._cursor(key), self._retention(key)
-        closed = isinstance(self._target(key), ShardEnd)
+        cursor, retention = self._cursor(key), self.retention_ms(key)
+        closed = isinstance(self._targets.get(key), ShardEnd)
         return partial(
-            batch_end_probe.find_first_record, state, cursor, self._now(), retention, closed=closed
+            batch_end_probe.find_first_record,
+            state,
+            cursor,
+            self.service_time(),
+            retention,
+            closed=closed,
         )
 
     def _scan_ahead(self, key: ShardKey, state: ShardState, share: LimitShare) -> Probe:
@@ -336,17 +371,20 @@ class EndOffsetFinder:
             limited_end_probe.scan_ahead,
             self._limited_start(key, state),
             self._cursor(key),
-            self._now(),
-            self._retention(key),
+            self.service_time(),
+            self.retention_ms(key),
             share,
-            self._target(key),
+            self._targets.get(key),
         )
 
     def _probe_all(
         self, states: Mapping[ShardKey, ShardState], probes: Mapping[ShardKey, Probe]
     ) -> dict[ShardKey, ProbeResult]:
         """Run the probes; shards that were throttled are left out, with their cursor kept."""
-        results = self._run(probes, patient=self._targets is not None)
+        results = self._run(probes, patient=self._targets.are_fixed)
+        for key in self._unconfirmed_ends(results):
+            _log.info("GetRecords returned no NextShardIterator for %s, which is open", key)
+            results[key] = without_end(results[key])
         for key, result in results.items():
             position = states[key].position
             if result.end is None and result.cursor.position != position:
@@ -369,64 +407,120 @@ class EndOffsetFinder:
         evidence = Evidence(
             found=None,
             time=time,
-            retention_ms=self._retention(key),
+            retention_ms=self.retention_ms(key),
             parent_listed=self._discovery.lists_parent(self._streams[key.stream], key.shard),
         )
         check_absent_start(key, state, evidence, fail=self._options.fail_on_data_loss)
 
-    def _run(
-        self, probes: Mapping[ShardKey, Probe], *, patient: bool
-    ) -> dict[ShardKey, ProbeResult]:
+    def _unconfirmed_ends(self, results: Mapping[ShardKey, ProbeResult]) -> list[ShardKey]:
+        """Return the shards that ended by a page, but that the service lists as open.
+
+        A single answer without an iterator would end the shard for good.
+        """
+        ended = [key for key, result in results.items() if result.closed]
+        doubtful = [key for key in ended if self._is_open(key, self._listing(key))]
+        unconfirmed: list[ShardKey] = []
+        for name in sorted({key.stream for key in doubtful}):
+            ref = self._streams[name]
+            if self._discovery.frozen:
+                fresh = self._discovery.list_now(ref)
+            else:
+                self._discovery.refresh(ref)
+                fresh = self._discovery.shards(ref)
+            unconfirmed += [
+                key
+                for key in doubtful
+                if key.stream == name and (fresh is None or self._is_open(key, fresh))
+            ]
+        return unconfirmed
+
+    def _listing(self, key: ShardKey) -> Mapping[ShardId, Shard]:
+        return self._discovery.shards(self._streams[key.stream])
+
+    @staticmethod
+    def _is_open(key: ShardKey, listing: Mapping[ShardId, Shard]) -> bool:
+        return key.shard in listing and not listing[key.shard].closed
+
+    def _run(self, probes: Mapping[ShardKey, Steps[R]], *, patient: bool) -> dict[ShardKey, R]:
         outcomes = self._runner.run_all(
             probes,
             self._streams,
             patient=lambda key: patient or self._limiter.is_retry_due(key),
         )
-        results: dict[ShardKey, ProbeResult] = {}
+        results: dict[ShardKey, R] = {}
         missing: dict[ShardKey, SspError] = {}
         for key, outcome in outcomes.items():
             match outcome:
-                case ProbeResult():
+                case UnreachableError():
+                    self._limiter.record_failure(key)
+                    self.history.record_failure(key, self.service_time(), outcome)
+                case ThrottledError():
+                    self._limiter.record_throttle(key)
+                    self._starved.record_throttle(key)
+                    self.history.record_failure(key, self.service_time(), outcome)
+                case ShardNotFoundError() | InvalidPositionError() | StreamNotFoundError():
+                    self._limiter.record_throttle(key)
+                    self.history.record_failure(key, self.service_time(), outcome)
+                    missing[key] = outcome
+                    self._cursors.pop(key, None)  # its iterator may belong to a deleted stream
+                case Exception():
+                    raise outcome
+                case _:
                     results[key] = outcome
                     self.history.record_success(key)
                     if outcome.throttled:
                         self._starved.record_throttle(key)
                     self._unreadable.discard(key)
-                case UnreachableError():
-                    self._limiter.record_failure(key)
-                    self.history.record_failure(key, self._now(), outcome)
-                case ThrottledError():
-                    self._limiter.record_throttle(key)
-                    self._starved.record_throttle(key)
-                    self.history.record_failure(key, self._now(), outcome)
-                case ShardNotFoundError() | InvalidPositionError() | StreamNotFoundError():
-                    self._limiter.record_throttle(key)
-                    self.history.record_failure(key, self._now(), outcome)
-                    missing[key] = outcome
-                    self._cursors.pop(key, None)  # its iterator may belong to a deleted stream
-                case _:
-                    raise outcome
-        self._refresh_streams(missing)
+        self._tolerate_missing(missing)
         return results
 
-    def _refresh_streams(self, missing: Mapping[ShardKey, SspError]) -> None:
-        """Refresh the streams of listed shards that the service could not find."""
-        refs = [self._streams[name] for name in sorted({key.stream for key in missing})]
-        before = {ref.name: self._discovery.description(ref).created for ref in refs}
-        for ref in refs:
-            self._discovery.refresh(ref, doubt=True)
-            if self._discovery.description(ref).created != before[ref.name]:
-                self._recreated.add(ref.name)
+    def _tolerate_missing(self, missing: Mapping[ShardKey, SspError]) -> None:
+        """Leave out shards that the service could not find; raise the error of a listed one."""
+        listed = self.still_listed(missing.keys())
         for key, error in missing.items():
-            ref = self._streams[key.stream]
-            recreated = self._discovery.description(ref).created != before[key.stream]
-            if recreated or key.shard not in self._discovery.shards(ref):
+            if isinstance(error, InvalidPositionError):
+                self._positions.reject(key)  # verified again before the next batch
+            elif key not in listed:
                 _log.warning("%s can no longer be read: %s", key, error)
             elif self._options.fail_on_data_loss:
                 raise error
             elif key not in self._unreadable:
                 self._unreadable.add(key)
                 warn_unreadable_shard(key, error)
+
+    # --- Called to verify positions ---------------------------------------------------------------
+
+    def run_checks(
+        self, checks: Mapping[ShardKey, Steps[PositionAnswer]]
+    ) -> dict[ShardKey, PositionAnswer]:
+        """Run the checks; shards that were throttled are left out."""
+        answers = self._run(checks, patient=self._targets.are_fixed)
+        for key, answer in answers.items():
+            self._limiter.count_calls(key, answer.fetches)
+        return answers
+
+    def still_listed(self, keys: Collection[ShardKey]) -> set[ShardKey]:
+        """Refresh the streams of shards that the service refused; return those shards that are
+        listed, in streams that were not recreated."""
+        listed: set[ShardKey] = set()
+        for name in sorted({key.stream for key in keys}):
+            ref = self._streams[name]
+            before = self._discovery.description(ref).created
+            self._discovery.refresh(ref, doubt=True)
+            if self._discovery.description(ref).created != before:
+                self._targets.ignore(name)
+                continue
+            listing = self._discovery.shards(ref)
+            listed |= {key for key in keys if key.stream == name and key.shard in listing}
+        return listed
+
+    def service_time(self) -> EpochMillis:
+        """Return the service's time."""
+        return self._service.service_time()
+
+    def retention_ms(self, key: ShardKey) -> int:
+        """Return the retention of the shard's stream."""
+        return self._discovery.description(self._streams[key.stream]).retention_ms
 
     def remember(
         self, advances: Mapping[ShardKey, ShardAdvance], keys: Collection[ShardKey]
@@ -437,13 +531,14 @@ class EndOffsetFinder:
                 most = self._options.max_records_per_fetch
                 calls, size = count_fetches(advance.expected, most)
                 self._limiter.reserve_reads(key, calls=calls, size=size)
+            self._positions.plan(key, advance.state.position)
             self._expected[key] = (advance.state.position, advance.expected)
             self._cursors[key] = advance.cursor
             if advance.at_latest and advance.state.last_caught_up_ms is not None:
                 self._last_caught_up_ms[key] = advance.state.last_caught_up_ms
-        self.history.record_plan(advances, self._now())
+        self.history.record_plan(advances, self.service_time())
         for table in (self._cursors, self._last_caught_up_ms, self._expected):
             for key in table.keys() - keys:
                 del table[key]
-        for part in (self.history, self._limiter, self._starved):
+        for part in (self.history, self._limiter, self._positions, self._starved):
             part.retain(keys)

@@ -11,11 +11,13 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from kinesis_source.client.api import InvalidPositionError
 from kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
     Position,
+    Shard,
     TrimHorizon,
     sequence_order,
 )
@@ -41,6 +43,12 @@ LATEST_STRIDE_MS = 1000
 WIDENING_FACTOR = 16
 """The factor by which each probe starts further back. An idle shard may answer empty pages from the
 time of the probe, so all probes together cost little more than the last one."""
+
+
+def is_end_of(shard: Shard, end: EndPoint | None) -> bool:
+    """Return whether an end by record is the EndingSequenceNumber of the closed shard: all of the
+    shard is read."""
+    return isinstance(end, AfterRecord) and end.sequence_number == shard.ending_sequence_number
 
 
 def find_latest_record(position: Position, now: EpochMillis, *, oldest: EpochMillis) -> ProbeSteps:
@@ -85,7 +93,10 @@ def find_end(
     if point is None and latest is not None:
         return latest
     exact = isinstance(point, AfterRecord)
-    iterator = yield from open_iterator(point or TrimHorizon(), inclusive=exact)
+    try:
+        iterator = yield from open_iterator(point or TrimHorizon(), inclusive=exact)
+    except InvalidPositionError:
+        return ProbeResult(start_lost=True, time=now, cursor=ShardCursor())
     page = yield from follow_iterator(iterator, PROBE_RECORDS, persistent=True)
     # An empty page of a closed shard may be said to be at the latest record before its end.
     while not page.records and page.next_iterator is not None and (closed or not page.at_latest):

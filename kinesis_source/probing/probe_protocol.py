@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
 from kinesis_source.model.ranges import ExpectedSize
@@ -127,6 +127,7 @@ class PageView:
 Request = OpenIterator | FetchPage
 Response = ShardIterator | PageView
 ProbeSteps = Generator[Request, Response, "ProbeResult"]
+CheckSteps = Generator[Request, Response, "PositionAnswer"]
 PageSteps = Generator[Request, Response, PageView]
 
 
@@ -214,6 +215,36 @@ class ProbeResult:
     def has_more(self) -> bool:
         """Return whether records follow `end`."""
         return not self.closed and not self.at_latest
+
+
+def without_end(result: ProbeResult) -> ProbeResult:
+    """Return the result of a probe that met an end of its shard which is not confirmed."""
+    return replace(
+        result,
+        closed=False,
+        at_latest=False,
+        millis_behind=max(result.millis_behind, 1),
+        cursor=replace(result.cursor, cached_iterator=None),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PositionAnswer:
+    """The service's answer about the record of a position, as of `time`."""
+
+    refused: str | None = None
+    """The refusal, if the service takes the number for that of another shard or stream."""
+    found: SequenceNumber | None = None
+    """The first record at the position or after it; None: there is none up to the latest."""
+    oldest: SequenceNumber | None = None
+    """The oldest record of the shard, if it is needed; None: the shard has no records."""
+    time: EpochMillis
+    cursor: ShardCursor = field(default_factory=ShardCursor)
+    """The cursor to keep if the shard is read from the position."""
+    fetches: int = 0
+    """The number of GetRecords calls, set by the runner, as are the two below."""
+    fetched_bytes: int = 0
+    throttled: bool = False
 
 
 # --- Reading pages -------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class ProbeRateLimiter:
 
     def record_probe(self, key: ShardKey, *, calls: int, size: int = 0) -> None:
         """Record a probe with its number of GetRecords calls and the bytes that they returned."""
-        self._count_calls(key, calls)
+        self.count_calls(key, calls)
         self._free[key] = self._monotonic() + self._seconds(size)
         self._due[key] = max(self._monotonic() + self._period, self._share_at[key], self._free[key])
         self._faults.pop(key, None)
@@ -89,7 +89,7 @@ class ProbeRateLimiter:
         """Record the GetRecords calls that tasks will make for a result, and the bytes that they
         fetch. A response above the read rate blocks the shard until it is paid for."""
         if key in self._due:
-            self._count_calls(key, calls)
+            self.count_calls(key, calls)
             self._free[key] += self._seconds(size)
             slack = BLOCK_SLACK_S if size > BYTES_PER_SECOND else 0
             self._due[key] = max(self._due[key], self._share_at[key], self._free[key] + slack)
@@ -97,7 +97,7 @@ class ProbeRateLimiter:
     def record_throttle(self, key: ShardKey) -> None:
         """Record a probe that was throttled: pause probes of the shard for a while."""
         self._enforced = True
-        self._count_calls(key, 1)
+        self.count_calls(key, 1)
         self._free[key] = self._monotonic()
         self._due[key] = max(self._monotonic() + self._throttled_period, self._share_at[key])
 
@@ -105,8 +105,9 @@ class ProbeRateLimiter:
         """Return how long this number of bytes uses up a shard's read rate."""
         return size / BYTES_PER_SECOND if self._enforced else 0.0
 
-    def _count_calls(self, key: ShardKey, calls: int) -> None:
-        """Count calls against the query's share. An unused share is kept for a second."""
+    def count_calls(self, key: ShardKey, calls: int) -> None:
+        """Count calls of GetRecords against the query's share. An unused share is kept for a
+        second."""
         now = self._monotonic()
         since = max(self._share_at.get(key, now), now - LONGEST_SLEEP_S)
         self._share_at[key] = since + calls * self._call

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import TypeVar
 
 from kinesis_source.aggregation.deaggregation import last_sub
-from kinesis_source.client.api import ExpiredIteratorError, KinesisService, ThrottledError
+from kinesis_source.client.api import (
+    ExpiredIteratorError,
+    InvalidPositionError,
+    KinesisService,
+    ThrottledError,
+)
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.probing.probe_protocol import (
     FetchPage,
     OpenIterator,
     PageView,
+    PositionAnswer,
     ProbeResult,
-    ProbeSteps,
     Request,
     Response,
     page_view,
@@ -32,8 +38,11 @@ fields of a page's records that planning needs are kept."""
 MAX_EXPIRIES = 4
 """Iterators that may expire in the middle of one probe; the next one is an error."""
 
-Probe = Callable[[], ProbeSteps]
-"""Starts a probe; called again if an iterator expires in the middle of it."""
+R = TypeVar("R", ProbeResult, PositionAnswer)
+
+Steps = Callable[[], Generator[Request, Response, R]]
+"""Starts a probe or a check; called again if an iterator expires in the middle of it."""
+Probe = Steps[ProbeResult]
 
 
 class PageBudget:
@@ -77,14 +86,14 @@ class _Reservation:
 
 
 def run_probe(
-    probe: Probe,
+    probe: Steps[R],
     service: KinesisService,
     stream: StreamRef,
     shard: ShardId,
     *,
     patience: bool,
     budget: PageBudget | None = None,
-) -> ProbeResult:
+) -> R:
     """Run one probe to its end. Errors of the service are thrown into it, then raised."""
     budget = budget or PageBudget()
     for _ in range(MAX_EXPIRIES):
@@ -96,14 +105,14 @@ def run_probe(
 
 
 def _run_once(
-    steps: ProbeSteps,
+    steps: Generator[Request, Response, R],
     service: KinesisService,
     stream: StreamRef,
     shard: ShardId,
     budget: PageBudget,
     *,
     patience: bool,
-) -> ProbeResult:
+) -> R:
     fetches = fetched_bytes = 0
     throttled = False
     try:
@@ -114,15 +123,15 @@ def _run_once(
                 answer = _answer(request, service, stream, shard, budget, patience=patience)
                 if isinstance(answer, PageView):
                     fetched_bytes += answer.size_bytes
-            except (ExpiredIteratorError, ThrottledError) as error:
+            except (ExpiredIteratorError, InvalidPositionError, ThrottledError) as error:
                 throttled |= isinstance(error, ThrottledError)
                 request = steps.throw(error)
             else:
                 request = steps.send(answer)
     except StopIteration as done:
-        result = done.value
-        if not isinstance(result, ProbeResult):
-            raise TypeError(f"a probe returns a ProbeResult, not {type(result).__name__}") from None
+        result: R = done.value
+        if not isinstance(result, ProbeResult | PositionAnswer):
+            raise TypeError(f"a probe returns a result, not {type(result).__name__}") from None
         if (result.fetches, result.fetched_bytes) == (fetches, fetched_bytes) and not throttled:
             return result
         return replace(result, fetches=fetches, fetched_bytes=fetched_bytes, throttled=throttled)
@@ -165,14 +174,14 @@ class ProbeRunner:
 
     def run_all(
         self,
-        probes: Mapping[ShardKey, Probe],
+        probes: Mapping[ShardKey, Steps[R]],
         streams: Mapping[StreamName, StreamRef],
         *,
         patient: Callable[[ShardKey], bool],
-    ) -> dict[ShardKey, ProbeResult | Exception]:
+    ) -> dict[ShardKey, R | Exception]:
         """Return one outcome for each shard, in order of the keys. An exception is an outcome as
         well: the caller decides which ones matter."""
-        outcomes: dict[ShardKey, ProbeResult | Exception] = {}
+        outcomes: dict[ShardKey, R | Exception] = {}
         waiting = deque((key, patient(key)) for key in sorted(probes))
 
         def work() -> None:

@@ -244,6 +244,7 @@ def _shard(entry: dict[str, Any]) -> Shard:
         hash_range=_hash_range(entry["HashKeyRange"]),
         first_sequence_number=SequenceNumber(numbers["StartingSequenceNumber"]),
         closed="EndingSequenceNumber" in numbers,
+        ending_sequence_number=numbers.get("EndingSequenceNumber"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,15 +133,18 @@ class World:
         """Read and commit a batch that was planned."""
         streams = {ref.name: ref for ref in self.options.streams}
         ranges = plan_ranges(self.offset, end, streams)
-        read = [
+        batch = Batch(start=self.offset, end=end, ranges=ranges, read=self.read(ranges))
+        self.offset = end
+        return batch
+
+    def read(self, ranges: Sequence[SlotRange]) -> list[str]:
+        """Return the records of planned ranges."""
+        return [
             record.data.decode()
             for part in ranges
             for shard in part.shards
             for record in self._records(shard)
         ]
-        batch = Batch(start=self.offset, end=end, ranges=ranges, read=read)
-        self.offset = end
-        return batch
 
     def drain(self, limits: Limits = UNLIMITED, *, most: int = 100) -> list[str]:
         """Trigger repeatedly, a second apart, until there is no batch; return the records."""

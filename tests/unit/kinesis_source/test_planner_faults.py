@@ -379,30 +379,6 @@ def test_a_position_that_the_shard_cannot_have_is_an_error() -> None:
         world.trigger()
 
 
-@pytest.mark.parametrize("to_the_tip", [False, True])
-def test_a_shard_that_is_refused_does_not_stop_the_others_if_loss_is_tolerated(
-    to_the_tip: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    world = running(fail_on_data_loss=False)
-    foreign = AfterRecord(sequence_number=SequenceNumber("12"))
-    refused = replace(world.state_of(0), position=foreign)
-    world.offset = replace(world.offset, states={**world.offset.states, key(0): refused})
-    world.restart()
-    put = world.put(20)
-    if to_the_tip:
-        world.planner.stop_at_latest()
-    with caplog.at_level(logging.WARNING, logger="spark_ssp.kinesis_source.planning.data_loss"):
-        batch = world.trigger(Limits(max_records=100))
-        assert batch is not None
-        assert set(batch.shards) == {"01"}
-        assert set(batch.read) <= set(put)
-        for _ in range(3):
-            world.clock.advance(1000)
-            assert world.trigger(Limits(max_records=100)) is None
-    (told,) = warnings(caplog)
-    assert "(invalid-position)" in told
-
-
 def test_a_start_that_expired_before_the_first_batch_is_no_loss() -> None:
     """TRIM_HORIZON is whatever is there when the query starts."""
     world = World(shards=1, starting_position=StartingPosition(default=TrimHorizon()))

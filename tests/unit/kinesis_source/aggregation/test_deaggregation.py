@@ -128,7 +128,6 @@ for name in ("messages.proto", "config.proto", "spark_ssp/kpl.proto"):
         pytest.param(b"\0" + seal(chunk(1, b"k") + user_record(0, b"x")), id="shifted"),
         pytest.param(seal(chunk(1, b"k") + user_record(0, b"x")) + b"\0", id="trailing byte"),
         pytest.param(seal(b"\xff\xff\xff\xff"), id="no protobuf"),
-        pytest.param(seal(chunk(1, b"k")), id="no records"),
         pytest.param(seal(user_record(0, b"x")), id="no partition keys"),
         pytest.param(seal(chunk(1, b"k") + user_record(1, b"x")), id="key index out of table"),
         pytest.param(
@@ -243,3 +242,10 @@ def test_no_data_shows_in_a_repr() -> None:
     shown = repr(split(aggregate([Put(partition_key="secret", data=b"secret")])))
     assert "secret" not in shown
     assert "sub=0" in shown
+
+
+def test_an_aggregate_without_user_records_gives_no_row() -> None:
+    """As in the KCL. Its position is after user record 0, as that of any record."""
+    empty = seal(chunk(1, b"k"))
+    assert split(empty) == ()
+    assert last_sub(empty) == 0

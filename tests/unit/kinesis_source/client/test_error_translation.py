@@ -206,7 +206,7 @@ def test_what_botocore_would_retry_is_retried(code: str) -> None:
             ),
             call("GetShardIterator", position=AFTER),
             InvalidPositionError,
-            ["orders", "checkpoint"],
+            ["orders", "one shard of one stream"],
         ),
         (
             client_error("ValidationException", "Value at 'startingSequenceNumber' failed"),

@@ -152,6 +152,7 @@ def test_shards(stubbed: Stubbed) -> None:
             hash_range=HashRange(first=0, last=LAST_KEY),
             first_sequence_number=SequenceNumber("50"),
             closed=True,
+            ending_sequence_number=SequenceNumber("51"),
         ),
     )
 

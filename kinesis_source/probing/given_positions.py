@@ -1,0 +1,327 @@
+"""Verifies the positions that a query is given, each once, before its shard is read.
+
+`startingPosition`, a checkpoint or a lease may give a position that the shard cannot have: a typing
+error, the number of another shard, a checkpoint or a table of another stream. Every trigger and
+every batch read verifies such positions here, by the rule of `position_check.py`. A position at
+which this run has planned an end is not verified again, so a trigger costs no further call.
+
+A bad position fails the query. Under `failOnDataLoss=false` it is logged, and the shard is read
+from the oldest record left; a shard whose lease is bad continues at the query's own checkpoint, if
+that has an entry. The replacement is the shard's start in the next offset (`resume_from`), so that
+a replay reads the same records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from functools import partial
+from typing import Final, Protocol
+
+from kinesis_source.client.api import InvalidPositionError
+from kinesis_source.model.offset import Offset
+from kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
+    Position,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    TrimHorizon,
+)
+from kinesis_source.planning.active_shards import Listings
+from kinesis_source.planning.data_loss import trimmed_record, warn_position_replaced
+from kinesis_source.probing.position_check import (
+    BAD,
+    PositionVerdict,
+    check_position,
+    judge_position,
+)
+from kinesis_source.probing.probe_protocol import PositionAnswer, ShardCursor
+from kinesis_source.probing.probe_runner import Steps
+from ssp_common.errors import DataLossError, SspError
+from ssp_common.logs import abbreviate
+from task_grouping.identifiers import ShardKey
+
+_OLDEST: Final = ShardState(position=TrimHorizon())
+
+
+class Giver(Enum):
+    """The origin of a position."""
+
+    OPTION = auto()
+    CHECKPOINT = auto()
+    LEASE = auto()
+
+
+def giver_of(key: ShardKey, state: ShardState, start: Offset, table: str | None) -> Giver:
+    """Return the origin of a shard's position in the plan of the batch after `start`; `table`: the
+    lease table, if shards are shared."""
+    entries = (start.states.get(key), start.waiting.get(key), start.lost_shards.get(key))
+    if any(entry is not None and entry.position == state.position for entry in entries):
+        return Giver.CHECKPOINT
+    return Giver.OPTION if table is None else Giver.LEASE
+
+
+class Checks(Protocol):
+    """The service, as the verification calls it."""
+
+    def run_checks(
+        self, checks: Mapping[ShardKey, Steps[PositionAnswer]]
+    ) -> dict[ShardKey, PositionAnswer]:
+        """Run checks; shards without an answer are left out."""
+        ...
+
+    def still_listed(self, keys: Collection[ShardKey]) -> set[ShardKey]:
+        """Return those of the shards that are listed now, in streams that were not recreated."""
+        ...
+
+    def service_time(self) -> EpochMillis:
+        """Return the service's time."""
+        ...
+
+    def retention_ms(self, key: ShardKey) -> int:
+        """Return the retention of the shard's stream."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class VerifiedStates:
+    """The shards of a plan at verified positions."""
+
+    states: dict[ShardKey, ShardState]
+    starts: dict[ShardKey, ShardState | None] = field(default_factory=dict)
+    """The starts of shards that do not start at the position given; None: at the checkpoint's."""
+    pending: set[ShardKey] = field(default_factory=set)
+    """Shards of `states` that are not verified yet, and cannot be read."""
+    cursors: dict[ShardKey, ShardCursor] = field(default_factory=dict)
+
+
+class GivenPositions:
+    """The positions that one run of a query has verified, and those that it has replaced."""
+
+    def __init__(
+        self, checks: Checks, *, option: StartingPosition, table: str | None, fail: bool
+    ) -> None:
+        self._checks = checks
+        self._option = option
+        self._table = table
+        self._fail = fail
+        self._good: dict[ShardKey, tuple[Position, ...]] = {}
+        """The last positions, at most two, that need no verification."""
+        self._replaced: dict[ShardKey, dict[Position, ShardState]] = {}
+        """Positions that are not read from, each with the start of the shard instead."""
+        self._doubted: dict[ShardKey, EpochMillis] = {}
+
+    def accept(self, key: ShardKey, position: Position) -> None:
+        """Record a position that needs no verification."""
+        self._good[key] = (position,)
+
+    def plan(self, key: ShardKey, end: Position) -> None:
+        """Record the end of a batch: a position of this run, as is the one before, from which the
+        batch may be planned again."""
+        before = self._good.get(key, ())
+        if end not in before:
+            self._good[key] = (*before[-1:], end)
+
+    def reject(self, key: ShardKey) -> None:
+        """Verify the shard's position again."""
+        self._good.pop(key, None)
+
+    def retain(self, keys: Collection[ShardKey]) -> None:
+        """Drop the state of shards not among `keys`."""
+        for table in (self._good, self._replaced, self._doubted):
+            for key in table.keys() - keys:
+                del table[key]
+
+    def verify(
+        self,
+        states: Mapping[ShardKey, ShardState],
+        listings: Listings,
+        start: Offset,
+        *,
+        due: Callable[[ShardKey], bool],
+    ) -> VerifiedStates:
+        """Verify the positions of shards; those not `due` are pending until they are.
+
+        Raises InvalidPositionError, and DataLossError for a trimmed record, under `failOnDataLoss`.
+        """
+        verified = VerifiedStates(states=dict(states))
+        for key in states.keys() & self._replaced.keys():
+            self._replace(key, start, verified)
+        # A replaced position may be the checkpoint's, which is verified in the next round.
+        while unverified := [key for key in sorted(states) if self._is_unverified(key, verified)]:
+            now = self._checks.service_time()
+            answers = self._checks.run_checks(
+                {
+                    key: partial(check_position, position, now)
+                    for key in unverified
+                    if due(key)
+                    and isinstance(position := verified.states[key].position, AfterRecord)
+                }
+            )
+            self._settle(unverified, answers, listings, start, verified)
+        return verified
+
+    def _is_unverified(self, key: ShardKey, verified: VerifiedStates) -> bool:
+        position = verified.states[key].position
+        return (
+            isinstance(position, AfterRecord)
+            and key not in verified.pending
+            and position not in self._good.get(key, ())
+        )
+
+    def _settle(
+        self,
+        keys: Collection[ShardKey],
+        answers: Mapping[ShardKey, PositionAnswer],
+        listings: Listings,
+        start: Offset,
+        verified: VerifiedStates,
+    ) -> None:
+        """Judge the answers, and act on the verdicts."""
+        verdicts = {
+            key: judge_position(
+                verified.states[key],
+                listings[key.stream][key.shard],
+                answer := answers.get(key),
+                retention_ms=self._checks.retention_ms(key),
+                doubted_ms=self._doubted_for(key, answer),
+            )
+            for key in keys
+        }
+        bad = {key for key in keys if verdicts[key] in BAD}
+        kept = sorted(self._checks.still_listed(bad)) if bad else []
+        errors = {
+            key: self._error(key, verified.states[key], verdicts[key], answers[key], start)
+            for key in kept
+        }
+        if errors and self._fail:
+            raise _first_of(errors)
+        for key in keys:
+            state, verdict = verified.states[key], verdicts[key]
+            if verdict is PositionVerdict.UNKNOWN or (key in bad and key not in errors):
+                verified.pending.add(key)
+                continue
+            self._doubted.pop(key, None)
+            if verdict is PositionVerdict.ACCEPTED:
+                self.accept(key, state.position)
+                verified.cursors[key] = answers[key].cursor
+                continue
+            instead = _OLDEST
+            if verdict is PositionVerdict.SHARD_END:
+                instead = replace(state, position=ShardEnd(), first=None, resume_from=None)
+            self._replaced.setdefault(key, {})[state.position] = instead
+            self._replace(key, start, verified)
+            if key in errors:
+                warn_position_replaced(errors[key], verified.states[key])
+
+    def _doubted_for(self, key: ShardKey, answer: PositionAnswer | None) -> int | None:
+        """Return the milliseconds since the first answer about the shard's position."""
+        if answer is None:
+            return None
+        return answer.time - self._doubted.setdefault(key, answer.time)
+
+    def _replace(self, key: ShardKey, start: Offset, verified: VerifiedStates) -> None:
+        """Replace the shard's position, if it is known not to be read from."""
+        position = verified.states[key].position
+        replaced = self._replaced[key]
+        if position not in replaced:
+            return
+        entry = start.states.get(key)
+        if entry is not None and entry.position not in replaced:
+            verified.states[key] = replace(entry, resume_from=None)
+            verified.starts[key] = None
+        else:
+            verified.states[key] = replaced[position]
+            # SHARD_END is no start: nothing is read of a shard without a first record.
+            verified.starts[key] = _OLDEST
+
+    def _error(
+        self,
+        key: ShardKey,
+        state: ShardState,
+        verdict: PositionVerdict,
+        answer: PositionAnswer,
+        start: Offset,
+    ) -> SspError:
+        """Return the error of a bad position, with the advice for its giver."""
+        giver = giver_of(key, state, start, self._table)
+        subject = (
+            f"shard {key}"
+            + {
+                Giver.OPTION: ", option startingPosition",
+                Giver.CHECKPOINT: "",
+                Giver.LEASE: f", lease in table {self._table}",
+            }[giver]
+        )
+        if verdict is PositionVerdict.LOST:
+            retention_ms = self._checks.retention_ms(key)
+            trimmed = trimmed_record(state, retention_ms=retention_ms)
+            return DataLossError(
+                subject,
+                found=trimmed.found,
+                expected=trimmed.expected,
+                next_step="set failOnDataLoss to false to continue after the gap, or "
+                + self._remedy(giver, key, state, _TRIMMED),
+            )
+        return InvalidPositionError(
+            subject,
+            found=_found(state, verdict, answer),
+            expected="the sequence number of a record of this shard",
+            next_step=f"{self._remedy(giver, key, state, _FOREIGN)}; or set failOnDataLoss to "
+            "false to read the shard from its oldest record, possibly a second time",
+        )
+
+    def _remedy(
+        self, giver: Giver, key: ShardKey, state: ShardState, remedies: Mapping[Giver, str]
+    ) -> str:
+        remedy = remedies[giver]
+        if giver is Giver.LEASE and state.position == self._option.by_shard.get(key):
+            # From which the lease was created.
+            return f"{remedies[Giver.OPTION]}; and {remedy}"
+        if giver is Giver.CHECKPOINT and self._table is not None:
+            return f"{remedy} and with another applicationName"
+        return remedy
+
+
+_DELETE_ROW: Final = (
+    "stop all workers and delete the shard's row in the table, after which the shard is read from "
+    "the query's checkpoint, or from its oldest record"
+)
+_FOREIGN: Final = {
+    Giver.OPTION: "correct the shard's position in startingPosition, or leave it out",
+    Giver.CHECKPOINT: "make streamName, region and endpointUrl name the stream that the checkpoint "
+    "was written for, or start the query on a new checkpoint location",
+    Giver.LEASE: _DELETE_ROW,
+}
+"""The remedy for a position of another shard or stream, by its giver."""
+_TRIMMED: Final = {
+    Giver.OPTION: "choose a later position for the shard in startingPosition, or leave it out",
+    Giver.CHECKPOINT: "start a new query with a new checkpoint",
+    Giver.LEASE: _DELETE_ROW,
+}
+
+
+def _found(state: ShardState, verdict: PositionVerdict, answer: PositionAnswer) -> str:
+    if not isinstance(state.position, AfterRecord):
+        raise TypeError(f"only records are verified, not {state.position}")
+    number = f"sequence number {state.position.sequence_number}, of another shard or stream"
+    if verdict is PositionVerdict.REFUSED:
+        return f"{number}: {answer.refused}"
+    return f"{number}: the shard has older records, but not this one"
+
+
+def _first_of(errors: Mapping[ShardKey, SspError]) -> SspError:
+    """Return the error of the first shard, which names the others."""
+    (_, error), *others = errors.items()
+    if not others:
+        return error
+    names = abbreviate([str(key) for key, _ in others])
+    return type(error)(
+        error.subject,
+        found=f"{error.found}; the positions of other shards are bad as well: {names}",
+        expected=error.expected,
+        next_step=error.next_step,
+    )
