@@ -51,7 +51,10 @@ class DefaultSource(DataSource):
         """
         from kafka_source.model.schema import spark_schema
         from kafka_source.options.parse import parse_at_load
+        from ssp_common.spark.schema_check import check_not_table
 
+        if self._options:  # otherwise the error names the missing ones
+            check_not_table(FORMAT, self._options)
         options = parse_at_load(self._options)
         return spark_schema(
             include_headers=options.include_headers, include_task=options.include_task
@@ -68,8 +71,10 @@ class DefaultSource(DataSource):
             from kafka_source.source import KafkaStreamReader
             from ssp_common.errors import SspError
             from ssp_common.spark.pyspark_api import FailedStreamReader
+            from ssp_common.spark.schema_check import check_not_table
 
             try:
+                check_not_table(FORMAT, self._options)
                 reader = KafkaStreamReader(self._options)
                 self._check_schema(schema)
             except SspError as error:
@@ -79,17 +84,22 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""
         from kafka_source.source import KafkaBatchReader
+        from ssp_common.spark.pyspark_api import replanned
+        from ssp_common.spark.schema_check import check_not_table
 
+        check_not_table(FORMAT, self._options)
         reader = KafkaBatchReader(self._options)
         self._check_schema(schema)
-        return reader
+        return replanned(reader)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
         columns that are not parts of records, or UnsupportedError for the mode `overwrite`."""
         from kafka_source.sink.table_sink import KafkaBatchWriter
         from ssp_common.errors import UnsupportedError
+        from ssp_common.spark.schema_check import check_not_table
 
+        check_not_table(FORMAT, self._options)
         if overwrite:
             raise UnsupportedError(
                 "df.write.mode(...)",
@@ -104,7 +114,9 @@ class DefaultSource(DataSource):
         output mode complete appends the whole result with each batch, as Spark's Kafka sink
         does."""
         from kafka_source.sink.table_sink import KafkaStreamWriter
+        from ssp_common.spark.schema_check import check_not_table
 
+        check_not_table(FORMAT, self._options)
         return KafkaStreamWriter(self._options, schema)
 
     def _check_schema(self, schema: StructType) -> None:

@@ -57,10 +57,13 @@ class DefaultSource(DataSource):
         from kinesis_source.options.parse import parse_at_load
         from ssp_common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
         from ssp_common.spark.reader_status import find_statuses
+        from ssp_common.spark.schema_check import check_not_table
 
         answer = drain(self._options) or find_statuses(self._options)
         if answer is not None:
             return StructType([StructField(str(answer), StringType())])
+        if self._options:  # otherwise the error names the missing ones
+            check_not_table(FORMAT, self._options)
         options = parse_at_load(self._options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
         return spark_schema(include_repeat_keys=options.include_repeat_keys)
 
@@ -75,8 +78,10 @@ class DefaultSource(DataSource):
             from kinesis_source.source import KinesisStreamReader
             from ssp_common.errors import SspError
             from ssp_common.spark.pyspark_api import FailedStreamReader
+            from ssp_common.spark.schema_check import check_not_table
 
             try:
+                check_not_table(FORMAT, self._options)
                 reader = KinesisStreamReader(self._options)
                 _check_schema(schema, reader.schema)
             except SspError as error:
@@ -86,17 +91,22 @@ class DefaultSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""
         from kinesis_source.source import KinesisBatchReader
+        from ssp_common.spark.pyspark_api import replanned
+        from ssp_common.spark.schema_check import check_not_table
 
+        check_not_table(FORMAT, self._options)
         reader = KinesisBatchReader(self._options)
         _check_schema(schema, reader.schema)
-        return reader
+        return replanned(reader)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
         columns that are not parts of records, the errors of a stream that does not exist or may not
         be described, or UnsupportedError for the mode `overwrite`."""
         from kinesis_source.sink.table_sink import KinesisBatchWriter
+        from ssp_common.spark.schema_check import check_not_table
 
+        check_not_table(FORMAT, self._options)
         if overwrite:
             _refuse(
                 "df.write.mode(...)",
@@ -110,7 +120,9 @@ class DefaultSource(DataSource):
         """Return the writer of one batch of a streaming query. Raises the errors of `writer`. The
         output mode complete appends the whole result with each batch."""
         from kinesis_source.sink.table_sink import KinesisStreamWriter
+        from ssp_common.spark.schema_check import check_not_table
 
+        check_not_table(FORMAT, self._options)
         return KinesisStreamWriter(self._options, schema)
 
 

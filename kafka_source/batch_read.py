@@ -11,7 +11,14 @@ from kafka_source.batch_planner import WORKER, describe_topics
 from kafka_source.client.api import KafkaService
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from kafka_source.model.ranges import TaskRange, plan_ranges
-from kafka_source.model.topic import Bound, LogicalOffset, kafka_name
+from kafka_source.model.topic import (
+    AtOffsets,
+    AtTime,
+    AtTimes,
+    Bound,
+    LogicalOffset,
+    kafka_name,
+)
 from kafka_source.options.values import KafkaOptions
 from kafka_source.planning.data_loss import log_data_loss
 from kafka_source.planning.grouper_factory import create_grouping
@@ -87,6 +94,20 @@ def plan_read(
     ranges = plan_ranges(BEFORE_FIRST_BATCH, end)
     _log.info("%s", _describe(options, context, ranges))
     return ranges
+
+
+def has_fixed_end(end: Bound | None, now_ms: int) -> bool:
+    """Return whether a plan made later ends at the same records: `end` has neither the latest
+    offset nor a time after `now_ms`, which means the latest offset until it has passed."""
+    match end:
+        case AtOffsets(offsets=offsets):
+            return LogicalOffset.LATEST not in offsets.values()
+        case AtTime(time_ms=time_ms):
+            return time_ms <= now_ms
+        case AtTimes(times_ms=times_ms):
+            return max(times_ms.values(), default=now_ms) <= now_ms
+        case _:
+            return False
 
 
 def _describe(options: KafkaOptions, context: BatchContext, tasks: Sequence[TaskRange]) -> str:

@@ -22,6 +22,7 @@ from kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
 from kafka_source.options.values import KafkaOptions, QueryKind
 from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
+from ssp_common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
 from ssp_common.spark.gc_freeze import freeze_after_task, freeze_imports, without_collections
 from ssp_common.spark.pyspark_api import (
     PYSPARK_WITHOUT_LIMITS,
@@ -45,6 +46,11 @@ if TYPE_CHECKING:
     from kafka_source.planning.spark_checkpoint import AnyOffset
 
 _NO_LIMIT: Final = (1 << 63) - 1
+_BATCHES: Final = BatchSource(
+    format="kafka-ssp",
+    condition="offset >= 0",
+    end_option="endingTimestamp to a time that has passed",
+)
 
 
 class TaskPartition(InputPartition):
@@ -221,7 +227,7 @@ class KafkaBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
-        from kafka_source.batch_read import plan_read
+        from kafka_source.batch_read import has_fixed_end, plan_read
         from kafka_source.client.admin_client import connect
         from kafka_source.consumers.pool import check_consumers
 
@@ -229,6 +235,10 @@ class KafkaBatchReader(DataSourceReader):
         group_id = _group_id(self._options)
         check_consumers(self._options.client, group_id)
         store = _store(self._options)
+        now = round(time.time() * 1000)
+        plan = BatchPlan(
+            id=group_id, planned_at_ms=now, has_fixed_end=has_fixed_end(self._options.end, now)
+        )
         try:
             ranges = plan_read(
                 self._options,
@@ -240,14 +250,11 @@ class KafkaBatchReader(DataSourceReader):
         finally:
             if store is not None:
                 store.close()
-        return [TaskPartition(task_range, group_id) for task_range in ranges]
+        return with_plan([TaskPartition(task_range, group_id) for task_range in ranges], plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the records of one task as Arrow record batches."""
-        # For a plan without partitions Spark passes one without a value, and 4.0 passes None.
-        if getattr(partition, "value", None) is None:
-            return iter(())
-        return _read(partition, self._options)
+        return read_planned(partition, _BATCHES, lambda part: _read(part, self._options))
 
 
 def _group_id(options: KafkaOptions) -> str:

@@ -12,8 +12,9 @@ them.
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -25,6 +26,7 @@ from kinesis_source.options.values import KinesisOptions, QueryKind
 from kinesis_source.trigger_interval import TriggerInterval
 from ssp_common.documents.offset_cache import OffsetCache
 from ssp_common.logs import show_logs
+from ssp_common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
 from ssp_common.spark.gc_freeze import (
     collect_rarely,
     freeze_after_task,
@@ -49,6 +51,12 @@ if TYPE_CHECKING:
     from kinesis_source.leases.lease_worker import LeaseWorker
     from kinesis_source.planning.admission_control import Limits
     from kinesis_source.reader_activity import ReaderActivity
+
+_BATCHES: Final = BatchSource(
+    format="kinesis-ssp",
+    condition="sequenceNumber IS NOT NULL",
+    end_option="endingPosition to a time that has passed",
+)
 
 
 class SlotPartition(InputPartition):
@@ -254,26 +262,28 @@ class KinesisBatchReader(DataSourceReader):
         return spark_schema(include_repeat_keys=self._options.include_repeat_keys)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Return one partition for each task with records to read. Spark calls this before it
-        starts tasks: once for each `load()`, and before PySpark 4.1 with most actions."""
+        """Return one partition for each task with records to read."""
+        from kinesis_source.batch_read.bounds import has_fixed_end
         from kinesis_source.batch_read.read_plan import plan_read
         from kinesis_source.client.boto3_client import connect
         from kinesis_source.fan_out.fan_out import open_fan_out
 
         show_logs()
         service = connect(self._options.connection)
+        plan = BatchPlan(
+            id=str(uuid.uuid4()),
+            planned_at_ms=round(time.time() * 1000),
+            has_fixed_end=has_fixed_end(self._options.ending_position),
+        )
         ranges = plan_read(self._options, service, monotonic=time.monotonic, sleep=time.sleep)
         fan_out = open_fan_out(self._options, service)
         if fan_out is not None:
             ranges = fan_out.assign(ranges)
-        return [SlotPartition(slot_range) for slot_range in ranges]
+        return with_plan([SlotPartition(slot_range) for slot_range in ranges], plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the records of one task as Arrow record batches. If there are no partitions, Spark
-        passes a partition of None; Spark 4.0 passes None."""
-        if getattr(partition, "value", None) is None:
-            return iter(())
-        return _read(partition, self._options)
+        """Return the records of one task as Arrow record batches."""
+        return read_planned(partition, _BATCHES, lambda part: _read(part, self._options))
 
 
 def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.RecordBatch]:

@@ -50,6 +50,14 @@ def start_states(
     return states
 
 
+def has_fixed_end(end: StartingPosition | None) -> bool:
+    """Return whether a plan made later ends at the same records: `end` is nowhere the latest
+    record."""
+    return end is not None and not any(
+        isinstance(point, Latest) for point in (end.default, *end.by_shard.values())
+    )
+
+
 def end_points(
     stream: StreamName, listing: Mapping[ShardId, Shard], end: StartingPosition
 ) -> dict[ShardKey, EndPoint]:

@@ -8,15 +8,18 @@ proof that a reader can track the start of the next batch: docs/design/pyspark-v
 from __future__ import annotations
 
 import importlib
+import sys
 from abc import abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyspark
 import pyspark.sql.datasource
 from pyspark.sql.datasource import (
+    DataSourceReader,
     DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
@@ -29,6 +32,7 @@ from ssp_common.spark.reader_status import StatusFile
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, GroupedData
+    from pyspark.sql.datasource import Filter
     from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 __all__ = [
@@ -42,6 +46,7 @@ __all__ = [
     "ReadMaxRows",
     "RecordBatchStreamWriter",
     "check_state_in_pandas",
+    "replanned",
     "transform_with_state",
 ]
 
@@ -62,6 +67,7 @@ PySpark 4.1."""
 PYSPARK_WITHOUT_LIMITS: Final[str | None] = None if PASSES_LIMITS else pyspark.__version__
 """The version of the installed PySpark if it does not pass limits, else None."""
 
+_PASSES_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 _STATE_MESSAGES: Final = "pyspark.sql.streaming.proto.StateMessage_pb2"
 _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
@@ -238,6 +244,42 @@ class FailedStreamReader(PlanningStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Raise the error."""
         raise self._error
+
+
+class _ReplannedReader(DataSourceReader):
+    """A reader that is passed filters and applies none: Spark applies them."""
+
+    def __init__(self, reader: DataSourceReader) -> None:
+        self._reader = reader
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Return all filters."""
+        return filters
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """Return the partitions of the reader."""
+        return self._reader.partitions()
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Read with the reader."""
+        return self._reader.read(partition)
+
+
+def replanned(reader: DataSourceReader) -> DataSourceReader:
+    """Return `reader`, which is passed filters if Spark's worker for filters is the caller.
+
+    PySpark 4.1 to 4.3 plan a batch DataFrame once. But with
+    `spark.sql.python.filterPushdown.enabled` they start that worker for each action on a DataFrame
+    with a filter, and take the partitions from it. Without the setting a reader with `pushFilters`
+    is an error of Spark's, so only that worker gets one.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        spec = frame.f_globals.get("__spec__")
+        if spec is not None and spec.name == _PASSES_FILTERS:
+            return _ReplannedReader(reader)
+        frame = frame.f_back
+    return reader
 
 
 class RecordBatchStreamWriter(_StreamWriter):

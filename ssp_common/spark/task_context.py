@@ -1,4 +1,4 @@
-"""The batch that the current task of Spark writes, for sinks whose records identify it."""
+"""The batch of the current task of Spark."""
 
 from __future__ import annotations
 
@@ -11,6 +11,14 @@ from ssp_common.errors import UnsupportedError
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MicroBatch:
+    """A batch of a streaming query, the same in every attempt and run of it."""
+
+    query: str
+    batch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,16 +39,25 @@ def task_of_batch_write(source: str, batch: int) -> TaskWrite:
 def task_of_query(option: str) -> TaskWrite:
     """Return the current task, of a streaming query. Raises UnsupportedError, which names `option`,
     if Spark passed neither the query nor the batch to the task."""
-    task = _task()
-    query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
-    if query is None or batch is None:
+    found = micro_batch_of_task()
+    if found is None:
         raise UnsupportedError(
             option,
             found=f"a task without the properties {_QUERY} and {_BATCH}",
             expected="a task of a streaming query, with the id of the query and of the batch",
             next_step="leave the option out",
         )
-    return TaskWrite(source=query, batch=int(batch), task=task.partitionId())
+    return TaskWrite(source=found.query, batch=found.batch, task=_task().partitionId())
+
+
+def micro_batch_of_task() -> MicroBatch | None:
+    """Return the micro-batch of the current task; None outside of streaming queries and of
+    tasks."""
+    task = TaskContext.get()
+    if task is None:
+        return None
+    query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
+    return None if query is None or batch is None else MicroBatch(query=query, batch=int(batch))
 
 
 def _task() -> TaskContext:

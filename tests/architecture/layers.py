@@ -389,6 +389,7 @@ SPARK: Final = frozenset(
         "pyspark_kafka_ssp",
         "pyspark_kinesis_ssp",
         "spark_ssp.registration",
+        "ssp_common.spark.batch_plan",
         "ssp_common.spark.pyspark_api",
         "ssp_common.spark.query_lag",
         "ssp_common.spark.record_columns",

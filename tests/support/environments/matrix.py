@@ -80,6 +80,7 @@ SCENARIOS: Final = (
     "killed driver",
     "leases between two queries",
     "Kinesis batch read",
+    "static side of a stream",
     "enhanced fan-out",
     "Kafka expansion",
     "Kinesis sink",
