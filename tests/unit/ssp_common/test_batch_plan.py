@@ -13,7 +13,6 @@ from kafka_source.model.topic import (
     AtTime,
     AtTimes,
     Bound,
-    EpochMillis,
     LogicalOffset,
     partition_of,
 )
