@@ -6,9 +6,12 @@
         kafka.create_topic("orders", partitions=4)
         spark.readStream.format("kafka-ssp").options(**kafka.options).option("subscribe", "orders")
 
+`LocalKafkaCluster` runs several brokers, to stop, kill and freeze single ones.
+
 It is fetched on first use, with the Java and the fetcher that Spark needs or brings.
 """
 
 from local_kafka.broker import LocalKafka
+from local_kafka.cluster import LocalKafkaCluster
 
-__all__ = ["LocalKafka"]
+__all__ = ["LocalKafka", "LocalKafkaCluster"]

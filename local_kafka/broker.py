@@ -64,7 +64,8 @@ class LocalKafka:
     """A context manager: a broker at `bootstrap_servers`, empty; nothing is kept after the block.
 
     `settings` are added to the broker's. `listeners` are further ones beside PLAINTEXT by their
-    security protocol; `address(protocol)` returns the address of each. `port` 0 is any free one.
+    security protocol; `address(protocol)` returns the address of each. `port` 0 is any free one;
+    `ports` are those of all listeners, by protocol, the controller's among them as CONTROLLER.
     `host` is the address to listen on and to advertise; every program that reaches it can read and
     write.
     """
@@ -76,6 +77,7 @@ class LocalKafka:
         listeners: tuple[str, ...] = (),
         port: int = 0,
         host: str = LOOPBACK,
+        ports: Mapping[str, int] | None = None,
         java_options: tuple[str, ...] = (),
     ) -> None:
         self._settings = dict(settings or {})
@@ -83,7 +85,7 @@ class LocalKafka:
         self._port = port
         self._host = host
         self._java_options = java_options
-        self._ports: dict[str, int] = {}
+        self._ports = dict(ports or {})
         self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
         self._gateway: Any = None
@@ -171,7 +173,8 @@ class LocalKafka:
         process.wait()
         assert process.stdin is not None
         process.stdin.close()
-        self._gateway.close()
+        if self._gateway is not None:
+            self._gateway.close()
         self._gateway = self._server = None
 
     def start_again(self) -> None:
@@ -182,9 +185,9 @@ class LocalKafka:
 
     def _start(self, resources: ExitStack) -> None:
         self._folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="kafka-")))
-        self._ports = dict(
-            zip(self._protocols, free_ports(self._host, len(self._protocols)), strict=True)
-        )
+        if not self._ports:
+            ports = free_ports(self._host, len(self._protocols))
+            self._ports = dict(zip(self._protocols, ports, strict=True))
         if self._port:
             _check_free(self._host, self._port)
             self._ports["PLAINTEXT"] = self._port

@@ -1,9 +1,10 @@
 """`KafkaService` over confluent-kafka's AdminClient.
 
 Retries have two levels, as with the Java client in Spark. One attempt lasts `request.timeout.ms`
-(30 s, as there): within it, librdkafka looks for brokers, and only partitions with a transient
-error are requested again. There are `fetchOffset.numRetries` attempts. Before any broker has
-answered there is only one: wrong options are then more likely than unavailable brokers.
+(30 s, as there): within it, a request that no broker answers is sent again by a new client, and
+only partitions with a transient error are requested again. There are `fetchOffset.numRetries`
+attempts. Before any broker has answered there is only one: wrong options are then more likely than
+unavailable brokers.
 """
 
 from __future__ import annotations
@@ -15,16 +16,23 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any, Final, TypeVar
 
+from confluent_kafka import (
+    OFFSET_INVALID,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka import IsolationLevel as SdkIsolationLevel
-from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import OffsetSpec as SdkOffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from kafka_source.client.admin_connection import AdminConnection, run_in_thread
+from kafka_source.client.admin_connection import NO_RESPONSE, AdminConnection, run_in_thread
 from kafka_source.client.api import OffsetSpec, TopicDescription
 from kafka_source.client.client_config import secrets_of
 from kafka_source.client.error_translation import (
@@ -41,6 +49,7 @@ from kafka_source.client.retry import (
     Retrier,
     RetriesExhaustedError,
     RetryPolicy,
+    SendLimits,
 )
 from kafka_source.model.topic import (
     Assign,
@@ -63,8 +72,6 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 _REQUEST_TIMEOUT: Final = "socket.timeout.ms"
-_POLL_S: Final = 0.1
-"""The interval at which a wait checks for reported errors."""
 _GRACE_S: Final = 1.0
 """The time for other brokers to answer after one has rejected the login."""
 _STALE_LEADER_S: Final = 2.0
@@ -146,27 +153,32 @@ class KafkaAdminClient:
         renew_at = self._monotonic() + _STALE_LEADER_S
 
         def send(
-            ssps: Sequence[SystemStreamPartition], seconds: float
+            ssps: Sequence[SystemStreamPartition], limits: SendLimits
         ) -> Mapping[SystemStreamPartition, Any]:
             nonlocal renew_at
-            futures = self._connection.admin.list_offsets(
-                {TopicPartition(ssp.stream, ssp.partition): spec for ssp in ssps},
-                isolation_level=self._isolation,
-                request_timeout=seconds,
-            )
-            # In the order of the request.
-            answers = self._collect(dict(zip(ssps, futures.values(), strict=True)), seconds)
+            client = self._connection.admin
+
+            def ask(admin: AdminClient) -> Mapping[SystemStreamPartition, Future[Any]]:
+                futures = admin.list_offsets(
+                    {TopicPartition(ssp.stream, ssp.partition): spec for ssp in ssps},
+                    isolation_level=self._isolation,
+                    request_timeout=limits.timeout_s,
+                )
+                # In the order of the request.
+                return dict(zip(ssps, futures.values(), strict=True))
+
+            answers = self._collect(ask, limits)
             now = self._monotonic()
             if now >= renew_at and any(map(_is_stale_leader, answers.values())):
-                self._connection.renew()
+                self._connection.renew(client)
                 renew_at = now + 10 * _STALE_LEADER_S
             return answers
 
         def exists(
-            ssps: Collection[SystemStreamPartition], seconds: float
+            ssps: Collection[SystemStreamPartition], limits: SendLimits
         ) -> Collection[SystemStreamPartition]:
             try:
-                topics = self._describe_once(sorted({ssp.stream for ssp in ssps}), seconds)
+                topics = self._describe_once(sorted({ssp.stream for ssp in ssps}), limits)
             except NoResponseError:
                 return ssps
             return [ssp for ssp in ssps if _may_have(topics[ssp.stream], ssp.partition)]
@@ -193,18 +205,21 @@ class KafkaAdminClient:
             ),
         )
 
-    def _describe_once(self, names: Sequence[str], seconds: float) -> Mapping[str, Any]:
-        futures = self._connection.admin.describe_topics(
-            TopicCollection(list(names)), request_timeout=seconds
+    def _describe_once(self, names: Sequence[str], limits: SendLimits) -> Mapping[str, Any]:
+        topics = TopicCollection(list(names))
+        return self._collect(
+            lambda admin: admin.describe_topics(topics, request_timeout=limits.timeout_s), limits
         )
-        return self._collect(futures, seconds)
 
     def _names(self) -> list[str]:
         """Return the names of all topics that the user may describe."""
 
-        def send(keys: Sequence[str], seconds: float) -> Mapping[str, Any]:
-            future = run_in_thread(lambda: self._connection.admin.list_topics(timeout=seconds))
-            return self._collect(dict.fromkeys(keys, future), seconds)
+        def send(keys: Sequence[str], limits: SendLimits) -> Mapping[str, Any]:
+            def ask(admin: AdminClient) -> Mapping[str, Future[Any]]:
+                future = run_in_thread(lambda: admin.list_topics(timeout=limits.timeout_s))
+                return dict.fromkeys(keys, future)
+
+            return self._collect(ask, limits)
 
         answers: Mapping[str, Any] = self._run(
             ["topics"],
@@ -233,11 +248,14 @@ class KafkaAdminClient:
             config=dict(config or {}),
         )
 
-        def send(names: Sequence[str], seconds: float) -> Mapping[str, Any]:
-            futures = self._connection.admin.create_topics(
-                [new], operation_timeout=seconds, request_timeout=seconds
+        def send(names: Sequence[str], limits: SendLimits) -> Mapping[str, Any]:
+            seconds = limits.timeout_s
+            answers: Mapping[str, Any] = self._collect(
+                lambda admin: admin.create_topics(
+                    [new], operation_timeout=seconds, request_timeout=seconds
+                ),
+                limits,
             )
-            answers = self._collect(futures, seconds)
             return {name: _is_new(answers[name]) for name in names}
 
         answers: Mapping[str, Any] = self._run(
@@ -262,42 +280,52 @@ class KafkaAdminClient:
         return answers
 
     def _collect(
-        self, futures: Mapping[K, Future[V]], seconds: float
+        self, send: Callable[[AdminClient], Mapping[K, Future[V]]], limits: SendLimits
     ) -> Mapping[K, V | KafkaError]:
-        """Return an answer or an error for each key. Raises AccessError if brokers keep rejecting
-        the login, and NoResponseError if no answer arrived in time. Once brokers have answered, a
-        rejection reported before the call does not count: a later login may have succeeded, which
-        librdkafka does not report."""
-        begun = self._connection.errors.mark() if self._connection.has_responded else 0
-        deadline = self._monotonic() + seconds + _GRACE_S
+        """Send a request, and return an answer or an error for each key.
+
+        Raises AccessError if brokers keep rejecting the login, and NoResponseError if no answer
+        arrived in time. Once brokers have answered, a rejection reported before the call does not
+        count: a later login may have succeeded, which librdkafka does not report. The client is
+        replaced if any key has no answer.
+        """
+        connection = self._connection
+        client = connection.admin
+        begun = connection.errors.mark() if connection.has_responded else 0
         rejected_at: float | None = None
-        pending = set(futures.values())
-        while True:
-            pending = wait(pending, timeout=_POLL_S).not_done
-            if not pending:
-                break
+
+        def is_rejected() -> bool:
+            nonlocal rejected_at
+            rejection = connection.errors.access_error(begun)
+            if rejection is None:
+                return False
             now = self._monotonic()
-            rejection = self._connection.errors.access_error(begun)
-            if rejection is not None:
-                rejected_at = now if rejected_at is None else rejected_at
-                if now - rejected_at >= _GRACE_S:
-                    raise self._access_error(rejection)
-            if now >= deadline:
-                raise NoResponseError(KafkaError(KafkaError._TIMED_OUT))
+            rejected_at = now if rejected_at is None else rejected_at
+            if now - rejected_at >= _GRACE_S:
+                raise self._access_error(rejection)
+            return True
+
+        futures = connection.request(
+            send, limits, monotonic=self._monotonic, is_rejected=is_rejected
+        )
+        if futures is None:
+            raise NoResponseError(KafkaError(KafkaError._TIMED_OUT))
         results: dict[K, V | KafkaError] = {}
         for key, future in futures.items():
             result = _result(future)
             results[key] = result
         faults = [one for one in results.values() if isinstance(one, KafkaError)]
         unanswered = [error for error in faults if error.code() < 0 and is_transient(error)]
-        rejection = self._connection.errors.access_error(begun)
+        rejection = connection.errors.access_error(begun)
         if unanswered and rejection is not None:
             raise self._access_error(rejection)
+        if any(error.code() in NO_RESPONSE for error in faults):
+            connection.renew(client)
         answered_by_brokers = len(faults) < len(results) or any(
             error.code() > 0 for error in faults
         )
         if answered_by_brokers and not unanswered:
-            self._connection.errors.clear()
+            connection.errors.clear()
         return results
 
     def _access_error(self, rejection: KafkaError) -> SspError:
@@ -330,7 +358,12 @@ class KafkaAdminClient:
 def _result(future: Future[V]) -> V | KafkaError:
     error = future.exception()
     if error is None:
-        return future.result()
+        result = future.result()
+        # ListOffsets goes to each leader, and librdkafka 2.16 ignores the failure of one of these
+        # requests: its partitions keep this offset, without an error. "None" is -1.
+        if getattr(result, "offset", None) == OFFSET_INVALID:
+            return KafkaError(KafkaError._TIMED_OUT)
+        return result
     if isinstance(error, KafkaException):
         return kafka_error(error)
     raise error

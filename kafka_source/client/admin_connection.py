@@ -3,15 +3,20 @@
 Lost connections and failed logins are not answers to a request: librdkafka reports them by a
 callback and keeps trying, while the request only times out. They are recorded here, so that a
 request that times out can name them.
+
+A request that waits for a dead broker is never sent to another one, and neither are later requests
+for the same controller, leader or coordinator. So the client of a request without an answer is
+replaced, once for all its users: the new one starts from the bootstrap servers.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from typing import Final, NoReturn, TypeVar
 
 from confluent_kafka import KafkaError
@@ -19,12 +24,31 @@ from confluent_kafka.admin import AdminClient
 
 from kafka_source.client.client_config import ClientRole, create_client
 from kafka_source.client.error_translation import ErrorKind, error_kind
+from kafka_source.client.retry import SendLimits
 from kafka_source.properties.translation import ClientProperties
 
+K = TypeVar("K")
 T = TypeVar("T")
+V = TypeVar("V")
 
 _POLL_S: Final = 0.25
+_WATCH_S: Final = 0.1
+"""The interval at which a wait checks for reported errors."""
+_GRACE_S: Final = 1.0
+"""The time in which librdkafka itself ends a request that has timed out."""
 _JOIN_S: Final = 5.0
+
+NO_RESPONSE: Final = frozenset(
+    {
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TIMED_OUT,
+        KafkaError._TIMED_OUT_QUEUE,
+        KafkaError._TRANSPORT,
+        KafkaError._UNKNOWN_BROKER,
+        KafkaError._WAIT_COORD,
+    }
+)
+"""The errors of librdkafka for a request that no broker has answered."""
 
 
 class ClientErrors:
@@ -59,9 +83,10 @@ class ClientErrors:
         not cleared. librdkafka reconnects within seconds, so a lasting one is reported again."""
         return self._since(True, since)
 
-    def connection_error(self) -> KafkaError | None:
-        """Return the last other error that was not cleared, such as a refused connection."""
-        return self._since(False, 0)
+    def connection_error(self, since: int = 0) -> KafkaError | None:
+        """Return the last other error after `since` that was not cleared, such as a refused
+        connection."""
+        return self._since(False, since)
 
     def _since(self, access: bool, since: int) -> KafkaError | None:
         with self._lock:
@@ -106,13 +131,42 @@ class AdminConnection:
         if os.getpid() != self._process:
             raise RuntimeError("a connection cannot be used after a fork: call connect() again")
 
-    def renew(self) -> None:
-        """Replace the client by one without cached leaders. Requests of the previous client may
-        stay unanswered."""
+    def request(
+        self,
+        send: Callable[[AdminClient], Mapping[K, Future[V]]],
+        limits: SendLimits,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+        is_rejected: Callable[[], bool] = lambda: False,
+    ) -> Mapping[K, Future[V]] | None:
+        """Send a request and wait until it is done. Return None if it has no answer: within the
+        limits, or because its client was replaced meanwhile; its client is replaced then.
+        `is_rejected` is called now and then; it may raise, and while it returns True the wait is
+        not cut short."""
+        client, mark, begun = self.admin, self.errors.mark(), monotonic()
+        futures = send(client)
+        failed_at: float | None = None
+        pending = set(futures.values())
+        while pending := wait(pending, timeout=_WATCH_S).not_done:
+            now = monotonic()
+            if failed_at is None and self.errors.connection_error(mark) is not None:
+                failed_at = now
+            cut_at = None if failed_at is None else failed_at + limits.after_failed_connect_s
+            is_cut = not is_rejected() and cut_at is not None and now >= cut_at
+            is_over = now - begun >= limits.timeout_s + _GRACE_S
+            if is_cut or is_over or client is not self.admin:
+                self.renew(client)
+                return None
+        return futures
+
+    def renew(self, client: AdminClient) -> None:
+        """Replace `client`, unless that was done already, by one without cached brokers. Requests
+        of the previous client may stay unanswered."""
         with self._renewal:
-            stop = self._finalizer
-            self._open()
-            stop()
+            if client is self.admin:
+                stop = self._finalizer
+                self._open()
+                stop()
 
     def close(self) -> None:
         """Stop polling; the client is destroyed with its last reference."""

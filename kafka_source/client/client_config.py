@@ -60,6 +60,29 @@ _BY_ROLE: Final[Mapping[ClientRole, Mapping[str, str]]] = {
     ClientRole.PRODUCER: {},
 }
 
+_TIMEOUT: Final = "socket.timeout.ms"
+_FETCH_WAIT: Final = "fetch.wait.max.ms"
+_CONSUMER_TIMEOUT_MS: Final = 10_000
+_PRODUCER_TIMEOUT_MS: Final = 15_000
+
+
+def _default_timeout_ms(role: ClientRole, given: Mapping[str, str]) -> int | None:
+    """Return the time in which a broker must answer, where librdkafka's minute is too long: for as
+    long, a suspended broker or host keeps its requests, although others lead its partitions by
+    then. An acknowledgement also waits until such a replica is no longer in sync.
+
+    Requests of an admin client have their own timeouts.
+    """
+    match role:
+        case ClientRole.ADMIN:
+            return None
+        case ClientRole.CONSUMER:
+            # librdkafka warns of less than a second more than the longest wait for records.
+            wait_ms = given.get(_FETCH_WAIT, "")
+            return max(_CONSUMER_TIMEOUT_MS, int(wait_ms) + 2_000 if wait_ms.isdecimal() else 0)
+        case ClientRole.PRODUCER:
+            return _PRODUCER_TIMEOUT_MS
+
 
 def secrets_of(properties: ClientProperties) -> tuple[str, ...]:
     """Return the values that must not appear in messages."""
@@ -85,6 +108,9 @@ def client_config(
         if role is ClientRole.CONSUMER or name not in CONSUMER_ONLY
     }
     config.setdefault("client.id", f"spark-ssp-{role}")
+    timeout_ms = _default_timeout_ms(role, config)
+    if timeout_ms is not None:
+        config.setdefault(_TIMEOUT, str(timeout_ms))
     config.update(_BY_ROLE[role])
     config["logger"] = ClientLog(role, secrets=secrets_of(properties))
     # Without a callback, librdkafka logs each error a second time.

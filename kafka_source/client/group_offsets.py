@@ -7,10 +7,12 @@ another coordinator then, and later requests would time out too. See docs/design
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import wait
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import Final
+from functools import partial
+from typing import Any, Final, NoReturn
 
 from confluent_kafka import (
     ConsumerGroupTopicPartitions,
@@ -18,6 +20,7 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
+from confluent_kafka.admin import AdminClient
 
 from kafka_source.client.admin_connection import AdminConnection
 from kafka_source.client.client_config import secrets_of
@@ -29,6 +32,7 @@ from kafka_source.client.error_translation import (
     kafka_error,
     to_error,
 )
+from kafka_source.client.retry import send_limits
 from kafka_source.properties.translation import ClientProperties
 from ssp_common.errors import (
     AccessError,
@@ -38,7 +42,8 @@ from ssp_common.errors import (
 )
 from task_grouping.identifiers import SystemStreamPartition
 
-_GRACE_S: Final = 1.0
+_PAUSE_S: Final = 0.5
+"""Between two requests without an answer, or with a transient error."""
 _HAS_MEMBERS: Final = frozenset(
     {
         KafkaError.ILLEGAL_GENERATION,
@@ -60,14 +65,14 @@ class GroupOffsets:
     def connect(self, timeout_s: float) -> None:
         """Find the group's coordinator and connect to it, so that the next commit only sends.
         Failures are left to the commit."""
+
         with suppress(KafkaException, SspError):
-            (future,) = (
-                self._opened()
-                .admin.describe_consumer_groups([self._group], request_timeout=timeout_s)
-                .values()
+            self._request(
+                lambda seconds, admin: admin.describe_consumer_groups(
+                    [self._group], request_timeout=seconds
+                ),
+                timeout_s,
             )
-            if wait([future], timeout=timeout_s + _GRACE_S).not_done or future.exception():
-                self.close()
 
     def commit(self, positions: Mapping[SystemStreamPartition, int], timeout_s: float) -> None:
         """Commit the offset of the next record to read, by partition. Deleted topics and partitions
@@ -77,24 +82,36 @@ class GroupOffsets:
             self._group,
             [TopicPartition(ssp.stream, ssp.partition, at) for ssp, at in positions.items()],
         )
-        (future,) = (
-            self._opened()
-            .admin.alter_consumer_group_offsets([request], request_timeout=timeout_s)
-            .values()
+
+        error = self._request(
+            lambda seconds, admin: admin.alter_consumer_group_offsets(
+                [request], request_timeout=seconds
+            ),
+            timeout_s,
         )
-        if wait([future], timeout=timeout_s + _GRACE_S).not_done:
-            self._fail(KafkaError(KafkaError._TIMED_OUT))
-        try:
-            answer = future.result()
-        except KafkaException as exception:
-            self._fail(kafka_error(exception))
-        failed = [
-            one.error
-            for one in answer.topic_partitions
-            if one.error is not None and error_kind(one.error) is not ErrorKind.MISSING
-        ]
-        if failed:
-            self._fail(failed[0])
+        if error is not None:
+            self._fail(error)
+
+    def _request(
+        self, send: Callable[[float, AdminClient], Mapping[str, Future[Any]]], timeout_s: float
+    ) -> KafkaError | None:
+        """Send a request until it has no transient error, for `timeout_s` at most, each time by a
+        new client. Return the last error."""
+        begun = time.monotonic()
+        while True:
+            limits = send_limits(time.monotonic() - begun, timeout_s)
+            connection = self._opened()
+            client = connection.admin
+            answers = connection.request(partial(send, limits.timeout_s), limits)
+            error: KafkaError | None = KafkaError(KafkaError._TIMED_OUT)
+            if answers is not None:
+                (future,) = answers.values()
+                error = _error_of(future)
+            is_over = begun + timeout_s - time.monotonic() <= _PAUSE_S
+            if error is None or is_over or not is_transient(error):
+                return error
+            connection.renew(client)
+            time.sleep(_PAUSE_S)
 
     def close(self) -> None:
         """Close the connection."""
@@ -107,7 +124,7 @@ class GroupOffsets:
             self._connection = AdminConnection(self._properties)
         return self._connection
 
-    def _fail(self, error: KafkaError) -> None:
+    def _fail(self, error: KafkaError) -> NoReturn:
         secrets = secrets_of(self._properties)
         reason = None
         if self._connection is not None and error.code() == KafkaError._TIMED_OUT:
@@ -141,3 +158,14 @@ class GroupOffsets:
                 next_step="wait for the brokers",
             )
         raise to_error(reason or error, subject=subject, secrets=secrets)
+
+
+def _error_of(future: Future[Any]) -> KafkaError | None:
+    """Return the error of a request, or the first error of a partition; None if all partitions that
+    exist were committed."""
+    exception = future.exception()
+    if isinstance(exception, KafkaException):
+        return kafka_error(exception)
+    partitions = getattr(future.result(), "topic_partitions", ())
+    faults = (one.error for one in partitions if one.error is not None)
+    return next((one for one in faults if error_kind(one) is not ErrorKind.MISSING), None)

@@ -2,6 +2,9 @@
 
 One attempt lasts the request timeout: within it, only the keys with a transient error are sent
 again, after short pauses. The number of attempts is limited, and each failed one is logged.
+
+librdkafka sends a request to one broker (the controller it knows, a leader, a coordinator) and
+waits for that broker alone, so one send is short: the next one, by a new client, asks another.
 """
 
 from __future__ import annotations
@@ -34,7 +37,35 @@ class RetryPolicy:
     timeout_s: float = 30.0
 
 
-def _none_existing(_: Collection[K], __: float) -> Collection[K]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendLimits:
+    """The longest waits of one send, in seconds."""
+
+    timeout_s: float
+    after_failed_connect_s: float
+    """From a failed connection to a broker on: while a request waits for a broker that refuses
+    connections, librdkafka 2.16 connects to it thousands of times a second."""
+
+
+_SHORT_S: Final = 5.0
+_REFUSED_S: Final = 0.5
+
+
+def send_limits(elapsed_s: float, timeout_s: float) -> SendLimits:
+    """Return the limits of a send that begins `elapsed_s` after the begin of an attempt of
+    `timeout_s`.
+
+    The first third of an attempt has short sends, the second longer ones. A send in the last third
+    has the rest, so that a request which brokers take long to answer succeeds as well.
+    """
+    rest = max(0.0, timeout_s - elapsed_s)
+    if elapsed_s >= timeout_s * 2 / 3:
+        return SendLimits(timeout_s=rest, after_failed_connect_s=rest)
+    short = _SHORT_S if elapsed_s < timeout_s / 3 else 2 * _SHORT_S
+    return SendLimits(timeout_s=min(short, rest), after_failed_connect_s=min(_REFUSED_S, rest))
+
+
+def _none_existing(_: Collection[K], __: SendLimits) -> Collection[K]:
     return ()
 
 
@@ -44,14 +75,15 @@ class BatchRequest(Generic[K, V]):
 
     operation: str
     """The name of the request in Kafka's protocol."""
-    send: Callable[[Sequence[K], float], Mapping[K, V | KafkaError]]
-    """Sends the request for these keys with a timeout in seconds. Returns an answer or error for
-    each; raises NoResponseError if there is none for any."""
+    send: Callable[[Sequence[K], SendLimits], Mapping[K, V | KafkaError]]
+    """Sends the request for these keys. Returns an answer or error for each; raises NoResponseError
+    if there is none for any."""
     name_of: Callable[[K], str]
     """Returns the name of a key for messages."""
-    still_existing: Callable[[Collection[K], float], Collection[K]] = field(default=_none_existing)
-    """Given keys reported missing and a timeout in seconds, returns those that exist or may
-    exist."""
+    still_existing: Callable[[Collection[K], SendLimits], Collection[K]] = field(
+        default=_none_existing
+    )
+    """Given keys reported missing, returns those that exist or may exist."""
 
 
 class NoResponseError(Exception):
@@ -125,16 +157,19 @@ class Retrier:
         """Send the request until every key has an answer or the attempt times out. Return the keys
         without one, and the last error."""
         error = KafkaError(KafkaError._TIMED_OUT)
-        deadline = self.monotonic() + self.policy.timeout_s
+        begun = self.monotonic()
+        deadline = begun + self.policy.timeout_s
         pause = _FIRST_PAUSE_S
         left = list(wanted)
-        while left and (seconds := deadline - self.monotonic()) > 0:
+        while left and (now := self.monotonic()) < deadline:
+            limits = send_limits(now - begun, self.policy.timeout_s)
             try:
-                answers = request.send(left, seconds)
+                answers = request.send(left, limits)
             except NoResponseError as nothing:
                 error = nothing.error
             else:
-                faults = self._sort(answers, found, request, deadline - self.monotonic())
+                limits = send_limits(self.monotonic() - begun, self.policy.timeout_s)
+                faults = self._sort(answers, found, request, limits)
                 left = [key for key in left if key in faults]
                 error = next((faults[key] for key in left), error)
             if left:
@@ -148,7 +183,7 @@ class Retrier:
         answers: Mapping[K, V | KafkaError],
         found: dict[K, V],
         request: BatchRequest[K, V],
-        seconds: float,
+        limits: SendLimits,
     ) -> dict[K, KafkaError]:
         """Add the answers to `found`, and return the keys to retry, with their errors."""
         again: dict[K, KafkaError] = {}
@@ -165,7 +200,7 @@ class Retrier:
             else:
                 raise to_error(answer, subject=request.name_of(key), secrets=self.secrets)
         # Metadata reaches the brokers one after another, and librdkafka caches partition leaders.
-        existing = request.still_existing(missing, seconds) if missing else ()
+        existing = request.still_existing(missing, limits) if missing else ()
         return again | {key: missing[key] for key in existing}
 
 

@@ -271,13 +271,20 @@ RANGES: Final[Mapping[str, tuple[int, int]]] = {
 }
 """Ranges of both kinds of client."""
 
+RECOVERY: Final[Mapping[str, str]] = {
+    "reconnect.backoff.max.ms": "1000",
+    "socket.connection.setup.timeout.ms": "10000",
+}
+"""Defaults of both kinds of client: the Java client's, by which brokers that come back, and hosts
+that do not answer, are noticed sooner."""
+
 CONSUMER: Final = PropertyNames(
     client="a consumer",
     supported=SUPPORTED,
     aliases=ALIASES,
     refused=REFUSED,
     without_effect=WITHOUT_EFFECT,
-    defaults={"isolation.level": "read_uncommitted", "check.crcs": "true"},
+    defaults={**RECOVERY, "isolation.level": "read_uncommitted", "check.crcs": "true"},
     ranges={
         **RANGES,
         "fetch.max.bytes": (0, 2_147_483_135),

@@ -14,6 +14,7 @@ from kafka_source.properties.consumer_properties import (
     ALIASES,
     MAX_INT,
     RANGES,
+    RECOVERY,
     REFUSED,
     SUPPORTED,
     WITHOUT_EFFECT,
@@ -121,6 +122,7 @@ PRODUCER: Final = PropertyNames(
         ),
     },
     defaults={
+        **RECOVERY,
         "acks": "all",
         "delivery.timeout.ms": "120000",
         "enable.idempotence": "true",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kafka_source.properties.consumer_properties import RECOVERY
 from kafka_source.properties.property_draft import PropertyDraft, option_of
 from ssp_common.options.spec import BadValueError, Fault, shown
 from ssp_common.options.values import boolean, choice, integer
@@ -151,7 +152,6 @@ _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
 _BACKOFF: Final = "reconnect.backoff.ms"
 _BACKOFF_MAX: Final = "reconnect.backoff.max.ms"
 _BACKOFF_DEFAULT: Final = 100
-_BACKOFF_MAX_DEFAULT: Final = 10_000
 
 IDEMPOTENCE: Final = "enable.idempotence"
 _IN_FLIGHT: Final = "max.in.flight.requests.per.connection"
@@ -219,7 +219,7 @@ def _complete_backoffs(draft: PropertyDraft) -> None:
     """Raise the longest backoff to the first one, since librdkafka refuses a first one that is
     longer."""
     first = draft.number(_BACKOFF, _BACKOFF_DEFAULT)
-    longest = draft.number(_BACKOFF_MAX, _BACKOFF_MAX_DEFAULT)
+    longest = draft.number(_BACKOFF_MAX, int(RECOVERY[_BACKOFF_MAX]))
     if first > longest:
         given = _BACKOFF_MAX if _BACKOFF in draft.values else _BACKOFF
         draft.values[given] = draft.values[_BACKOFF if given == _BACKOFF_MAX else _BACKOFF_MAX]

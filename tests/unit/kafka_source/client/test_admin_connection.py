@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient
 
 from kafka_source.client.admin_client import KafkaAdminClient
-from kafka_source.client.admin_connection import ClientErrors, run_in_thread
-from kafka_source.model.topic import Subscribe
+from kafka_source.client.admin_connection import AdminConnection, ClientErrors, run_in_thread
+from kafka_source.client.retry import SendLimits
+from kafka_source.model.topic import AtTime, Subscribe, partition_of
 from kafka_source.properties.translation import ClientProperties
 from ssp_common.errors import AccessError
-from task_grouping.identifiers import StreamName
+from task_grouping.identifiers import EpochMillis, StreamName
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "Connection refused")
 WRONG = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error")
@@ -70,10 +74,10 @@ class SlowAdmin:
         return {"orders": self.futures[0]}
 
     def monotonic(self) -> float:
-        self.now += 1.0
-        if self.now > 2 and self.meanwhile is not None:
+        self.now += 0.25
+        if self.now > 1 and self.meanwhile is not None:
             self.errors.record(self.meanwhile)
-        if self.now > 8 and not self.futures[0].done():
+        if self.now > 4 and not self.futures[0].done():
             partition = SimpleNamespace(leader=SimpleNamespace(id=1))
             self.futures[0].set_result(
                 SimpleNamespace(
@@ -83,20 +87,28 @@ class SlowAdmin:
         return self.now
 
 
+class ConnectionTo(AdminConnection):
+    """A connection of a process that has been answered before, whose clients are given."""
+
+    def __init__(self, clients: list[Any], errors: ClientErrors | None = None) -> None:
+        self._clients = iter(clients)
+        super().__init__(ClientProperties())
+        self.errors = errors or ClientErrors()
+        self.has_responded = True
+
+    def _open(self) -> None:
+        self.admin = next(self._clients)
+        self._finalizer = weakref.finalize(self, lambda: None)
+
+
 @pytest.mark.parametrize("meanwhile", [None, WRONG])
 def test_a_slow_call_is_not_ended_by_a_refusal_from_before(meanwhile: KafkaError | None) -> None:
     errors = ClientErrors()
     errors.record(WRONG)
     admin = SlowAdmin(errors, meanwhile)
-    connection = SimpleNamespace(
-        errors=errors,
-        admin=admin,
-        has_responded=True,
-        properties=ClientProperties(),
-        check_process=lambda: None,
-    )
+    connection = ConnectionTo([admin], errors)
     kafka = KafkaAdminClient(
-        connection,  # type: ignore[arg-type]
+        connection,
         monotonic=admin.monotonic,
         sleep=lambda _: None,
     )
@@ -106,6 +118,105 @@ def test_a_slow_call_is_not_ended_by_a_refusal_from_before(meanwhile: KafkaError
     else:
         with pytest.raises(AccessError):
             kafka.describe(topics)
+
+
+@dataclass
+class DeadAdmin:
+    """A client that waits for a broker that is gone: it gives no answer, or says so by itself."""
+
+    clock: Clock
+    errors: ClientErrors | None = None
+    ends: bool = False
+    asked: int = 0
+
+    def describe_topics(self, topics: object, request_timeout: float) -> dict[str, Future[Any]]:
+        self.asked += 1
+        future: Future[Any] = Future()
+        if self.ends:
+            self.clock.now += request_timeout
+            future.set_exception(KafkaException(KafkaError(KafkaError._TIMED_OUT)))
+        elif self.errors is not None:
+            self.errors.record(REFUSED)
+        return {"orders": future}
+
+
+class LiveAdmin(DeadAdmin):
+    def describe_topics(self, topics: object, request_timeout: float) -> dict[str, Future[Any]]:
+        self.asked += 1
+        future: Future[Any] = Future()
+        found = SimpleNamespace(topic_id="id", is_internal=False, partitions=[object()])
+        future.set_result(found)
+        return {"orders": future}
+
+
+@dataclass
+class Clock:
+    """Ticks each time that it is read, as time passes in a wait."""
+
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        self.now += 0.2
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize("way", ["silent", "refused", "ended"])
+def test_a_request_that_waits_for_a_dead_broker_is_sent_by_a_new_client(way: str) -> None:
+    """And whatever is asked next is asked of that one."""
+    clock, errors = Clock(), ClientErrors()
+    dead = DeadAdmin(clock, errors=errors if way == "refused" else None, ends=way == "ended")
+    live = LiveAdmin(clock)
+    kafka = KafkaAdminClient(ConnectionTo([dead, live], errors), monotonic=clock, sleep=clock.sleep)
+    topics = Subscribe(topics=(StreamName("orders"),))
+    assert kafka.describe(topics).keys() == {"orders"}
+    assert clock.now < (3 if way == "refused" else 10)
+    assert kafka.describe(topics).keys() == {"orders"}
+    assert (dead.asked, live.asked) == (1, 2)
+    assert kafka.retries() == 1
+
+
+def test_an_offset_that_no_leader_has_returned_is_not_an_answer() -> None:
+    """librdkafka keeps -1001 for the partitions of a leader without an answer, and no error."""
+
+    @dataclass
+    class Leaders:
+        offsets: list[int]
+
+        def list_offsets(self, wanted: dict[Any, Any], **_: object) -> dict[Any, Future[Any]]:
+            futures = {place: Future[Any]() for place in wanted}
+            for future, offset in zip(futures.values(), self.offsets, strict=True):
+                future.set_result(SimpleNamespace(offset=offset, timestamp=-1))
+            return futures
+
+    clock = Clock()
+    kafka = KafkaAdminClient(
+        ConnectionTo([Leaders([5, -1001, -1]), Leaders([7])]), monotonic=clock, sleep=clock.sleep
+    )
+    places = [partition_of(StreamName("orders"), number) for number in range(3)]
+    found = kafka.list_offsets(places, AtTime(time_ms=EpochMillis(1)))
+    assert list(found.values()) == [5, 7, None]
+
+
+def test_a_client_is_replaced_once_for_all_that_wait_for_it() -> None:
+    clock = Clock()
+    dead, live = DeadAdmin(clock), LiveAdmin(clock)
+    connection = ConnectionTo([dead, live])
+    limits = SendLimits(timeout_s=30.0, after_failed_connect_s=30.0)
+    client, asked = connection.admin, threading.Event()
+
+    def send(admin: AdminClient) -> dict[str, Future[Any]]:
+        asked.set()
+        return {"orders": Future()}
+
+    waiting = run_in_thread(lambda: connection.request(send, limits))
+    assert asked.wait(10)
+    connection.renew(client)
+    connection.renew(client)
+    assert waiting.result(10) is None, "the answer of a client that is gone is not awaited"
+    assert connection.admin is live  # type: ignore[comparison-overlap]
 
 
 def test_a_blocking_call_is_a_future() -> None:

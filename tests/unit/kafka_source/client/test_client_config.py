@@ -16,7 +16,7 @@ from kafka_source.client.client_config import (
     create_client,
     secrets_of,
 )
-from kafka_source.client.client_log import ClientLog
+from kafka_source.client.client_log import ClientLog, LineLimiter
 from kafka_source.consumers.pool import check_consumers
 from kafka_source.properties.consumer_properties import ALIASES, SUPPORTED
 from kafka_source.properties.translation import ClientProperties, read_properties
@@ -87,7 +87,25 @@ def test_a_consumer_neither_commits_nor_rewinds() -> None:
         "client.id",
         "error_cb",
         "logger",
+        "socket.timeout.ms",
     }
+
+
+@pytest.mark.parametrize(
+    ("role", "given", "timeout_ms"),
+    [
+        (ClientRole.ADMIN, {}, None),
+        (ClientRole.CONSUMER, {}, "10000"),
+        (ClientRole.CONSUMER, {"fetch_wait_max_ms": "30000"}, "32000"),
+        (ClientRole.CONSUMER, {"socket_timeout_ms": "60000"}, "60000"),
+        (ClientRole.PRODUCER, {}, "15000"),
+        (ClientRole.PRODUCER, {"socket_timeout_ms": "60000"}, "60000"),
+    ],
+)
+def test_a_broker_must_answer_soon_unless_the_user_says_otherwise(
+    role: ClientRole, given: dict[str, str], timeout_ms: str | None
+) -> None:
+    assert client_config(properties(**given), role=role).get("socket.timeout.ms") == timeout_ms
 
 
 def test_clients_are_named_unless_the_user_names_them() -> None:
@@ -167,36 +185,55 @@ def test_a_refusal_tells_no_secret() -> None:
 
 # --- The log --------------------------------------------------------------------------------------
 
-FAIL = "%s [%s] %s"
+FAIL = "FAIL [%s] [thrd:%s]: %s: Connect to ipv4#%s failed: Connection refused (%s)"
 
 
-def refused(log: ClientLog, after_ms: int) -> None:
-    log.log(
-        logging.ERROR,
-        FAIL,
-        "FAIL",
-        "rdkafka#producer-1",
-        f"127.0.0.1:1/bootstrap: Connection refused (after {after_ms}ms in state CONNECT)",
-    )
+def refused(log: ClientLog, number: int, broker: str = "127.0.0.1:1") -> None:
+    """As librdkafka says it, of a broker that it knows by its address at first."""
+    name = f"{broker}/{('bootstrap', 1)[number % 2]}"
+    when = f"after {number}ms in state CONNECT"
+    more = f", {number} identical error(s) suppressed" if number % 3 else ""
+    log.log(logging.ERROR, FAIL, f"x#producer-{number}", name, name, broker, when + more)
 
 
 def test_what_repeats_is_told_now_and_then_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
     now = 0.0
-    log = ClientLog("admin", monotonic=lambda: now)
+    lines = LineLimiter(monotonic=lambda: now)
+    # A client that replaces another one tells it of the same broker.
+    logs = [ClientLog("admin", limiter=lines) for _ in range(2)]
     with caplog.at_level(logging.DEBUG, "spark_ssp.kafka_source"):
         for number in range(100):
-            refused(log, number)
-        now = 31.0
-        refused(log, 1)
+            refused(logs[number % 2], number)
+        refused(logs[0], 1, "127.0.0.2:1")
+        now = 61.0
+        refused(logs[1], 1)
 
-    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING"]
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 3
     assert caplog.records[0].name == "spark_ssp.kafka_source.admin"
-    assert "Connection refused" in caplog.records[0].getMessage()
-    assert caplog.records[1].getMessage().endswith("(and 99 such lines since the last one)")
+    assert "127.0.0.2:1 failed" in caplog.records[1].getMessage()
+    assert caplog.records[2].getMessage().endswith("(and 99 more such lines since the last one)")
+
+
+def test_the_last_lines_that_were_left_out_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    lines = LineLimiter(monotonic=lambda: now)
+    log = ClientLog("admin", limiter=lines)
+    with caplog.at_level(logging.DEBUG, "spark_ssp.kafka_source"):
+        for number in range(3):
+            refused(log, number)
+        now = 61.0
+        log.log(logging.ERROR, "another line")
+        log.log(logging.ERROR, "another line")
+
+    texts = [record.getMessage() for record in caplog.records]
+    assert len(texts) == 3
+    assert texts[1].startswith("2 more such lines: FAIL")
+    assert [text for _, _, text in lines.drain()] == ["1 more such line: another line"]
+    assert lines.drain() == []
 
 
 def test_different_lines_are_all_told_and_levels_kept(caplog: pytest.LogCaptureFixture) -> None:
-    log = ClientLog("admin", monotonic=lambda: 0.0)
+    log = ClientLog("admin", limiter=LineLimiter())
     with caplog.at_level(logging.DEBUG, "spark_ssp.kafka_source"):
         log.log(logging.INFO, "FAIL 10.0.0.1:9092/1: Disconnected")
         log.log(logging.ERROR, "FAIL 10.0.0.1:9092/1: Connection refused")
@@ -210,7 +247,7 @@ def test_different_lines_are_all_told_and_levels_kept(caplog: pytest.LogCaptureF
 
 
 def test_a_line_tells_no_secret(caplog: pytest.LogCaptureFixture) -> None:
-    log = ClientLog("admin", secrets=["hunter2"])
+    log = ClientLog("admin", secrets=["hunter2"], limiter=LineLimiter())
     with caplog.at_level(logging.DEBUG, "spark_ssp.kafka_source"):
         for level in (logging.DEBUG, logging.ERROR):
             log.log(level, "alice says hunter2")

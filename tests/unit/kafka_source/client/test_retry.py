@@ -7,6 +7,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 from confluent_kafka import KafkaError
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kafka_source.client.retry import (
     BatchRequest,
@@ -14,6 +16,8 @@ from kafka_source.client.retry import (
     Retrier,
     RetriesExhaustedError,
     RetryPolicy,
+    SendLimits,
+    send_limits,
 )
 from ssp_common.errors import AccessError, InvalidRequestError
 
@@ -32,17 +36,17 @@ class World:
         self._requests = deque(requests)
         self._there = there
 
-    def send(self, keys: Sequence[str], seconds: float) -> Mapping[str, int | KafkaError]:
-        assert 0 < seconds <= 30
+    def send(self, keys: Sequence[str], limits: SendLimits) -> Mapping[str, int | KafkaError]:
+        assert 0 < limits.after_failed_connect_s <= limits.timeout_s <= 30
         self.asked.append(tuple(keys))
         answer = self._requests[0] if len(self._requests) == 1 else self._requests.popleft()
         if isinstance(answer, int):
-            self.now += seconds
+            self.now += limits.timeout_s
             raise NoResponseError(KafkaError(answer))
         return {key: _value(answer[key]) for key in keys}
 
-    def exists(self, keys: Collection[str], seconds: float) -> list[str]:
-        assert seconds > 0
+    def exists(self, keys: Collection[str], limits: SendLimits) -> list[str]:
+        assert limits.timeout_s > 0
         return [key for key in keys if key in self._there]
 
     def sleep(self, seconds: float) -> None:
@@ -99,10 +103,14 @@ def test_pauses_grow_and_attempts_end() -> None:
     assert world.now == pytest.approx(100 + 30 + 7 + 30)
 
 
-def test_requests_without_answer_are_attempts(caplog: pytest.LogCaptureFixture) -> None:
-    world = World(KafkaError._TIMED_OUT, KafkaError._TIMED_OUT, {"a": 1_000})
+def test_requests_without_answer_are_sent_again_and_end_attempts(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World(*[KafkaError._TIMED_OUT] * 8, {"a": 1_000})
     assert world.run("a") == {"a": 1_000}
-    assert world.slept == [0.0, 7.0, 0.0, 7.0]
+    # Four sends of an attempt: 5 s, 5 s, 10 s, and the rest.
+    assert world.slept == [0.1, 0.2, 0.4, 0.0, 7.0] * 2
+    assert world.now == pytest.approx(100 + 2 * (30 + 7))
     assert [record.getMessage() for record in caplog.records] == [
         "_TIMED_OUT (Local: Timed out) on ListOffsets (partition a) for 30 s: retrying in 7 s "
         f"after attempt {number} of 3"
@@ -134,3 +142,25 @@ def test_what_does_not_pass_ends_it_at_once(code: int, error: type[Exception]) -
     with pytest.raises(error, match="partition b"):
         world.run("a", "b")
     assert world.slept == []
+
+
+@given(
+    timeout_s=st.floats(0.1, 600),
+    # The time that each send takes of its limit.
+    shares=st.lists(st.floats(0.0, 1.0), min_size=1, max_size=50),
+)
+def test_no_send_outlasts_its_attempt_and_one_has_a_third_of_it(
+    timeout_s: float, shares: list[float]
+) -> None:
+    """Or the whole short limit: brokers that need that long are answered by."""
+    elapsed, longest = 0.0, 0.0
+    for share in [*shares, *[1.0] * 200]:
+        if elapsed >= timeout_s:
+            break
+        limits = send_limits(elapsed, timeout_s)
+        assert 0 <= limits.after_failed_connect_s <= limits.timeout_s
+        assert elapsed + limits.timeout_s <= timeout_s + 1e-6
+        longest = max(longest, limits.timeout_s)
+        elapsed += max(limits.timeout_s * share, 1e-3)
+    assert elapsed >= timeout_s or len(shares) == 50
+    assert longest >= min(5.0, timeout_s)

@@ -43,6 +43,8 @@ def test_what_java_does_unless_told_otherwise() -> None:
         "message.max.bytes": "1048576",
         "partitioner": "murmur2_random",
         "queue.buffering.max.kbytes": "32768",
+        "reconnect.backoff.max.ms": "1000",
+        "socket.connection.setup.timeout.ms": "10000",
     }
     assert pickle.loads(pickle.dumps(options)) == options
     assert _parse().topic is None
