@@ -48,7 +48,7 @@ def from_text(text: str) -> Plan:
     """Parse a plan. Raises IncompatibleStateError unless `to_text` of this version wrote it."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _DOCUMENT.incompatible("text that is not JSON", "a plan as it was written") from None
     return _DOCUMENT.read(
         document, {PLAN_VERSION: Codec(parse=_plan_from_json, write=_plan_to_json)}
