@@ -239,7 +239,10 @@ class GenerationReader:
             certain = (last and reason is not StallReason.RECREATED) or {
                 StallReason.OK: False,
                 StallReason.INCOMPLETE: False,
-                StallReason.DELETED: self._deleted[ssp] >= CONFIRMATIONS,
+                # It may be hidden for a while, and tolerated records would be left for good: not
+                # before the timeout.
+                StallReason.DELETED: self.options.fail_on_data_loss
+                and self._deleted[ssp] >= CONFIRMATIONS,
                 StallReason.RECREATED: ssp in recreated,
                 # A consumer that makes progress may have fetched records that have expired by now.
                 StallReason.EXPIRED: ssp in self._stopped,

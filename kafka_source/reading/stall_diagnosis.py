@@ -3,7 +3,8 @@
 For a moment after a topic was created or deleted or a leader was elected, brokers contradict each
 other. A log that begins after the position is certain nevertheless. A deleted topic or partition,
 or a topic with another id, which may be that of the previous topic, must be confirmed several
-times; a log that is too short is certain after a timeout.
+times; a log that is too short is certain after a timeout, as is a deletion that the query
+tolerates: the topic may only be hidden for a while.
 """
 
 from __future__ import annotations

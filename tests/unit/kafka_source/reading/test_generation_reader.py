@@ -248,6 +248,19 @@ def test_what_brokers_go_on_to_say_is_believed_after_some_time(
     assert time.now - began > (CONFIRMATIONS - 1) * CONFIRM_INTERVAL_S
 
 
+def test_a_topic_that_is_hidden_for_a_while_is_read_if_deletions_are_tolerated(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    hidden = 5 * CONFIRMATIONS
+    read(Brokers([None] * hidden + ["new"]), ManualTime(), after=hidden + 1, fail="false")
+    assert not caplog.messages
+    time = ManualTime()
+    began = time.now
+    read(Brokers([None]), time, after=10_000, fail="false", timeout="60s")
+    assert "deleted" in caplog.text
+    assert time.now - began >= 60
+
+
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_before_reading_an_old_id_is_asked_for_again(fail: str) -> None:
     options, time = kafka_options(failOnDataLoss=fail), ManualTime()
