@@ -153,9 +153,8 @@ class KafkaStreamReader(PlanningStreamReader):
         """Do nothing: Spark's own log stores the offsets, and `plan_end` commits them to a group,
         since Spark does not call this for a batch until the next one is planned."""
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Close the connections."""
-        super().stop()
         if self._committer is not None:
             self._committer.close()
         if self._planner is not None:

@@ -151,10 +151,16 @@ class KinesisStreamReader(PlanningStreamReader):
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[InputPartition]:
         """Return one partition for each slot that has records to read."""
-        from kinesis_source.planning.input_partitions import plan_ranges
+        from kinesis_source.planning.input_partitions import plan_ranges, without_removed
 
         streams = {ref.name: ref for ref in self._options.streams}
-        begin, until = self._offsets.decode(start), self._offsets.decode(end)
+        begin = self._offsets.decode(start)
+        until = without_removed(
+            self._offsets.decode(end),
+            streams.keys(),
+            self._options.drop_streams,
+            fail=self._options.fail_on_data_loss,
+        )
         reshard = begin.states and begin.states.keys() != until.states.keys()
         if reshard and self._options.leases is None:
             self._plan().check_replay(begin, until)
@@ -171,9 +177,8 @@ class KinesisStreamReader(PlanningStreamReader):
     def commit(self, end: dict[str, Any]) -> None:
         """Do nothing: Spark's own log is the source of truth."""
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """Stop the driver's threads."""
-        super().stop()
         if self._planner is not None:
             self._planner.close()
         if self._worker is not None:

@@ -27,7 +27,7 @@ from kinesis_source.model.shard import (
 )
 from operations.inspection.errors import CheckpointFolderError, damaged
 from operations.inspection.folders import Folder
-from operations.inspection.spark_checkpoint import Checkpoint
+from operations.inspection.spark_checkpoint import Checkpoint, parse_offset
 from ssp_common.errors import UnsupportedError
 from task_grouping.identifiers import ShardId, StreamName
 
@@ -77,7 +77,7 @@ def read_awslabs(folder: Folder, checkpoint: Checkpoint, source: int) -> Awslabs
     for file in files:
         try:
             ends[ShardId(file)] = json.loads(folder.read(f"{path}/{file}"))
-        except ValueError:
+        except (ValueError, RecursionError):
             raise damaged(checkpoint.location, f"{path}/{file}", "no JSON", "a position") from None
     return AwslabsPositions(
         stream=StreamName(str(metadata["streamName"])),
@@ -89,7 +89,7 @@ def read_awslabs(folder: Folder, checkpoint: Checkpoint, source: int) -> Awslabs
 
 
 def _parse(text: str | None) -> dict[str, Any] | None:
-    document: Any = None if text is None else json.loads(text)
+    document = parse_offset(text)
     if not isinstance(document, dict) or not isinstance(document.get(_METADATA), dict):
         return None
     metadata = document[_METADATA]

@@ -107,7 +107,7 @@ def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
         planned=planned,
         last=last,
         kept=tuple(offsets),
-        sources=_sources(last, planned),
+        sources=_sources(location, last, planned),
         notes=tuple(_notes(committed, newest)),
     )
 
@@ -136,7 +136,7 @@ def query_id(content: bytes, location: str) -> str:
     """Return the id in the file `metadata`."""
     try:
         return str(json.loads(content)["id"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise damaged(location, "metadata", "no query id", '{"id": "<query id>"}') from None
 
 
@@ -161,7 +161,7 @@ def read_batch(folder: Folder, location: str, batch: int) -> LoggedBatch:
     try:
         metadata: Any = json.loads(lines[0])
         planned = metadata.get("batchTimestampMs")
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise damaged(location, name, "metadata that is not JSON", "an object") from None
     return LoggedBatch(
         batch=batch,
@@ -185,7 +185,18 @@ def _notes(committed: int | None, newest: int | None) -> list[str]:
 # --- Sources -------------------------------------------------------------------------------------
 
 
-def _sources(last: LoggedBatch | None, planned: LoggedBatch | None) -> tuple[Source, ...]:
+def _sources(
+    location: str, last: LoggedBatch | None, planned: LoggedBatch | None
+) -> tuple[Source, ...]:
+    for batch in filter(None, (last, planned)):
+        for text in batch.offsets:
+            if text is not None and text.startswith("{") and isinstance(parse_offset(text), str):
+                raise damaged(
+                    location,
+                    f"offsets/{batch.batch}",
+                    "a line that begins like JSON and is not, as in a file that was cut off",
+                    "an offset of each source",
+                )
     before = () if last is None else last.offsets
     after = () if planned is None else planned.offsets
     count = max(len(before), len(after))
@@ -213,7 +224,7 @@ def parse_offset(text: str | None) -> Any:
         return None
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

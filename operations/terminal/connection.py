@@ -102,7 +102,7 @@ def _load(context: click.Context, parameter: click.Parameter, path: Path | None)
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise click.BadParameter(f"{path}: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise click.BadParameter(f"{path}: not JSON") from None
     if not isinstance(document, dict) or not all(
         isinstance(value, str | int | float) for value in document.values()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ssp_common.errors import SspError, UnsupportedError
+from ssp_common.errors import IncompatibleStateError, SspError, UnsupportedError
 from ssp_common.spark.reader_status import StatusFile
 
 if TYPE_CHECKING:
@@ -201,9 +202,45 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.plan_partitions(start, end)
 
     def stop(self) -> None:
-        """Remove the reader's status."""
+        """Remove the reader's status and close it.
+
+        PySpark parses offsets before it passes them on, and stops the reader if it cannot. Raises
+        IncompatibleStateError then, instead of the parser's error.
+        """
+        error = sys.exception()
         if self._status is not None:
             self._status.remove()
+        self.close()
+        if error is not None and _is_unreadable_offset(error):
+            raise IncompatibleStateError(
+                "checkpoint of the query",
+                found="a file of its folder offsets whose JSON cannot be parsed, as after a write "
+                "that was cut off",
+                expected="the offsets that the query has written",
+                next_step="name the file by `spark-ssp checkpoint LOCATION`, with the query's "
+                "checkpointLocation, and restore it from a backup; or start the query on a new "
+                "checkpoint location",
+            ) from None
+
+    def close(self) -> None:
+        """Close connections and stop threads."""
+
+
+def _is_unreadable_offset(error: BaseException) -> bool:
+    """Return whether the JSON parser raised the error, called by PySpark."""
+    if not isinstance(error, ValueError | RecursionError):
+        return False
+    modules = [
+        str(frame.f_globals.get("__name__", ""))
+        for frame, _ in traceback.walk_tb(error.__traceback__)
+    ]
+    callers = [name for name in modules if name.partition(".")[0] != "json"]
+    # PySpark's worker runs its module as a program.
+    return (
+        bool(callers)
+        and len(callers) < len(modules)
+        and (callers[-1] == "__main__" or callers[-1].startswith("pyspark."))
+    )
 
 
 class FailedStreamReader(PlanningStreamReader):

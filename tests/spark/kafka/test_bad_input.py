@@ -65,6 +65,19 @@ def test_a_checkpoint_that_does_not_fit(
     frame = spark.readStream.format("kafka-ssp").options(**options).load()
     run_to_end(frame, KafkaSink(), tmp_path / "sound")
 
+    for name, cut in (("cut", 40), ("nested", 0)):
+        checkpoint = tmp_path / name
+        shutil.copytree(tmp_path / "sound", checkpoint)
+        newest = _offset_files(checkpoint)[-1]
+        version, metadata, offset = newest.read_text().splitlines()
+        torn = offset[:cut] or "[" * 100_000
+        newest.write_text("\n".join([version, metadata, torn]))
+        (checkpoint / "offsets" / f".{newest.name}.crc").unlink(missing_ok=True)
+        text = _failure(spark, options, checkpoint)
+        assert "[incompatible-state] checkpoint of the query" in text
+        assert "spark-ssp checkpoint LOCATION" in text
+        assert "JSONDecodeError" not in text
+
     def failure(
         name: str, edit: Callable[[dict[str, Any]], object] = lambda _: None, **changed: str
     ) -> str:
@@ -87,9 +100,13 @@ def test_a_checkpoint_that_does_not_fit(
     assert "no longer among the topics to read" in text
 
 
+def _offset_files(checkpoint: Path) -> list[Path]:
+    return sorted(path for path in (checkpoint / "offsets").glob("*") if path.name.isdigit())
+
+
 def _edit_last_offset(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     """Change the offset that the query would go on from, as an accident or another version may."""
-    (*_, last) = sorted(path for path in (checkpoint / "offsets").glob("*") if path.name.isdigit())
+    (*_, last) = _offset_files(checkpoint)
     version, metadata, offset = last.read_text().splitlines()
     document = json.loads(offset)
     edit(document)

@@ -198,8 +198,11 @@ def test_a_query_that_has_planned_nothing(copy: Path) -> None:
         ("offsets/1", "v1\n", "no metadata"),
         ("offsets/1", "v1\n{", "metadata that is not JSON"),
         ("offsets/1", 'v1\n{}\n{"v": 7, "topics": {}}', "version 7"),
+        ("offsets/1", 'v1\n{}\n{"v": 2, "topics": {"ord', "offsets/1 of"),
+        ("offsets/1", "v1\n{}\n{" + '"a":{' * 100_000, "a line that begins like JSON"),
         ("commits/0", "", "an empty file"),
         ("metadata", "{}", "no query id"),
+        ("metadata", "[" * 100_000, "no query id"),
         ("commits/5", "v1\n{}", "no such file, while commits/5 exists"),
     ],
 )
