@@ -47,10 +47,10 @@ from kinesis_source.planning.data_loss import (
 )
 from kinesis_source.planning.input_partitions import (
     check_leases,
-    check_streams,
     max_caught_up_age_ms,
     same_positions,
     skipped_shards,
+    without_removed,
 )
 from kinesis_source.planning.key_placement import PlacementWatch
 from kinesis_source.planning.shard_discovery import ShardDiscovery
@@ -61,6 +61,7 @@ from kinesis_source.probing.initial_positions import initial_states
 from kinesis_source.probing.position_advance import ShardAdvance
 from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
 from ssp_common.errors import StreamNotFoundError
+from ssp_common.logs import Detail
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from task_grouping.slots import mapper_for
 
@@ -70,6 +71,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
+CONFIRMATIONS = 3
+"""The number of answers that must agree that a stream or an unfinished shard is gone."""
+CONFIRM_PERIOD_S = 1.0
+"""The pause between two of them."""
 AWAITING_PERIOD_S = 1.0
 """The pause before a shard that has not reached its target is probed again."""
 
@@ -133,6 +138,8 @@ class BatchPlanner:
         self.last_batch: PlannedBatch | None = None
         self._has_planned = False
         """True once this run has planned a batch, so that the offset carries its assignment."""
+        self._removal_warned = False
+        """True once removed streams have been logged."""
         self._table_warned = False
         """True once the lease table of another application has been logged."""
 
@@ -148,7 +155,21 @@ class BatchPlanner:
         target is probed again, and is an error (ServiceUnavailableError) if it never does. Other
         errors are those of the service's contract, plus DataLossError under `failOnDataLoss`.
         """
-        check_streams(start, self._streams.keys())
+        attempts = CONFIRMATIONS if start.streams else 1
+        while True:
+            attempts -= 1
+            try:
+                return self._next_offset(start, limits, reach_targets=reach_targets)
+            except StreamNotFoundError as error:
+                if not attempts and len(start.streams) > 1:
+                    raise _deleted_stream(error) from error
+                if not attempts:
+                    raise
+                _log.warning("a stream of the checkpoint, asking again: %s", Detail(error))
+                self._sleep(CONFIRM_PERIOD_S)
+
+    def _next_offset(self, logged: Offset, limits: Limits, *, reach_targets: bool) -> Offset | None:
+        start = self.without_removed(logged)
         table = None if self._options.leases is None else self._options.leases.table
         others = check_leases(start, table)
         if others and not self._table_warned:
@@ -165,7 +186,7 @@ class BatchPlanner:
         self._end_finder.wait(start.states, limits)
         began = self._monotonic()
         while True:
-            end, awaited = self._search(start, limits)
+            end, awaited = self._search(start, limits, changed=start is not logged)
             stop = not awaited and self._is_finished()
             if stop if end is None else not (reach_targets and awaited):
                 self._batch_log.write()
@@ -180,6 +201,21 @@ class BatchPlanner:
             else:
                 self.leases.pause()
 
+    def without_removed(self, offset: Offset) -> Offset:
+        """Return an offset without the streams that the query no longer reads."""
+        options = self._options
+        kept = without_removed(
+            offset, self._streams.keys(), options.drop_streams, fail=options.fail_on_data_loss
+        )
+        if kept is not offset and not self._removal_warned:
+            self._removal_warned = True
+            _log.warning(
+                "no longer read, and removed from the checkpoint with their unread records: "
+                "streams %s",
+                ", ".join(sorted(offset.streams.keys() - kept.streams.keys())),
+            )
+        return kept
+
     def next_offset_of_all(self, start: Offset) -> Offset | None:
         """Return the end of a batch of all records that the streams contain now, except those of
         shards that wait for their parents; as `next_offset`. It may be the query's only batch."""
@@ -193,9 +229,11 @@ class BatchPlanner:
             warn_of_next_batches(end)
         return end
 
-    def _search(self, start: Offset, limits: Limits) -> tuple[Offset | None, list[ShardKey]]:
+    def _search(
+        self, start: Offset, limits: Limits, *, changed: bool
+    ) -> tuple[Offset | None, list[ShardKey]]:
         """Return the end of the next batch, if any, and the shards that are short of their
-        target."""
+        target. `changed`: streams were removed from the start, which a batch records."""
         leases = self.leases
         result = self._active_shards(start) if leases is None else leases.active_shards(start)
         active, listings = result.active, result.listings
@@ -237,7 +275,8 @@ class BatchPlanner:
         awaited = self._end_finder.unreached_targets(
             eligible.keys() | verified.pending, advances, limits
         )
-        if same_positions(start, end) and not self._is_caught_up_time_old(start, advances):
+        same = same_positions(start, end) and not changed
+        if same and not self._is_caught_up_time_old(start, advances):
             self._observe_placement(end)
             return None, awaited
         end = replace(end, streams=self._with_placement(start, end, listings))
@@ -321,10 +360,13 @@ class BatchPlanner:
         listings = self._listings()
         known, renewed = self._split_streams(start)
         active = advance_streams(start, known, listings)
-        expired = [*active.vanished, *active.abandoned]
-        doubtful = {key.stream for key in expired} | set(active.undiscovered)
-        if doubtful and not self._discovery.frozen:
-            lost = {key.stream for key in expired}
+        for attempt in range(CONFIRMATIONS):
+            lost = {key.stream for key in (*active.vanished, *active.abandoned)}
+            doubtful = lost | set(active.undiscovered)
+            if not (lost if attempt else doubtful) or self._discovery.frozen:
+                break
+            if attempt:
+                self._sleep(CONFIRM_PERIOD_S)  # ListShards may be behind for a moment
             for name in sorted(doubtful):
                 self._discovery.refresh(self._streams[name], doubt=name in lost)
             listings = self._listings()
@@ -453,6 +495,17 @@ class BatchPlanner:
             ):
                 return True
         return False
+
+
+def _deleted_stream(error: StreamNotFoundError) -> StreamNotFoundError:
+    """Return the error of one of several streams that does not exist."""
+    return StreamNotFoundError(
+        error.subject,
+        found=error.found,
+        expected=error.expected,
+        next_step=f"{error.next_step}; if the stream was deleted on purpose, remove it from the "
+        "streams to read, and name it in dropStreams",
+    )
 
 
 def _with_resume_from(state: ShardState, begin: ShardState | None) -> ShardState:

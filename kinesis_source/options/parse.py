@@ -45,6 +45,7 @@ from ssp_common.options.spec import (
     read_options,
 )
 from ssp_common.options.trigger import TRIGGER, trigger_problems
+from task_grouping.identifiers import StreamName
 
 SOURCE: Final = "kinesis-ssp"
 
@@ -63,6 +64,7 @@ _ONLY_STREAM: Final = (
     table.MAX_RECORDS_PER_TRIGGER,
     table.MAX_BYTES_PER_TRIGGER,
     table.MAX_BYTES_PER_SHARD,
+    table.DROP_STREAMS,
     table.SHARD_DISCOVERY_INTERVAL,
     TRIGGER,
 )
@@ -104,6 +106,7 @@ def parse_options(
         *start_problems,
         *end_problems,
         *(_batch_problems(reading, start, end) if batch else _stream_problems(reading)),
+        *_drop_problems(reading, streams),
         *_repeat_key_problems(reading),
         *region_problems(reading),
         *credential_problems(reading),
@@ -130,6 +133,7 @@ def parse_options(
         shard_discovery_interval_ms=reading.value(table.SHARD_DISCOVERY_INTERVAL),
         max_records_per_fetch=reading.value(table.MAX_RECORDS_PER_FETCH),
         min_fetch_period_ms=reading.value(table.MIN_FETCH_PERIOD),
+        drop_streams=tuple(StreamName(name) for name in reading.value(table.DROP_STREAMS)),
         fail_on_data_loss=reading.value(table.FAIL_ON_DATA_LOSS),
         deaggregate=reading.value(table.DEAGGREGATE),
         include_repeat_keys=reading.value(table.INCLUDE_REPEAT_KEYS),
@@ -162,6 +166,19 @@ def _position(
                 next_step=fault.next_step,
             )
             for fault in error.faults
+        )
+
+
+def _drop_problems(
+    reading: OptionReading, streams: tuple[StreamRef, ...]
+) -> Iterator[OptionProblem]:
+    both = {str(stream.name) for stream in streams} & {*reading.value(table.DROP_STREAMS)}
+    if both:
+        yield OptionProblem(
+            option=table.DROP_STREAMS.name,
+            found=f"streams that the query reads: {', '.join(sorted(both))}",
+            expected="streams that the query no longer reads",
+            next_step="name them in one of the two options",
         )
 
 

@@ -154,6 +154,16 @@ MAX_RECORDS: Final[OptionSpec[int | None]] = OptionSpec(
     "the oldest of each shard after the start: 1 or more.",
 )
 
+DROP_STREAMS: Final[OptionSpec[tuple[str, ...]]] = OptionSpec(
+    name="dropStreams",
+    convert=listed(_stream_name),
+    default=(),
+    default_text="none",
+    doc="Streams, comma separated, that the query no longer reads: they leave its checkpoint with "
+    "their unread records. See [Streams that are no longer "
+    "read](kinesis.md#streams-that-are-no-longer-read).",
+)
+
 FAIL_ON_DATA_LOSS: Final[OptionSpec[bool]] = OptionSpec(
     name="failOnDataLoss",
     convert=boolean,
@@ -279,6 +289,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     ENDING_POSITION,
     MAX_RECORDS,
     *FAN_OUT_OPTIONS,
+    DROP_STREAMS,
     FAIL_ON_DATA_LOSS,
     DEAGGREGATE,
     INCLUDE_REPEAT_KEYS,

@@ -132,6 +132,7 @@ class KinesisOptions:
     shard_discovery_interval_ms: int = 10_000
     max_records_per_fetch: int = 10_000
     min_fetch_period_ms: int = 400
+    drop_streams: tuple[StreamName, ...] = ()
     fail_on_data_loss: bool = True
     deaggregate: bool = True
     include_repeat_keys: bool = False

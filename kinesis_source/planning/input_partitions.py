@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
+from typing import TypeVar
 
 from kinesis_source.model.offset import Offset
 from kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
@@ -33,6 +34,8 @@ from kinesis_source.model.shard import (
 from kinesis_source.planning.shard_lineage import ancestors
 from ssp_common.errors import IncompatibleStateError
 from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+
+T = TypeVar("T")
 
 _UNKNOWN: Mapping[ShardKey, HashRange] = MappingProxyType({})
 _NO_SIZES: Mapping[ShardKey, ExpectedSize] = MappingProxyType({})
@@ -143,15 +146,60 @@ def _stragglers(key: ShardKey, end: Offset) -> Stragglers | None:
 
 def check_streams(offset: Offset, streams: Collection[StreamName]) -> None:
     """Raise IncompatibleStateError for a checkpoint that holds other streams than the query."""
-    foreign = sorted(offset.streams.keys() - set(streams))
+    foreign = offset.streams.keys() - set(streams)
     if foreign:
-        raise IncompatibleStateError(
-            "option streamName (or streamARN)",
-            found=f"{', '.join(sorted(streams))}; the checkpoint is of "
-            f"{', '.join(sorted(offset.streams))}",
-            expected="every stream of the checkpoint (more may be added)",
-            next_step=f"add {', '.join(foreign)}, or start on a new checkpoint location",
-        )
+        raise _other_streams(offset, streams, foreign)
+
+
+def without_removed(
+    offset: Offset,
+    streams: Collection[StreamName],
+    dropped: Collection[StreamName],
+    *,
+    fail: bool,
+) -> Offset:
+    """Return the offset without the streams that the query no longer reads; the same object if it
+    has none. A removal has to be accepted: by name in `dropped`, or by failOnDataLoss=false, which
+    `fail` negates. Raises IncompatibleStateError if it is not, or if no stream would be left."""
+    foreign = offset.streams.keys() - set(streams)
+    kept = offset.streams.keys() - foreign
+    refused = foreign - set(dropped) if fail and kept else set()
+    if refused or (foreign and not kept):
+        raise _other_streams(offset, streams, refused)
+    if not foreign:
+        return offset
+
+    def of_kept(states: Mapping[ShardKey, T]) -> dict[ShardKey, T]:
+        return {key: states[key] for key in states if key.stream in kept}
+
+    return Offset(
+        slots=offset.slots,
+        streams={name: offset.streams[name] for name in sorted(kept)},
+        assignment=of_kept(offset.assignment),
+        states=of_kept(offset.states),
+        waiting=of_kept(offset.waiting),
+        lost_shards=of_kept(offset.lost_shards),
+    )
+
+
+def _other_streams(
+    offset: Offset, streams: Collection[StreamName], refused: Collection[StreamName]
+) -> IncompatibleStateError:
+    """Return the error for streams that the query may not leave; without any, it would leave
+    all."""
+    names = sorted(refused)
+    drop = (
+        "; or, if the query no longer needs the unread records, set dropStreams to "
+        f"{','.join(names)};"
+    )
+    return IncompatibleStateError(
+        "option streamName (or streamARN)",
+        found=f"{', '.join(sorted(streams))}; the checkpoint is of "
+        f"{', '.join(sorted(offset.streams))}",
+        expected="every stream of the checkpoint (more may be added)",
+        next_step=f"add {', '.join(names or sorted(offset.streams))}{drop if names else ','} or "
+        "start on a new checkpoint location",
+    )
 
 
 def check_leases(offset: Offset, table: str | None) -> list[str]:

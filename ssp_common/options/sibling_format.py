@@ -134,8 +134,10 @@ _PAIRS: Final = (
         in_kinesis="Kinesis has no consumer groups; applicationName names those who share a stream",
     ),
     _Pair(
+        kinesis=("dropStreams",),
         kafka=("dropTopics",),
-        in_kinesis="a checkpoint must contain the streams that the query reads",
+        in_kinesis="use dropStreams",
+        in_kafka="use dropTopics",
     ),
     _Pair(
         kafka=("acceptTopicIds",),

@@ -41,6 +41,26 @@ def test_a_stream_deleted_under_the_query(trial: Trial, kinesis: EmbeddedKinesis
     trial.check()
 
 
+def test_one_of_two_streams_is_deleted_and_dropped(trial: Trial, kinesis: EmbeddedKinesis) -> None:
+    """With the streams that are left the query reads on from the same checkpoint."""
+    trial.create(10)
+    trial.feed.create("clicks")
+    trial.feed.put("clicks", 10)
+    trial.options["streamName"] = "clicks,orders"
+    trial.run_to_end()
+    kinesis.state.delete_stream("clicks")
+    text = trial.failure()
+    assert "[stream-not-found] stream clicks" in text
+    assert "name it in dropStreams" in text
+    trial.options["streamName"] = "orders"
+    assert "set dropStreams to clicks" in trial.failure()
+    trial.put(10)
+    trial.run_to_end({"dropStreams": "clicks"})
+    trial.put(10)
+    trial.run_to_end()
+    trial.check()
+
+
 @pytest.mark.parametrize("while_running", [True, False])
 def test_a_stream_deleted_and_created_again(
     trial: Trial, kinesis: EmbeddedKinesis, while_running: bool

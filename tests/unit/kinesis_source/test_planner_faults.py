@@ -21,6 +21,7 @@ from kinesis_source.model.shard import (
     AfterRecord,
     Latest,
     SequenceNumber,
+    Shard,
     ShardEnd,
     StartingPosition,
     StreamRef,
@@ -31,6 +32,7 @@ from kinesis_source.probing.probe_rate_limiter import RETRY_AFTER_FAULTS
 from ssp_common.errors import (
     AccessError,
     DataLossError,
+    IncompatibleStateError,
     ServiceUnavailableError,
     StreamNotFoundError,
 )
@@ -386,3 +388,117 @@ def test_a_start_that_expired_before_the_first_batch_is_no_loss() -> None:
     world.clock.advance(RETENTION_MS + 60_000)
     put = world.put(5)
     assert sorted(world.drain()) == sorted(put)
+
+
+def test_a_stream_that_is_not_found_once_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = running()
+    put = world.put(5)
+    answers = [True, True]
+    list_shards = world.service.list_shards
+
+    def not_found_twice(stream: StreamRef) -> tuple[Shard, ...]:
+        if answers:
+            answers.pop()
+            raise StreamNotFoundError(
+                "stream orders", found="nothing", expected="a stream", next_step="wait"
+            )
+        return list_shards(stream)
+
+    monkeypatch.setattr(world.service, "list_shards", not_found_twice)
+    world.restart()
+    assert sorted(world.drain()) == sorted(put)
+    answers += [True] * 3
+    world.restart()
+    with pytest.raises(StreamNotFoundError):
+        world.trigger()
+
+
+@pytest.mark.parametrize("tolerated", [False, True])
+def test_a_shard_that_is_missing_from_a_listing_or_two_is_not_gone(
+    monkeypatch: pytest.MonkeyPatch, tolerated: bool
+) -> None:
+    world = running(fail_on_data_loss=not tolerated)
+    put = world.put(10)
+    missing = [key(0).shard] * 2
+    list_shards = world.service.list_shards
+
+    def incomplete(stream: StreamRef) -> tuple[Shard, ...]:
+        hidden = missing.pop() if missing else ""
+        return tuple(shard for shard in list_shards(stream) if shard.shard_id != hidden)
+
+    monkeypatch.setattr(world.service, "list_shards", incomplete)
+    world.restart()
+    assert sorted(world.drain()) == sorted(put)
+
+
+# --- Streams that the query no longer reads -------------------------------------------------------
+
+
+ORDERS, CLICKS = (StreamRef(name=StreamName(name)) for name in ("orders", "clicks"))
+
+
+def of_two_streams(**changes: Any) -> World:
+    """A query that has read `orders` and `clicks`, of which `clicks` is deleted with unread
+    records."""
+    world = World()
+    world.state.create_stream("clicks", 2)
+    world.clock.advance(60_000)
+    world.restart(streams=(CLICKS, ORDERS))
+    world.put(20)
+    world.put(20, stream="clicks")
+    world.drain()
+    world.put(5, stream="clicks")
+    world.state.delete_stream("clicks")
+    world.restart(**changes)
+    return world
+
+
+@pytest.mark.parametrize("tolerated", [False, True])
+def test_one_of_several_streams_is_deleted_and_dropped(
+    tolerated: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = of_two_streams(fail_on_data_loss=not tolerated)
+    with pytest.raises(StreamNotFoundError, match="clicks") as gone:
+        world.trigger()
+    assert "name it in dropStreams" in gone.value.next_step
+    world.restart(streams=(ORDERS,))
+    if not tolerated:
+        with pytest.raises(IncompatibleStateError) as refused:
+            world.trigger()
+        assert "set dropStreams to clicks" in refused.value.next_step
+        world.restart(drop_streams=(CLICKS.name,))
+    batch = world.trigger()
+    assert batch is not None
+    assert batch.read == []
+    assert {key.stream for key in world.offset.states} == {"orders"}
+    assert list(world.offset.streams) == ["orders"]
+    assert "removed from the checkpoint" in caplog.text
+    put = world.put(5)
+    world.restart()
+    assert sorted(world.drain()) == sorted(put)
+
+
+def test_a_batch_that_was_planned_before_is_read_without_the_dropped_stream() -> None:
+    world = of_two_streams()
+    world.state.create_stream("clicks", 1)
+    world.clock.advance(60_000)
+    world.restart(fail_on_data_loss=False)
+    world.put(5, stream="clicks")
+    put = world.put(5)
+    end = world.plan()
+    assert end is not None
+    world.restart(streams=(ORDERS,), fail_on_data_loss=True, drop_streams=(CLICKS.name,))
+    reader = world.planner
+    world.offset = reader.without_removed(world.offset)
+    assert sorted(world.run(reader.without_removed(end)).read) == sorted(put)
+
+
+def test_not_all_streams_can_be_dropped() -> None:
+    world = running()
+    world.state.create_stream("clicks", 1)
+    world.restart(streams=(CLICKS,), drop_streams=(ORDERS.name,))
+    with pytest.raises(IncompatibleStateError) as caught:
+        world.trigger()
+    assert caught.value.next_step == "add orders, or start on a new checkpoint location"

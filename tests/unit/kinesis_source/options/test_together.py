@@ -43,6 +43,7 @@ def test_several_streams_are_sorted_by_name() -> None:
     ("raw", "option", "found"),
     [
         ({}, "streamName", "neither streamName nor streamARN"),
+        ({"streamName": "a,b", "dropStreams": "b"}, "dropStreams", "that the query reads: b"),
         ({"streamName": "a", "streamARN": ARN}, "streamName", "together with streamARN"),
         (
             {"streamARN": f"{ARN},{ARN.replace('eu-west-1', 'us-east-1')}"},

@@ -78,6 +78,7 @@ def test_every_option_reaches_its_place() -> None:
         shard_discovery_interval_ms=30_000,
         max_records_per_fetch=500,
         min_fetch_period_ms=1_000,
+        drop_streams=(StreamName("clicks"), StreamName("views")),
         fail_on_data_loss=False,
         deaggregate=False,
         max_bytes_in_flight=32 << 20,

@@ -391,7 +391,8 @@ def test_a_stream_that_the_query_does_not_read_is_an_error_that_names_the_option
     assert str(caught.value) == (
         "[incompatible-state] option streamName (or streamARN): found clicks, orders; the "
         "checkpoint is of old, orders; expected every stream of the checkpoint (more may be "
-        "added). Next step: add old, or start on a new checkpoint location"
+        "added). Next step: add old; or, if the query no longer needs the unread records, set "
+        "dropStreams to old; or start on a new checkpoint location"
     )
 
 
