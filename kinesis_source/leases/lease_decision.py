@@ -641,7 +641,10 @@ class _Stream:
             return True
         children = self._children.get(shard, ())
         return bool(children) and not any(
-            child in self._rows or child in self._unreadable or self._is_finished(child)
+            child in self._rows
+            or child in self._unreadable
+            or child in self._entries
+            or self._is_finished(child)
             for child in children
         )
 
