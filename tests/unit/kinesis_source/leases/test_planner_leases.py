@@ -15,7 +15,7 @@ from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.shards import key
-from tests.support.leases.worlds import FAILOVER_MS, Company, LeaseWorld, twice
+from tests.support.leases.worlds import FAILOVER_MS, Company, LeaseWorld, Table, twice
 
 
 @pytest.fixture
@@ -357,6 +357,56 @@ def test_a_run_to_the_tip_leaves_to_others_what_is_theirs(company: Company) -> N
     read += bert.drain()
     assert sorted(read) == sorted(put)
     assert twice(read) == []
+
+
+# --- Streams that the query no longer reads -------------------------------------------------------
+
+
+def of_streams(*names: str) -> tuple[StreamRef, ...]:
+    return tuple(StreamRef(name=StreamName(name)) for name in sorted(names))
+
+
+def test_a_stream_is_dropped_where_several_are_left(company: Company) -> None:
+    for name in ("clicks", "views"):
+        company.state.create_stream(name, 1)
+    company.pass_time(60_000)
+    anne = company.join("anne", streams=of_streams("orders", "clicks", "views"))
+    put = company.put(20)
+    anne.put(5, stream="clicks")
+    anne.put(5, stream="views")
+    company.work(anne, rounds=5)
+    anne.put(5, stream="clicks")
+    company.state.delete_stream("clicks")
+    anne.stop()
+    anne.restart(streams=of_streams("orders", "views"))
+    with pytest.raises(IncompatibleStateError, match="set dropStreams to clicks"):
+        anne.trigger()
+    anne.stop()
+    anne.restart(drop_streams=(StreamName("clicks"),))
+    put = company.put(8)
+    assert sorted(company.work(anne, rounds=30)) == sorted(put)
+    assert sorted(anne.offset.streams) == ["orders", "views"]
+
+
+def test_a_stream_is_dropped_where_one_is_left_with_another_application(company: Company) -> None:
+    """The keys of leases contain the stream only if there are several."""
+    company.state.create_stream("clicks", 1)
+    company.pass_time(60_000)
+    anne = company.join("anne", streams=of_streams("orders", "clicks"))
+    company.put(20)
+    company.work(anne, rounds=5)
+    company.state.delete_stream("clicks")
+    anne.stop()
+    dropped = {"streams": of_streams("orders"), "drop_streams": (StreamName("clicks"),)}
+    anne.restart(**dropped)
+    with pytest.raises(IncompatibleStateError, match="choose another applicationName"):
+        anne.trigger()
+    anne.stop()
+    company.table = Table()
+    anne.restart(leases={"application": "orders-2", "table": "orders-2"})
+    put = company.put(8)
+    assert sorted(company.work(anne, rounds=30)) == sorted(put)
+    assert sorted(anne.offset.streams) == ["orders"]
 
 
 # --- When the table is out of reach ---------------------------------------------------------------
