@@ -227,8 +227,13 @@ class Boto3Kinesis:
         if now is not None:
             return now
         call = self._api_call("DescribeLimits", None)
+
+        def convert(_: Answer, service_time: EpochMillis | None) -> None:
+            if service_time is None:
+                raise _without_date()
+
         try:
-            self._call(call, {}, lambda _, __: None, retry=True)
+            self._call(call, {}, convert, retry=True)
         except (AccessError, InvalidRequestError):
             # A refusal has a `Date` as well, and only that is needed.
             if self._clock.last_date() is None:

@@ -89,18 +89,20 @@ class DataLossChecks:
         )
         self._lost(found=found, expected=f"{last}, which existed when the batch was planned")
 
-    def report_missing_shard(self, error: SspError) -> None:
-        """Report that the shard, the stream or the position no longer exists. Reading ends."""
+    def report_missing_shard(self, error: SspError) -> bool:
+        """Report that the shard, the stream or the position no longer exists. Return whether the
+        stream is still there; otherwise reading ends."""
         stream = self._describe()
         if stream is None:
-            return
+            return False
         if stream.created != self.range.created:
             self._recreated(stream)
-            return
+            return False
         self._lost(
             found=f"{error.found} ({error.kind})",
             expected="the shard as planned; shards expire with the last of their records",
         )
+        return True
 
     def _describe(self) -> StreamDescription | None:
         """Return the stream's current description; None if it is gone and that is tolerated."""

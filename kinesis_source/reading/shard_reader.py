@@ -44,6 +44,7 @@ from kinesis_source.model.shard import (
     ShardEnd,
     ShardIterator,
     ShardState,
+    TrimHorizon,
 )
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.reading.arrow_batches import memory_bytes
@@ -69,6 +70,8 @@ from ssp_common.times import duration_text, seconds_text
 ITERATOR_LIFETIME_S: Final = 240.0
 """The age up to which an iterator is used. It expires after five minutes (Kinesis API
 reference)."""
+
+_OLDEST: Final = ShardState(position=TrimHorizon())
 
 MAX_YOUNG_EXPIRIES: Final = 5
 """The number of young iterators refused in a row that fails the task."""
@@ -136,18 +139,33 @@ class ShardReader:
         )
 
     def run(self) -> None:
-        """Read the whole range; return early if a loss is tolerated.
+        """Read the whole range, or what is left of it if a loss is tolerated.
 
         Raises `DataLossError` under `failOnDataLoss`, `ServiceUnavailableError` if retries are
         exhausted or the end does not appear, `StoppedError` if the rows are no longer needed, and
         other errors of the service.
         """
         try:
-            self._read()
+            try:
+                self._read()
+            except InvalidPositionError as refused:
+                if self._restart_at_oldest(refused):
+                    self._read()
         except (ShardNotFoundError, StreamNotFoundError, InvalidPositionError) as gone:
             self._loss_checks.report_missing_shard(gone)
         finally:
             self._pushed.close()
+
+    def _restart_at_oldest(self, refused: InvalidPositionError) -> bool:
+        """Report that the service refuses the start of the range; return whether to read from the
+        oldest record left instead. The driver verifies the starts, so this is the replay of a batch
+        that was planned without."""
+        if not self._loss_checks.report_missing_shard(refused):
+            return False
+        if self._last is not None:
+            return False
+        self._start, self._expected, self._cursor = _OLDEST, None, None
+        return True
 
     def _read(self) -> None:
         while not (self._push_step() or self._retry.run(self._poll_step)):
@@ -275,7 +293,7 @@ class ShardReader:
             self._start = ShardState(position=AfterRecord(sequence_number=self._last))
         expected = self._expected
         position = (
-            self._range.start
+            self._start.position
             if expected is None
             else AfterRecord(sequence_number=expected.sequence_number)
         )
@@ -331,12 +349,14 @@ class ShardReader:
     def _is_closed(self, page: RecordPage) -> bool:
         """Return whether the shard ended with `page`; report a data loss if that was too early.
 
-        A last page with a lag above 0 contradicts itself. It is accepted if the service repeats it
-        after the same record.
+        A last page with a lag above 0 contradicts itself, and one before the record at which the
+        range ends contradicts the plan. It is accepted if the service repeats it after the same
+        record.
         """
         if page.next_iterator is not None:
             return False
-        if page.millis_behind_latest > 0 and self._doubtful_end != (self._last,):
+        doubtful = page.millis_behind_latest > 0 or isinstance(self._range.end, AfterRecord)
+        if doubtful and self._doubtful_end != (self._last,):
             self._doubtful_end = (self._last,)
             return False
         if self._absent_start_is_tolerated() and not isinstance(self._range.end, ShardEnd):

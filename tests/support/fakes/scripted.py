@@ -68,7 +68,14 @@ class Do:
     action: Callable[[], object]
 
 
-Step = Page | Empty | Fail | Do
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """Answer with at most this number of records, and as if the shard ended with them."""
+
+    records: int
+
+
+Step = Page | Empty | Ended | Fail | Do
 
 
 def throttle() -> Fail:
@@ -244,20 +251,22 @@ class ScriptedService:
         return self.now
 
     def _page(
-        self, shard: ScriptedShard, lowest: int, step: Page | Empty | None, limit: int
+        self, shard: ScriptedShard, lowest: int, step: Page | Empty | Ended | None, limit: int
     ) -> RecordPage:
         visible = shard.records[: len(shard.records) - shard.hidden]
         following = [record for record in visible if record.sequence >= lowest]
         most = limit
-        if isinstance(step, Page):
+        if isinstance(step, Page | Ended):
             most = min(limit, step.records)
         elif isinstance(step, Empty):
             most = 0
         records = following[:most]
         left = len(following) - len(records)
         next_lowest = records[-1].sequence + 1 if records else lowest
-        ended = shard.closed and not shard.hidden and not left
+        ended = isinstance(step, Ended) or (shard.closed and not shard.hidden and not left)
         behind = step.millis_behind if isinstance(step, Empty) else left * 10_000
+        if isinstance(step, Ended):
+            behind = 0
         return _page_of(
             records, None if ended else ShardIterator(str(next_lowest)), behind, self.now
         )
@@ -277,7 +286,7 @@ def _page_of(
     )
 
 
-def _next_step(script: deque[Step]) -> Page | Empty | None:
+def _next_step(script: deque[Step]) -> Page | Empty | Ended | None:
     while script:
         match script.popleft():
             case Do(action=action):

@@ -300,6 +300,14 @@ def test_a_service_that_never_tells_the_time_is_refused() -> None:
         service.close()
 
 
+def test_a_first_answer_without_a_date_does_not_stop_a_start() -> None:
+    with ScriptedHttp(reply(PAGE, date=None), GOOD) as server:
+        service = client(server.url)
+        assert service.service_time() >= DATE * 1000
+        service.close()
+    assert server.operations() == ["DescribeLimits"] * 2
+
+
 def test_one_answer_without_a_date_is_no_harm() -> None:
     with ScriptedHttp(GOOD, reply(PAGE, date=None)) as server:
         service = client(server.url)

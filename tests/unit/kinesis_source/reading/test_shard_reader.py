@@ -27,6 +27,7 @@ from tests.support.fakes.scripted import (
     RETENTION,
     Do,
     Empty,
+    Ended,
     Fail,
     FakeTime,
     Page,
@@ -347,10 +348,28 @@ def test_a_deleted_stream_is_named_as_such() -> None:
     assert read(service(), the_range, fail_on_data_loss=False) == []
 
 
-def test_a_refused_position_of_the_same_stream_is_data_loss() -> None:
-    shard = shard_of(5, 6)
-    shard.opening = deque(
-        [Fail(InvalidPositionError("", found="a bad number", expected="y", next_step="z"))]
-    )
+def test_a_refused_start_of_the_same_stream_is_data_loss_or_the_rest_is_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """In a replay of a batch; a new one is planned from another start."""
+
+    def service() -> ScriptedService:
+        shard = shard_of(5, 6, 7)
+        refused = InvalidPositionError("", found="a bad number", expected="y", next_step="z")
+        shard.opening = deque([Fail(refused)])
+        return ScriptedService([shard])
+
+    the_range = shard_range(A, after(2), after(6))
     with pytest.raises(DataLossError, match=r"a bad number \(invalid-position\)"):
-        read(ScriptedService([shard]), shard_range(A, after(2), after(6)))
+        read(service(), the_range)
+    with caplog.at_level(logging.WARNING):
+        assert sequences(read(service(), the_range, fail_on_data_loss=False)) == [5, 6]
+    assert "a bad number (invalid-position)" in caplog.text
+
+
+@pytest.mark.parametrize("records", [0, 1])
+def test_one_page_without_an_iterator_is_no_end_before_the_last_record(records: int) -> None:
+    shard = shard_of(3, 4, 5)
+    shard.script = deque([Ended(records)])
+    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(5)))
+    assert sequences(rows) == [3, 4, 5]
