@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from checkpoint.leases.checkpoint_position import Processed, ShardEnded
 from checkpoint.leases.lease import LeaseKey
+from checkpoint.leases.lease_serializer import encode
+from kinesis_source.client.api import InvalidPositionError
 from kinesis_source.leases.lease_keys import to_checkpoint
-from kinesis_source.model.shard import Latest, ShardEnd, StartingPosition, StreamRef
+from kinesis_source.model.shard import (
+    Latest,
+    SequenceNumber,
+    ShardEnd,
+    StartingPosition,
+    StreamRef,
+)
 from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
 from tests.support.fakes.planner_world import HOUR_MS, World
+from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 from tests.support.leases.worlds import FAILOVER_MS, Company, LeaseWorld, Table, twice
 
@@ -481,3 +492,98 @@ def test_a_shard_at_its_end_is_not_given_away_before_its_children_are_known(
     assert [child.shard[-2:] for child in first.ended[shard]] == ["04", "05"]
     assert isinstance(company.table.lease(0).progress, ShardEnded)
     assert sorted(read) == sorted(put)
+
+
+# --- A lease with the position of another shard or stream -----------------------------------------
+
+
+def _spoil(company: Company, number: str) -> None:
+    """Write a sequence number into the row of shard 0, as by hand."""
+    row = company.table.lease(0)
+    wrong = Processed(sequence_number=SequenceNumber(number), sub=0, last_caught_up_ms=None)
+    company.table.store.put_item(encode(replace(row, counter=row.counter + 1, progress=wrong)))
+
+
+def _above(company: Company) -> str:
+    return company.state.records("orders", shard_id(1))[-1].sequence_number
+
+
+def _above_all(company: Company) -> str:
+    latest = company.state.records("orders", shard_id(0))[-1].sequence_number
+    return str(int(latest) + (1 << 120))
+
+
+def _processing_time(world: LeaseWorld) -> list[str]:
+    return world.company.work(world, rounds=20)
+
+
+def _available_now(world: LeaseWorld) -> list[str]:
+    world.planner.stop_at_latest()
+    return world.drain()
+
+
+LEASE_POSITIONS = [_above, _above_all]
+LEASE_TRIGGERS = [_processing_time, _available_now]
+
+
+@pytest.mark.parametrize("number", LEASE_POSITIONS)
+@pytest.mark.parametrize("trigger", LEASE_TRIGGERS)
+@pytest.mark.parametrize("with_checkpoint", [False, True])
+def test_a_foreign_position_of_a_lease_is_refused_and_the_advice_works(
+    company: Company,
+    trigger: Callable[[LeaseWorld], list[str]],
+    number: Callable[[Company], str],
+    with_checkpoint: bool,
+) -> None:
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=3)
+    anne.stop()
+    put = company.put(20)
+    reader = anne if with_checkpoint else company.join("bert")
+    _spoil(company, number(company))
+    reader.restart()
+    with pytest.raises(InvalidPositionError) as caught:
+        trigger(reader)
+    assert f"shard {key(0)}" in caught.value.subject
+    assert "orders-etl" in caught.value.subject
+    assert "delete the shard's row" in caught.value.next_step
+    reader.die()
+    company.pass_time(FAILOVER_MS + 1000)
+    company.table.store.remove_item(company.table.lease(0).key)
+    reader.restart()
+    older = {r.data.decode() for r in company.state.records("orders", shard_id(0))} - set(put)
+    again = set() if with_checkpoint else older
+    assert sorted(trigger(reader)) == sorted({*put, *again})
+
+
+@pytest.mark.parametrize("number", LEASE_POSITIONS)
+@pytest.mark.parametrize("trigger", LEASE_TRIGGERS)
+@pytest.mark.parametrize("with_checkpoint", [False, True])
+def test_tolerated_a_foreign_position_of_a_lease_leaves_nothing_out_and_repeats_once(
+    company: Company,
+    trigger: Callable[[LeaseWorld], list[str]],
+    number: Callable[[Company], str],
+    with_checkpoint: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    company.put(40)
+    anne = company.join("anne", fail_on_data_loss=False)
+    company.work(anne, rounds=3)
+    anne.stop()
+    put = company.put(20)
+    reader = anne if with_checkpoint else company.join("bert", fail_on_data_loss=False)
+    _spoil(company, number(company))
+    reader.restart()
+    older = {r.data.decode() for r in company.state.records("orders", shard_id(0))} - set(put)
+    again = set() if with_checkpoint else older
+    with caplog.at_level(logging.WARNING, logger="spark_ssp"):
+        assert sorted(trigger(reader)) == sorted({*put, *again})
+    told = [r.getMessage() for r in caplog.records if "tolerated by" in r.getMessage()]
+    assert len(told) == 1
+    put = company.put(20)
+    if trigger is _available_now:
+        reader.die()
+        company.pass_time(FAILOVER_MS + 1000)
+        reader.restart()
+    assert sorted(trigger(reader)) == sorted(put)
