@@ -7,13 +7,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
 from embedded_kinesis import EmbeddedKinesis
 from tests.support.kinesis.feeds import FEEDS, Feed, Record
 from tests.support.spark.queries import (
     Sink,
+    Trigger,
     check_exactly_once,
+    failure_of,
     load,
     planned_offsets,
     run_to_end,
@@ -113,3 +116,55 @@ def test_by_shard_with_a_default(
     expected += feed.put("orders", 60, keys=40)
     run_to_end(frame, sink, tmp_path)
     check_exactly_once(sink, expected)
+
+
+TRIGGERS = ["available now", "once", "processing time"]
+
+
+def _run(
+    frame: DataFrame, sink: Sink, checkpoint: Path, trigger: str, count: int | None = None
+) -> str:
+    """Run until `count` rows are there, or to the failure, whose text is returned."""
+    if trigger == "processing time":
+        with running(frame, sink, checkpoint) as query:
+            if count is None:
+                return failure_of(query)
+            wait_for_rows(query, sink, count)
+            return ""
+    how: Trigger = "once" if trigger == "once" else "available now"
+    if count is not None:
+        run_to_end(frame, sink, checkpoint, how)
+        return ""
+    with pytest.raises(StreamingQueryException) as caught:
+        run_to_end(frame, sink, checkpoint, how)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS)
+def test_a_position_of_another_shard_is_refused_or_all_of_the_shard_is_read(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path, trigger: str
+) -> None:
+    feed.create("orders", shards=2)
+    put = feed.put("orders", 60)
+    first, second = feed.open_shards("orders")
+    foreign = [record for record in put if record.shard == second][-1]
+    position = {
+        first: {"after_sequence_number": str(foreign.sequence)},
+        "default": "trim_horizon",
+    }
+    given = options | {"startingPosition": json.dumps(position)}
+    sink = Sink()
+    text = _run(load(spark, given), sink, tmp_path, trigger)
+    assert f"[invalid-position] shard orders/{first}" in text
+    assert "startingPosition" in text
+    assert sink.count == 0
+    # The advice: the corrected option, on the same checkpoint, or failOnDataLoss.
+    if trigger == "once":
+        _run(load(spark, options), sink, tmp_path, trigger, len(put))
+    else:
+        frame = load(spark, given | {"failOnDataLoss": "false"})
+        _run(frame, sink, tmp_path, trigger, len(put))
+    check_exactly_once(sink, put)
+    put += feed.put("orders", 20)
+    _run(load(spark, options), sink, tmp_path, trigger, len(put))
+    check_exactly_once(sink, put)

@@ -185,3 +185,19 @@ def test_options_of_streaming_queries_are_refused(
 ) -> None:
     with pytest.raises(PySparkException, match=r"(?s)invalid-options.*applicationName"):
         read(spark, options, applicationName="orders-etl", trigger="processingTime")
+
+
+def test_a_start_in_another_shard_is_refused_or_all_of_the_shard_is_read(
+    spark: SparkSession, feed: Feed, options: dict[str, str]
+) -> None:
+    feed.create("orders", shards=2)
+    put = feed.put("orders", 40)
+    first, second = feed.open_shards("orders")
+    foreign = [record for record in put if record.shard == second][-1]
+    bound = json.dumps(
+        {first: {"after_sequence_number": str(foreign.sequence)}, "default": "trim_horizon"}
+    )
+    with pytest.raises(PySparkException, match=r"invalid-position.*startingPosition"):
+        read(spark, options, startingPosition=bound)
+    rows = read(spark, options, startingPosition=bound, failOnDataLoss="false")
+    assert sorted(row.data for row in rows) == sorted(record.data for record in put)

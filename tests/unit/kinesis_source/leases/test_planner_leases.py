@@ -15,11 +15,13 @@ from checkpoint.leases.lease_serializer import encode
 from kinesis_source.client.api import InvalidPositionError
 from kinesis_source.leases.lease_keys import to_checkpoint
 from kinesis_source.model.shard import (
+    AfterRecord,
     Latest,
     SequenceNumber,
     ShardEnd,
     StartingPosition,
     StreamRef,
+    TrimHorizon,
 )
 from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
@@ -587,3 +589,22 @@ def test_tolerated_a_foreign_position_of_a_lease_leaves_nothing_out_and_repeats_
         company.pass_time(FAILOVER_MS + 1000)
         reader.restart()
     assert sorted(trigger(reader)) == sorted(put)
+
+
+def test_a_foreign_position_of_the_option_is_corrected_in_the_option_and_the_lease(
+    company: Company,
+) -> None:
+    """The lease was created from the option, so both have to be corrected."""
+    put = company.put(40)
+    foreign = AfterRecord(sequence_number=SequenceNumber(_above(company)))
+    wrong = StartingPosition(default=TrimHorizon(), by_shard={key(0): foreign})
+    anne = company.join("anne", starting_position=wrong)
+    with pytest.raises(InvalidPositionError) as caught:
+        company.work(anne)
+    assert "startingPosition" in caught.value.next_step
+    assert "delete the shard's row" in caught.value.next_step
+    anne.die()
+    company.pass_time(FAILOVER_MS + 1000)
+    company.table.store.remove_item(company.table.lease(0).key)
+    anne.restart(starting_position=StartingPosition(default=TrimHorizon()))
+    assert sorted(company.work(anne, rounds=40)) == sorted(put)
