@@ -181,12 +181,16 @@ class Subscriber(Protocol):
 class KinesisWriter(Protocol):
     """Writes to one account's streams in one region."""
 
-    def describe(self, stream: StreamRef) -> StreamDescription:
-        """As `KinesisService.describe`."""
+    def describe(self, stream: StreamRef, *, within: float | None = None) -> StreamDescription:
+        """As `KinesisService.describe`. `within`: the seconds for which throttling is waited out,
+        without a limit by default."""
         ...
 
-    def list_shards(self, stream: StreamRef, *, retry: bool = True) -> tuple[Shard, ...]:
-        """As `KinesisService.list_shards`; without `retry`, each page is requested once."""
+    def list_shards(
+        self, stream: StreamRef, *, retry: bool = True, within: float | None = None
+    ) -> tuple[Shard, ...]:
+        """As `KinesisService.list_shards`; without `retry`, each page is requested once. `within`
+        as in `describe`."""
         ...
 
     def put_records(self, stream: StreamRef, entries: PutEntries) -> PutOutcome:

@@ -136,9 +136,11 @@ class Boto3Kinesis:
 
     # --- KinesisService --------------------------------------------------------------------------
 
-    def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
+    def describe(
+        self, stream: StreamRef, *, retry: bool = True, within: float | None = None
+    ) -> StreamDescription:
         """Call DescribeStreamSummary; wait for a stream that is being created, within the retry
-        limits."""
+        limits. `within`: the seconds for which throttling is waited out."""
         call = self._api_call("DescribeStreamSummary", stream)
 
         def convert(answer: Answer, _: EpochMillis | None) -> StreamDescription:
@@ -149,23 +151,28 @@ class Boto3Kinesis:
                 raise stream_not_found(call, f"status {status}")
             return responses.parse_description(answer)
 
-        return self._call(call, _stream_parameters(stream), convert, retry=retry)
+        return self._call(call, _stream_parameters(stream), convert, retry=retry, within=within)
 
-    def list_shards(self, stream: StreamRef, *, retry: bool = True) -> tuple[Shard, ...]:
-        """Call ListShards; a token that expires between two pages restarts the listing."""
+    def list_shards(
+        self, stream: StreamRef, *, retry: bool = True, within: float | None = None
+    ) -> tuple[Shard, ...]:
+        """Call ListShards; a token that expires between two pages restarts the listing. `within`:
+        the seconds for which throttling of a page is waited out."""
         call = self._api_call("ListShards", stream)
         for _ in range(self._retrier.max_attempts - 1):
             try:
-                return self._list(call, stream, retry=retry)
+                return self._list(call, stream, retry=retry, within=within)
             except ExpiredTokenError as error:
                 self._log.note(call.operation, call.subject, error, 0.0)
-        return self._list(call, stream, retry=retry)
+        return self._list(call, stream, retry=retry, within=within)
 
-    def _list(self, call: ApiCall, stream: StreamRef, *, retry: bool) -> tuple[Shard, ...]:
+    def _list(
+        self, call: ApiCall, stream: StreamRef, *, retry: bool, within: float | None
+    ) -> tuple[Shard, ...]:
         shards: list[Shard] = []
         request = _stream_parameters(stream)
         while True:
-            found, token = self._call(call, request, _shards_and_token, retry=retry)
+            found, token = self._call(call, request, _shards_and_token, retry=retry, within=within)
             shards.extend(found)
             if not token:
                 return tuple(sorted(shards, key=lambda shard: shard.shard_id))
@@ -300,10 +307,21 @@ class Boto3Kinesis:
             role_arn=self._role_arn,
         )
 
-    def _call(self, call: ApiCall, request: Request, convert: Convert[T], *, retry: bool) -> T:
+    def _call(
+        self,
+        call: ApiCall,
+        request: Request,
+        convert: Convert[T],
+        *,
+        retry: bool,
+        within: float | None = None,
+    ) -> T:
         """Return the converted answer; raise only errors of this project."""
+        attempts = 0
 
         def attempt() -> T:
+            nonlocal attempts
+            attempts += 1
             return self._attempt(call.operation, request, convert)
 
         try:
@@ -315,13 +333,14 @@ class Boto3Kinesis:
                 subject=call.subject,
                 # An exceeded limit of CreateStream is a quota, which retries do not help.
                 outlast_throttling=call.operation != "CreateStream",
+                within=within,
             )
         except _SDK_ERRORS as error:
             may_pass = severity_of(error) is not Severity.PERMANENT
             if not retry and (may_pass or renew_refused(error)):
                 raise single_try_error(error, call) from None
             # Without the cause: the text of a signature error holds the session token.
-            raise translate(error, call, attempts=self._retrier.max_attempts) from None
+            raise translate(error, call, attempts=attempts) from None
 
     def _attempt(self, operation: str, request: Request, convert: Convert[T]) -> T:
         requested_at = self._monotonic()

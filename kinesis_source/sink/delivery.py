@@ -86,13 +86,16 @@ class StreamDelivery:
         *,
         shard_map: ShardMap,
         weight: int = 1,
+        share: float = 1.0,
+        pacers: Mapping[ShardId, ShardPacer] | None = None,
         packing: Packing | None = None,
         is_ordered: bool,
         timeout: float,
         now: float,
         random: Callable[[], float],
     ) -> None:
-        """`weight` is the number of shards behind one queue."""
+        """`weight` is the number of shards behind one queue, `share` the first share of each shard;
+        `pacers` are those of an earlier task that have one."""
         self.metrics = DeliveryMetrics()
         self.pending = 0
         """The number of records that are not stored yet."""
@@ -108,8 +111,15 @@ class StreamDelivery:
         self._shard_map = shard_map
         self._ranges: Mapping[ShardId, HashRange] = {}
         """The hash keys of the shards since the last reshard."""
+        self._share = share
+        known = {} if pacers is None else pacers
         self._queues = {
-            shard: ShardQueue(ShardPacer(now, shards=weight)) for shard in shard_map.shards
+            shard: ShardQueue(
+                known[shard]
+                if shard in known and known[shard].shards == weight
+                else ShardPacer(now, shards=weight, share=share)
+            )
+            for shard in shard_map.shards
         }
         self._held: dict[str | None, deque[RecordRun]] = {}
         """By key with a record that is queued or in flight: the records that must follow, one in
@@ -117,6 +127,11 @@ class StreamDelivery:
         self._packing = packing
         self._misplaced: list[tuple[RecordRun, PackedRecord, ShardId]] = []
         """Aggregates with the shards that stored them, which were not predicted."""
+
+    @property
+    def pacers(self) -> Mapping[ShardId, ShardPacer]:
+        """The pacers of its shards."""
+        return {shard: queue.pacer for shard, queue in self._queues.items()}
 
     @property
     def is_outdated(self) -> bool:
@@ -177,7 +192,9 @@ class StreamDelivery:
         self._shard_map = shard_map
         self._ranges = ranges
         self._queues = {
-            shard: ShardQueue(before[shard].pacer if shard in before else ShardPacer(now))
+            shard: ShardQueue(
+                before[shard].pacer if shard in before else ShardPacer(now, share=self._share)
+            )
             for shard in shard_map.shards
         }
         for queue in before.values():

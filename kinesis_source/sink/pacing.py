@@ -40,6 +40,16 @@ _PART: Final = 4
 """A shard that is behind is served this often per second: smaller parts make more requests."""
 
 
+_MOST_TASKS: Final = 16
+"""A stage may have far more tasks than run at a time. The first share doubles with each second."""
+
+
+def first_share(tasks: int) -> float:
+    """Return the share of a shard that a task begins with, which knows only that its stage has at
+    least so many tasks: its own number, from 1. The shares of eight tasks are 1.9 in all."""
+    return 1.0 if tasks == 1 else 0.5 / min(tasks, _MOST_TASKS)
+
+
 @dataclass(slots=True, eq=False)
 class Use:
     """Records that were sent to a shard. They count until a second after their answer: the service
@@ -60,15 +70,29 @@ class ShardPacer:
     answered within the last second.
 
     Times are in seconds of a monotonic clock. The share of the shard's limits that the task uses
-    starts at all of it; the service's throttling makes room for the other writers.
+    begins at `share` and doubles with each second until the service throttles it, which makes room
+    for the other writers.
     """
 
-    __slots__ = ("_bytes", "_changed", "_highest", "_limits", "_records", "_restored", "_uses")
+    __slots__ = (
+        "_bytes",
+        "_changed",
+        "_highest",
+        "_is_starting",
+        "_limits",
+        "_records",
+        "_restored",
+        "_uses",
+        "shards",
+    )
 
-    def __init__(self, now: float, *, shards: int = 1) -> None:
+    def __init__(self, now: float, *, shards: int = 1, share: float = 1.0) -> None:
+        self.shards = shards
         self._limits = (RECORDS_PER_SECOND * shards, BYTES_PER_SECOND * shards)
-        self._highest = 1.0
-        """The share that was throttled last."""
+        self._highest = share
+        """The share that was throttled last, or the first one."""
+        self._is_starting = True
+        """True until the first throttling."""
         self._changed = self._restored = now
         """The times of that throttling, and when the share is as high again."""
         self._uses: list[Use] = []
@@ -123,11 +147,12 @@ class ShardPacer:
         """Use a smaller share, at most once in a second: the records of several requests in flight
         are throttled for one reason. `stored` is the part of the records that was stored."""
         share = self._current_share(now)
-        if share < 1.0 and now - self._changed < _WINDOW_S:
+        if share < 1.0 and not self._is_starting and now - self._changed < _WINDOW_S:
             return
         least, most = _DECREASE
         left = max(_SMALLEST_SHARE, share * min(most, max(least, stored)))
         self._highest = share
+        self._is_starting = False
         self._changed = now
         self._restored = now + ((1 - left / share) / _GROWTH) ** (1 / 3)
 
@@ -141,7 +166,16 @@ class ShardPacer:
                 return use.ends_at
         return self._uses[-1].ends_at if self._uses else now
 
+    def rest(self, seconds: float) -> None:
+        """Keep the share through a time in which the task did not write: it has learned nothing of
+        the other writers."""
+        self._changed += seconds
+        self._restored += seconds
+
     def _current_share(self, now: float) -> float:
+        if self._is_starting:
+            doubled: float = 2.0 ** min(now - self._changed, 32.0)
+            return min(1.0, self._highest * doubled)
         return min(1.0, self._highest * (1 + _GROWTH * (now - self._restored) ** 3))
 
 

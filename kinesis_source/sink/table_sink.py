@@ -21,13 +21,19 @@ from kinesis_source.aggregation.repeat_keys import WriteId
 from kinesis_source.client.boto3_client import connect
 from kinesis_source.sink import learned_rates
 from kinesis_source.sink.columns import SinkColumns
+from kinesis_source.sink.pacing import first_share
 from kinesis_source.sink.schema import resolve_columns
 from kinesis_source.sink.targets import PROCESS_WIDE, Target
 from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from kinesis_source.sink.writer import RecordWriter
 from ssp_common.logs import abbreviate, show_logs
 from ssp_common.spark.pyspark_api import RecordBatchStreamWriter
-from ssp_common.spark.task_context import TaskWrite, task_of_batch_write, task_of_query
+from ssp_common.spark.task_context import (
+    TaskWrite,
+    least_tasks,
+    task_of_batch_write,
+    task_of_query,
+)
 from task_grouping.identifiers import StreamName
 
 if TYPE_CHECKING:
@@ -105,10 +111,12 @@ def _prepare(
     if options.stream is None:
         return options, columns, None
     service = connect(options.connection)
-    target = PROCESS_WIDE.get(options.stream, options.connection, service)
+    within = options.delivery_timeout_ms / 1000
+    target = PROCESS_WIDE.get(options.stream, options.connection, service, within=within)
     if options.is_aggregating:
         target.check_aggregation()
-    return options, columns, replace(target, shards=service.list_shards(options.stream))
+    shards = service.list_shards(options.stream, within=within)
+    return options, columns, replace(target, shards=shards)
 
 
 def _write(
@@ -119,14 +127,17 @@ def _write(
     task: TaskWrite | None,
 ) -> WriteResult:
     show_logs()
-    service = connect(options.connection)
+    service, within = connect(options.connection), options.delivery_timeout_ms / 1000
     writer = RecordWriter(
         service=service,
-        target_of=lambda stream: target or PROCESS_WIDE.get(stream, options.connection, service),
+        target_of=lambda stream: (
+            target or PROCESS_WIDE.get(stream, options.connection, service, within=within)
+        ),
         columns=columns,
         options=options,
         write_id=None if task is None else partial(_write_id, task),
         learned=learned_rates.PROCESS_WIDE,
+        share=first_share(least_tasks()),
     )
     return WriteResult(writer.write(batches))
 

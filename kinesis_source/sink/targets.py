@@ -17,7 +17,8 @@ from ssp_common.errors import UnsupportedError
 _KEPT_S: Final = 60.0
 """The service allows 20 descriptions a second for all streams of an account, and each executor
 process describes a stream by itself."""
-_MAX_KEPT: Final = 256
+_MAX_KEPT: Final = 4_096
+"""Beyond it, streams are described again for each task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +67,15 @@ class TargetCache:
     )
 
     def get(
-        self, stream: StreamRef, connection: ConnectionOptions, service: KinesisWriter
+        self,
+        stream: StreamRef,
+        connection: ConnectionOptions,
+        service: KinesisWriter,
+        *,
+        within: float | None = None,
     ) -> Target:
-        """Return the target, described within the last minute. Raises the errors of
-        `KinesisService.describe`."""
+        """Return the target, described within the last minute. `within`: the seconds for which
+        throttling of each call is waited out. Raises the errors of `KinesisService.describe`."""
         place = (connection, stream)
         with self._lock:
             described, target = self._kept.get(place, (0.0, None))
@@ -77,8 +83,8 @@ class TargetCache:
                 return target
             target = Target(
                 stream=stream,
-                description=service.describe(stream),
-                shards=service.list_shards(stream),
+                description=service.describe(stream, within=within),
+                shards=service.list_shards(stream, within=within),
             )
             self._kept.pop(place, None)
             self._kept[place] = (self.monotonic(), target)

@@ -52,6 +52,7 @@ _LONGEST_WAIT_S: Final = 1.0
 """The longest wait: `wake_at` does not include the time of the next listing."""
 _LOST: Final = frozenset({"ConnectionClosedError", "ConnectTimeoutError", "ReadTimeoutError"})
 """The errors of the SDK for a link that carries too little, or nothing."""
+_WARNING_PERIOD_S: Final = 30.0
 _NEVER: Final = float("inf")
 
 _Listing = tuple[Shard, ...] | ThrottledError
@@ -60,8 +61,8 @@ _Listing = tuple[Shard, ...] | ThrottledError
 @dataclass(slots=True)
 class RecordWriter:
     """Writes the rows of one task. `target_of` describes a stream; `write_id` identifies this write
-    to a stream, for repeat keys; `learned` is shared with the tasks before and after; `monotonic`
-    is in seconds, `random` is uniform in [0, 1).
+    to a stream, for repeat keys; `learned` is shared with the tasks before and after, `share` is
+    the first share of each shard; `monotonic` is in seconds, `random` is uniform in [0, 1).
 
     The lock of `CallThreads` guards its private fields, except that the thread of the task adds
     streams without it: their deliveries and packings.
@@ -73,11 +74,17 @@ class RecordWriter:
     options: SinkOptions
     write_id: Callable[[StreamName], WriteId] | None = None
     learned: LearnedRates = field(default_factory=LearnedRates)
+    share: float = 1.0
     monotonic: Callable[[], float] = time.monotonic
     random: Callable[[], float] = random.random
     _deliveries: Mapping[StreamRef, StreamDelivery] = field(default_factory=dict)
     """Replaced when a stream is added: the threads iterate over it."""
+    _targets: dict[StreamRef, Target] = field(default_factory=dict)
+    """Described once for the task: the service allows few descriptions."""
     _packings: dict[StreamRef, Packing] = field(default_factory=dict)
+    _warned: dict[tuple[StreamRef, str], tuple[float, int, int]] = field(default_factory=dict)
+    """By kind of failed request: the time of the last warning, and the requests and records since.
+    """
     _listed: dict[StreamRef, float] = field(default_factory=dict)
     """The time of the last listing of the shards."""
     _listing: set[StreamRef] = field(default_factory=set)
@@ -94,11 +101,15 @@ class RecordWriter:
         of four parts of batches (`_BYTES`), and that of the requests in flight once more; with
         `write_id`, `RowCounter` adds memory for each row.
         """
-        self._window = self.learned.window(self.options.connection)
+        connection = self.options.connection
+        self._window = self.learned.window(connection)
         try:
             self._write(batches)
         finally:
-            self.learned.keep_window(self.options.connection, self._window)
+            self.learned.keep_window(connection, self._window)
+            now = self.monotonic()
+            for stream, delivery in self._deliveries.items():
+                self.learned.keep_pacers(connection, stream, delivery.pacers, now)
         return {stream.name: each.metrics for stream, each in self._deliveries.items()}
 
     def _write(self, batches: Iterable[pa.RecordBatch]) -> None:
@@ -125,7 +136,10 @@ class RecordWriter:
         the first is yielded."""
         checked = []
         for name, (part, numbers) in split_by_stream(batch, self.columns, first_row).items():
-            target = self.target_of(self._stream(name))
+            stream = self._stream(name)
+            target = self._targets.get(stream)
+            if target is None:
+                target = self._targets[stream] = self.target_of(stream)
             rows = checked_rows(part, self.columns, target.limits, numbers)
             checked.append((self._delivery(target), rows))
         for delivery, rows in checked:
@@ -146,7 +160,7 @@ class RecordWriter:
     def _delivery(self, target: Target) -> StreamDelivery:
         delivery = self._deliveries.get(target.stream)
         if delivery is None:
-            shard_map = ShardMap(target.shards)
+            shard_map, now = ShardMap(target.shards), self.monotonic()
             by_key = target.is_placed_by_key
             packing = None
             if self.options.is_aggregating:
@@ -158,10 +172,12 @@ class RecordWriter:
                 target.stream.name,
                 shard_map=shard_map if by_key else ANY,
                 weight=1 if by_key else len(shard_map.shards),
+                share=self.share,
+                pacers=self.learned.take_pacers(self.options.connection, target.stream, now),
                 packing=packing,
                 is_ordered=self.options.is_ordered,
                 timeout=self.options.delivery_timeout_ms / 1000,
-                now=self.monotonic(),
+                now=now,
                 random=self.random,
             )
             self._deliveries = {**self._deliveries, target.stream: delivery}
@@ -233,13 +249,22 @@ class RecordWriter:
             delivery.settle(request, outcome, now)
             return
         if isinstance(outcome, UnreachableError):
-            _log.warning(
-                "stream %s: sending %d records again: %s",
-                stream.name,
-                request.entries.count,
-                outcome.found,
-            )
+            self._warn(stream, outcome, request.entries.count, now)
         delivery.fail(request, outcome.code, now)
+
+    def _warn(self, stream: StreamRef, error: UnreachableError, records: int, now: float) -> None:
+        """Log the failed requests of a stream and kind at most once per period, with their number.
+        The counts of the batch have all of them."""
+        kind = (stream, error.code)
+        warned, requests, waiting = self._warned.get(kind, (-_NEVER, 0, 0))
+        requests, waiting = requests + 1, waiting + records
+        if now - warned >= _WARNING_PERIOD_S:
+            _log.warning(
+                "stream %s: sending %d records of %d failed requests again: %s",
+                *(stream.name, waiting, requests, error.found),
+            )
+            warned, requests, waiting = now, 0, 0
+        self._warned[kind] = (warned, requests, waiting)
 
     def _needs_listing(self, stream: StreamRef, delivery: StreamDelivery, now: float) -> bool:
         """Return whether the shards are to be listed again: the stream was resharded."""

@@ -126,12 +126,13 @@ class Retrier:
         operation: str,
         subject: str,
         outlast_throttling: bool = False,
+        within: float | None = None,
     ) -> T:
         """Return the result of `function`; raises its last exception.
 
-        With `outlast_throttling`, throttling is waited out without a limit, and only faults in a
-        row use up the attempts. A call whose keys are refused is repeated with others, if there
-        are any (`provided_credentials`).
+        With `outlast_throttling`, throttling is waited out, and only faults in a row use up the
+        attempts. No attempt follows after pauses of `within` seconds in all. A call whose keys are
+        refused is repeated with others, if there are any (`provided_credentials`).
         """
         failed = renewals = 0
 
@@ -150,7 +151,8 @@ class Retrier:
             failed += 1
             if outlast_throttling and severity is Severity.THROTTLE:
                 failed = 0
-            return failed >= self._settings.max_attempts
+            is_late = within is not None and state.idle_for >= within
+            return is_late or failed >= self._settings.max_attempts
 
         retrying = tenacity.Retrying(
             stop=is_last,

@@ -60,6 +60,13 @@ def micro_batch_of_task() -> MicroBatch | None:
     return None if query is None or batch is None else MicroBatch(query=query, batch=int(batch))
 
 
+def least_tasks() -> int:
+    """Return a number of tasks that the current stage has at least: Spark does not pass all of them
+    to Python. 1 outside of a task."""
+    task = TaskContext.get()
+    return 1 if task is None else task.partitionId() + 1
+
+
 def _task() -> TaskContext:
     task = TaskContext.get()
     if task is None:

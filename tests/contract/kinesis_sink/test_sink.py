@@ -25,7 +25,9 @@ from embedded_kinesis.core.faults import (
 )
 from kinesis_source.aggregation.deaggregation import open_aggregate
 from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import StreamRef
+from kinesis_source.model.shard import StreamDescription, StreamRef
+from kinesis_source.options.values import ConnectionOptions
+from kinesis_source.sink.targets import TargetCache
 from kinesis_source.sink.values import DeliveryMetrics
 from ssp_common.errors import (
     InvalidRowsError,
@@ -269,6 +271,45 @@ def test_a_listing_that_fails_once_is_repeated(
     split_and_write(kinesis, connected, is_aggregating=True, delivery_timeout_ms=9_000)
     stored = kinesis.state.records("orders")
     assert sum(number_of_rows(one.data) for one in stored) > 2_000, "packed again for both shards"
+
+
+def test_failed_requests_of_a_kind_are_logged_together(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, caplog: pytest.LogCaptureFixture
+) -> None:
+    kinesis.faults.add(InternalFailure(), operation="PutRecords", count=4)
+    counts = write(connected, rows(range(300)))
+    assert counts[ORDERS.name].repeats.total() >= 4
+    warnings = [one for one in caplog.records if "failed requests" in one.getMessage()]
+    assert len(warnings) == 1
+
+
+def test_each_stream_is_described_once_in_a_task(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the process does not remember all of them."""
+    monkeypatch.setattr("kinesis_source.sink.targets._MAX_KEPT", 1)
+    names = ["orders", "payments", "returns"]
+    for name in names[1:]:
+        kinesis.state.create_stream(name, shards=1)
+    described: list[str] = []
+    describe = connected.describe
+
+    def spy(stream: StreamRef, **options: Any) -> StreamDescription:
+        described.append(stream.name)
+        return describe(stream, **options)
+
+    monkeypatch.setattr(connected, "describe", spy)
+    part = batch([b"x"] * 3, ["k"] * 3, names)
+    write(connected, part, part, part, columns=NAMED, stream=None)
+    assert sorted(described) == names
+
+
+def test_streams_that_cannot_be_listed_fail_within_the_delivery_timeout(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    kinesis.faults.add(Throttle(), operation="ListShards", count=None)
+    with pytest.raises(ServiceUnavailableError, match="ListShards"):
+        TargetCache().get(ORDERS, ConnectionOptions(), connected, within=0.1)
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,16 @@ def test_throttling_that_is_to_be_outlasted_uses_up_no_attempts() -> None:
         run(with_, Failing(*[throttled()] * 3))
 
 
+def test_throttling_is_outlasted_for_a_limited_time() -> None:
+    clock = Clock()
+    function = Failing(*[throttled() for _ in range(1_000)])
+    with pytest.raises(sdk.ClientError):
+        retrier(clock).run(
+            function, operation="x", subject="y", outlast_throttling=True, within=120.0
+        )
+    assert 120.0 <= sum(clock.slept) <= 130.0
+
+
 @pytest.mark.parametrize("error", [sdk.NoCredentialsError(), ValueError("x")])
 def test_does_not_repeat_what_cannot_pass(error: Exception) -> None:
     clock = Clock()

@@ -12,7 +12,12 @@ from itertools import count
 import pytest
 
 from kinesis_source.sink.encoding import encode_rows
-from kinesis_source.sink.pacing import RECORDS_PER_SECOND, ShardPacer, ShardQueue
+from kinesis_source.sink.pacing import (
+    RECORDS_PER_SECOND,
+    ShardPacer,
+    ShardQueue,
+    first_share,
+)
 from tests.support.kinesis.sink_rows import Entry, rows_of
 
 _LOOK_S = 0.05
@@ -150,3 +155,32 @@ def test_records_of_a_slow_shard_do_not_keep_those_of_others() -> None:
     assert sum(run.count for run in runs) == 32
     shared = [run for run in runs if len(run.text) > len(run.entries)]
     assert len(shared) == 6
+
+
+def test_tasks_that_start_together_leave_room_for_each_other() -> None:
+    """Each knows only that there are as many tasks as its number. Those of the next batch know
+    what these have learned."""
+
+    def refused(shares: list[float]) -> tuple[float, float]:
+        shard = Shard()
+        tasks = Tasks(shard, 0.05, [ShardPacer(0, share=share) for share in shares])
+        tasks.run(6.0)
+        first, stored = shard.refused, shard.stored
+        for pacer in tasks.pacers:
+            pacer.rest(30.0)
+        shard.refused = shard.stored = 0
+        tasks.now += 30.0
+        tasks.run(tasks.now + 6.0)
+        return first / stored, shard.refused / shard.stored
+
+    begun_with_all, _ = refused([1.0] * 8)
+    begun_with_a_part, next_batch = refused([first_share(number) for number in range(1, 9)])
+    assert begun_with_a_part < begun_with_all / 4
+    assert next_batch < 0.05
+
+
+def test_the_first_share_of_a_task_doubles_until_it_is_throttled() -> None:
+    pacer = ShardPacer(0, share=1 / 8)
+    assert [pacer.budget(second)[0] for second in range(5)] == [125, 250, 500, 1000, 1000]
+    pacer.throttled(4.0, 0.5)
+    assert pacer.budget(5.0)[0] < 1000
