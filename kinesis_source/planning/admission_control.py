@@ -49,6 +49,8 @@ class Limits:
 
 INTAKE_BYTES_PER_MS = (1 << 20) / 1000
 """The largest intake of a shard: 1 MB a second (Kinesis quotas)."""
+INTAKE_RECORDS_PER_MS = 1.0
+"""The same in records: 1,000 a second."""
 CATCH_UP = 1.5
 """The factor by which a batch in each interval exceeds that."""
 UNLIMITED = Limits()

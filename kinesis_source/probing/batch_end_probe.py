@@ -418,16 +418,14 @@ def _read_rest(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps
 
 
 def find_by_time(
-    result: ProbeResult, target: EpochMillis
+    result: ProbeResult, target: EpochMillis, limit: int = PROBE_RECORDS
 ) -> Generator[Request, Response, ProbeResult | None]:
-    """Find the first record at `target` or later; None if there is none.
+    """Find the last of the first `limit` records at `target` or later; None if there is none.
 
     Returns the same result if that record precedes the known end.
     """
     iterator = yield from open_iterator(AtTimestamp(millis=target))
-    page = yield from follow_iterator(
-        iterator, PROBE_RECORDS, record_bytes=result.cursor.record_bytes
-    )
+    page = yield from follow_iterator(iterator, limit, record_bytes=result.cursor.record_bytes)
     if not page.records:
         return None
     row = page.records[-1]

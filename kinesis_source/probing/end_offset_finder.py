@@ -29,7 +29,7 @@ from kinesis_source.model.shard import (
 )
 from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.active_shards import Listings
-from kinesis_source.planning.admission_control import Limits, admit
+from kinesis_source.planning.admission_control import Limits
 from kinesis_source.planning.data_loss import (
     check_absent_start,
     report_absent_end,
@@ -42,7 +42,15 @@ from kinesis_source.probing import batch_end_probe, latest_probe, limited_end_pr
 from kinesis_source.probing.fixed_targets import FixedTargets
 from kinesis_source.probing.given_positions import GivenPositions, VerifiedStates
 from kinesis_source.probing.latest_probe import NO_ENDS, EndPoint, is_end_of
-from kinesis_source.probing.limit_shares import even_shares, second_shares, to_candidate
+from kinesis_source.probing.limit_shares import (
+    FAR_EXCESS,
+    admit_results,
+    admit_share,
+    even_shares,
+    next_debt,
+    reduce_by_debt,
+    second_shares,
+)
 from kinesis_source.probing.limited_end_probe import LimitShare
 from kinesis_source.probing.position_advance import (
     LatestRecord,
@@ -118,6 +126,8 @@ class EndOffsetFinder:
             fail=options.fail_on_data_loss,
         )
         self._sleep = sleep
+        self._debt = 0
+        """The bytes by which the last batches had to exceed `maxBytesPerTrigger`."""
         self._far_logged = False
         self._unreadable: set[ShardKey] = set()
         """Shards that are listed but that the service refuses to open, which is tolerated."""
@@ -240,7 +250,7 @@ class EndOffsetFinder:
         for key, state in eligible.items():
             if key in far:
                 if self._limiter.is_due(key):
-                    share = LimitShare(size_bytes=limits.max_shard_bytes)
+                    share = LimitShare(size_bytes=limits.max_shard_bytes, excess=FAR_EXCESS)
                     probes[key] = self._scan_ahead(key, state, share)
                 continue
             target = self._targets.get(key)
@@ -267,6 +277,9 @@ class EndOffsetFinder:
             state = eligible[key]
             if key in targets:
                 advances[key] = advance_to_target(state, targets[key], result)
+            elif key in far:
+                admitted = admit_share(result, limits.max_shard_bytes)
+                advances[key] = advance_by_records(state, result, admitted)
             else:
                 advances[key] = advance_to_end(state, result)
         return with_last_caught_up(advances, self._last_caught_up_ms)
@@ -298,10 +311,15 @@ class EndOffsetFinder:
     ) -> dict[ShardKey, ShardAdvance]:
         """Probe each shard for its even share of the limits, then for shares left by others."""
         advances, behind = self._split_by_target(eligible)
+        full, limits = limits.max_bytes, reduce_by_debt(limits, self._debt)
         shares = even_shares(behind, limits)
         results = self._scan_all(behind, shares)
-        results |= self._scan_all(behind, second_shares(results, shares, limits))
-        counts = admit({key: to_candidate(result) for key, result in results.items()}, limits)
+        more = second_shares(results, shares, limits)
+        results |= self._scan_all(behind, more)
+        counts = admit_results(results, {**shares, **more}, limits)
+        self._limiter.wait_for_tasks(results.keys())
+        if full is not None:
+            self._debt = next_debt(self._debt, results, counts, full)
         for key, result in results.items():
             advances[key] = advance_by_records(behind[key], result, counts[key])
         return advances

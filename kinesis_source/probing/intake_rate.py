@@ -1,27 +1,29 @@
 """Estimates how fast a shard took in records, as counted in pages that planning read.
 
-Kinesis returns no count of the records between two positions of a shard. Under a limit above a
-small page, planning therefore counts the records of a page from time to time, and finds the ends of
-the batches in between by time: a batch ends with the first record that arrived when, at the rate
-counted, the limit was reached.
+The estimate decides whether the end of a batch under a limit is counted or found by time, and how
+much a task fetches at once. It does not bound a batch: the quotas of the service do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Protocol
 
 from kinesis_source.model.shard import EpochMillis
+from kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS, INTAKE_RECORDS_PER_MS
 
-AGREEMENT: Final = 1.25
-"""Two counts agree if their rates differ by no more than this factor."""
+AGREEMENT: Final = 2.0
+"""Two counts are averaged if their rates differ by no more than this factor."""
 FIRST_TRUST: Final = 2
 LONGEST_TRUST: Final = 32
 """The most batches that may end by time between two counts."""
-_FADING: Final = 0.5
-"""The weight of an earlier count relative to the next one."""
+FADING: Final = 0.8
+"""The weight of the largest record that was counted before."""
+QUOTA_TOLERANCE: Final = 1.5
+"""A rate above the quota by this factor shows a service that does not enforce it."""
 
 
 class Counted(Protocol):
@@ -36,78 +38,103 @@ class Counted(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intake:
-    """Records and bytes that a shard took in within `millis`, and for how many batches that is
-    used."""
+    """Records and bytes that a shard took in within `millis`; the number of batches that may end by
+    time before records are counted again (`trust`), and that have (`used`)."""
 
     records: float
     size_bytes: float
     millis: float
+    largest: float = 0.0
+    """The size of the largest record; less if it was counted long ago."""
     clump: float = 1.0
-    """The most records that arrived at one instant. The end of a batch found by time is the first
-    record of an instant or the next, so a batch may exceed its aim by this number."""
+    """The most records that arrived at one instant."""
     trust: int = FIRST_TRUST
-    """The number of batches that may end by time before records are counted again."""
     used: int = 0
-    """The number of batches that have ended by time."""
 
     @property
     def is_trusted(self) -> bool:
         return self.used < self.trust
 
-    def span_ms(self, records: int, size: int | None) -> int:
-        """Return how long the shard needs to take in this number of records, or of bytes if that is
-        shorter.
+    @property
+    def exceeds_quota(self) -> bool:
+        """Return whether more was written than the service accepts, so that time bounds nothing."""
+        return (
+            self.size_bytes > QUOTA_TOLERANCE * INTAKE_BYTES_PER_MS * self.millis
+            or self.records > QUOTA_TOLERANCE * INTAKE_RECORDS_PER_MS * self.millis
+        )
 
-        The aim is half a clump less, so that batches are as often below a limit as above it.
+    def span_ms(self, records: int, size: int | None, *, excess: float = 1) -> int:
+        """Return a time in which the shard takes in no more than this number of records and bytes,
+        even if its rate rises to the quota.
+
+        With an `excess` above 1 it takes in as much at the counted rate, and at most `excess`
+        times as much at the quota.
         """
-        wanted = float(records)
+        spans = [_span(records, self.records / self.millis, INTAKE_RECORDS_PER_MS, excess)]
         if size is not None:
-            wanted = min(wanted, size * self.records / self.size_bytes)
-        wanted = max(wanted / 2, wanted - self.clump / 2)
-        return int(wanted * self.millis / self.records)
+            spans.append(_span(size, self.size_bytes / self.millis, INTAKE_BYTES_PER_MS, excess))
+        return int(min(spans))
+
+    @property
+    def gap_ms(self) -> int:
+        """Return the longest usual time between two instants at which records arrived."""
+        return math.ceil(self.clump * self.millis / self.records)
 
     def within(self, millis: int) -> tuple[int, int]:
         """Return how many records and bytes the shard takes in within `millis`."""
         share = max(0, millis) / self.millis
         return round(self.records * share), round(self.size_bytes * share)
 
-    def record_use(self) -> Intake:
-        """Note that one more batch has ended by time."""
+    def record_end(self, size: int) -> Intake:
+        """Note that one more batch has ended by time, with a record of this size. If it is larger
+        than those counted, the rest may be as well, and is counted."""
+        if size > self.largest:
+            return replace(self, largest=size, used=self.trust)
         return replace(self, used=self.used + 1)
 
 
-def count(rows: Sequence[Counted], before: Intake | None) -> Intake | None:
-    """Return the intake after counting `rows`, which follow each other in a shard.
+def _span(amount: int, rate: float, quota: float, excess: float) -> float:
+    return min(amount / rate, excess * amount / max(rate, quota))
 
-    A page that begins or ends in the middle of records that arrived together holds fewer of them
-    than came; so those of the first instant or those of the last are left out, whichever are fewer.
+
+def count(
+    rows: Sequence[Counted], since: EpochMillis | None, before: Intake | None
+) -> Intake | None:
+    """Return the intake after counting `rows`, which follow each other in a shard. `since` is the
+    arrival of the record before them; None if it is unknown, and then the first row is that record.
+
+    A page that begins or ends in the middle of records that arrived together has fewer of them than
+    came; so those of the first instant or those of the last are left out, whichever are fewer.
     Where all arrived at once, nothing is learned.
     """
-    if not rows:
+    if since is None and rows:
+        since, rows = rows[0].arrival, rows[1:]
+    if since is None or not rows:
         return before
-    first, last = rows[0].arrival, rows[-1].arrival
-    millis = last - first
-    if millis <= 0:
+    last = rows[-1].arrival
+    edge = min(sum(row.arrival == since for row in rows), sum(row.arrival == last for row in rows))
+    millis = float(last - since)
+    if millis <= 0 or edge == len(rows):
         return before
-    edge = min(sum(row.arrival == first for row in rows), sum(row.arrival == last for row in rows))
     share = (len(rows) - edge) / len(rows)
-    records, size = len(rows) * share, max(1, sum(row.size_bytes for row in rows)) * share
-    if records <= 0:
-        return before
-    clump = float(
-        max(sum(1 for _ in together) for _, together in groupby(row.arrival for row in rows))
+    size = max(1, sum(row.size_bytes for row in rows)) * share
+    clump = max(sum(1 for _ in together) for _, together in groupby(row.arrival for row in rows))
+    largest = float(max(row.size_bytes for row in rows))
+    if before is not None:
+        largest = max(largest, before.largest * FADING)
+    fresh = Intake(
+        records=len(rows) * share, size_bytes=size, millis=millis, largest=largest, clump=clump
     )
-    fresh = Intake(records=records, size_bytes=size, millis=millis, clump=clump)
     if before is None:
         return fresh
     ratio = (size / millis) / (before.size_bytes / before.millis)
-    agree = 1 / AGREEMENT <= ratio <= AGREEMENT
-    if not agree:
+    if not 1 / AGREEMENT <= ratio <= AGREEMENT:
         return fresh
     return Intake(
-        records=before.records * _FADING + records,
-        size_bytes=before.size_bytes * _FADING + size,
-        millis=before.millis * _FADING + millis,
-        clump=max(before.clump * _FADING, clump),
+        records=before.records / 2 + fresh.records,
+        size_bytes=before.size_bytes / 2 + size,
+        millis=before.millis / 2 + millis,
+        largest=largest,
+        clump=max(before.clump / 2, clump),
         trust=min(2 * before.trust, LONGEST_TRUST),
     )

@@ -1,25 +1,28 @@
 """Finds the end of a batch under a limit in one shard.
 
-A limit of a small page is met exactly: the page is read, and its records are returned for the
-caller to cut. Beyond that, reading on the driver the records that a task reads again would use up
-the shard's read rate. So the records of one page are counted now and then (`intake_rate.py`), and
-in between the end is the first record that arrived when, at the rate counted, the limit was
-reached: one probe, two records wide. Generators, as `probe_protocol.py` describes them; no I/O.
+A limit of up to 2 MiB is met exactly: the driver reads the records' sizes, and the caller cuts
+them. That costs half of the shard's read rate, since the tasks read the same records again. So if
+the shard's records are many, or the limit is larger, the end is found by time: a batch that spans
+no more time than the shard needs to take in the limit at the highest rate that the service
+accepts is within the limit, whatever the sizes of its records. Such an end costs one record.
+Generators, as `probe_protocol.py` describes them; no I/O.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
+from kinesis_source.client.api import MAX_PAGE_BYTES, ExpiredIteratorError, ThrottledError
 from kinesis_source.model.ranges import ExpectedSize
 from kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, ShardState
 from kinesis_source.probing.batch_end_probe import (
+    ITERATOR_LIFE_MS,
     NEAR_MS,
+    FirstPage,
     check_first_page,
     fetch_from_start,
     fetch_second_page,
@@ -32,7 +35,8 @@ from kinesis_source.probing.batch_end_probe import (
 from kinesis_source.probing.intake_rate import count
 from kinesis_source.probing.position_advance import Target
 from kinesis_source.probing.probe_protocol import (
-    PROBE_RECORDS,
+    Lookahead,
+    PageView,
     ProbeResult,
     ProbeSteps,
     QuietPeriod,
@@ -40,31 +44,64 @@ from kinesis_source.probing.probe_protocol import (
     Request,
     Response,
     ShardCursor,
+    follow_iterator,
+    open_iterator,
 )
 
 MANY_RECORDS = 1_000_000_000
 """The limit of records if only bytes are limited."""
-EXACT_BYTES = 64 * 1024
-"""The largest part of a limit per shard that is read on the driver and met exactly."""
+EXACT_BYTES = 2 * 1024 * 1024
+"""The largest part of a limit per shard that is read on the driver and met exactly: the bytes that
+a shard returns in a second (Kinesis quotas)."""
 EXACT_RECORDS = 1000
-"""The most records of a shard that are kept to be cut exactly."""
+"""The number of records that are kept of any shard, to be cut exactly."""
 FIRST_RECORDS = 100
 """The records read while their size is unknown, if the limit counts records."""
 COUNT_BYTES = 512 * 1024
-"""The bytes read to count records: the intake of a shard in half a second (Kinesis quotas)."""
+"""The bytes read to count records where ends are found by time: the intake of a shard in half a
+second (Kinesis quotas)."""
+BATCH_BYTES = 700 * 1024
+"""The expected size above which a batch ends by time. A smaller one takes as many calls as one that
+is read on the driver, and those bound both."""
+PROBE_PART = 8
+"""Ends are found by time if the largest record is at most this part of the batch. Otherwise the
+number of records would be too uncertain: a task that requests too many reads megabytes in vain."""
 ENOUGH = 0.75
-"""If a page read to count contains this part of the aim, the batch ends with it."""
+"""If the records read contain this part of the limit, the batch ends with them."""
+BURST_MS = 1000
+"""A shard accepts at once what it did not take in during the second before (Kinesis quotas)."""
 MARGIN = 1.01
 """A task requests the estimate times this, plus its square root, as for random arrivals: a second
 call for the rest costs more."""
+EXCESS = 1.1
+"""How many times its limit a batch may be if the rate of the shard rises: with a burst it is 1.25
+times, in the mean of ten batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LimitShare:
-    """A shard's share of the limits of a batch; `size_bytes` is a hint, None if unlimited."""
+    """A shard's share of the limits of a batch; `size_bytes` is None if unlimited."""
 
     records: int = MANY_RECORDS
     size_bytes: int | None = None
+    excess: float = EXCESS
+    """How many times the limit the batch may be if the shard's intake rises to its quota."""
+    kept: int = EXACT_RECORDS
+    """The most records to keep, to be cut exactly and for the next batches."""
+    lookahead_bytes: int = 0
+    """The bytes to read beyond the share for the next batches, while the share is met exactly."""
+
+    def is_reached_by(self, rows: Sequence[RecordRef]) -> bool:
+        """Return whether the limit leaves no room after these records."""
+        size = sum(row.size_bytes for row in rows)
+        return len(rows) >= self.records or (
+            self.size_bytes is not None and size >= self.size_bytes
+        )
+
+    def is_exceeded_by(self, rows: Sequence[RecordRef]) -> bool:
+        """Return whether the limit leaves some of these records out."""
+        size = sum(row.size_bytes for row in rows)
+        return len(rows) > self.records or (self.size_bytes is not None and size > self.size_bytes)
 
 
 def scan_ahead(
@@ -75,33 +112,39 @@ def scan_ahead(
     share: LimitShare,
     target: Target | None = None,
 ) -> ProbeSteps:
-    """Find the records that follow the start, up to the share of the limits. With a `target`, the
-    shard is probed until it shows a record, is at the latest, or, if the target is its end, ends.
+    """Find the records that follow the start, up to the share of the limits or farther. With a
+    `target`, the shard is probed until it shows a record, is at the latest, or, if the target is
+    its end, ends.
 
-    Within a small page the records are returned for the caller to cut exactly. Beyond that the end
-    is the first record at a time estimated from the rate: approximate.
+    The records are returned for the caller to cut exactly, unless the end is `found_by_time`:
+    that is within the share, as described above.
     """
-    if _trusts_rate(start, cursor, share):
-        estimated = yield from _by_rate(start, cursor, now, share)
+    known = _known_records(start, cursor)
+    if known and share.is_reached_by(known.records):
+        return _from_memory(cursor, known, now)
+    if _can_skip_count(start, cursor, share):
+        estimated = yield from _by_time(start, cursor, now, share)
         if isinstance(estimated, ProbeResult):
             return estimated
         cursor = estimated
-    limit = _page_limit(cursor, share)
-    page, cursor = yield from fetch_from_start(
-        start, cursor, limit, now, persistent=target is not None
-    )
-    result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
-    limit = _page_limit(result.cursor, share)
-    if page.records and (result.end is None or cursor.record_bytes is None):
-        result = yield from _fetch_second_page(start, result, limit)
+    since = cursor.reached_ms if cursor.position == start.position else None
+    if known:
+        since = known.records[-1].arrival
+        result = yield from _read_on(start, cursor, known, now, share)
+    else:
+        page, cursor = yield from fetch_from_start(
+            start, cursor, _page_limit(cursor, share), now, persistent=target is not None
+        )
+        result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+        if page.records and (result.end is None or cursor.record_bytes is None):
+            result = yield from _fetch_second_page(start, result, share)
     if isinstance(target, ShardEnd):
-        result = yield from probe_to_shard_end(start, result, limit)
-    wanted = _wanted(result.cursor, share)
-    if result.end is None or result.start_lost or _is_exact(result.cursor, wanted):
+        result = yield from probe_to_shard_end(start, result, _page_limit(result.cursor, share))
+    if result.end is None or result.start_lost:
         return result
-    cursor = replace(result.cursor, intake=count(result.records, result.cursor.intake))
-    result = _cut(replace(result, cursor=cursor), share)
-    if not result.has_more or ENOUGH * wanted <= _rows(result):
+    fresh = result.records[len(known.records) if known else 0 :]
+    result = _cut(replace(result, cursor=_learn(result.cursor, fresh, since)), share)
+    if not result.has_more or not _continues_by_time(result, share):
         return result
     try:
         return (yield from _continue_by_time(start, result, share))
@@ -112,54 +155,57 @@ def scan_ahead(
 # --- How much ------------------------------------------------------------------------------------
 
 
-def _wanted(cursor: ShardCursor, share: LimitShare) -> int:
-    """Return the limit in records; a limit of bytes is converted by the size of the records
-    seen."""
-    if share.size_bytes is None:
-        return share.records
-    return min(
-        share.records, 1 + int(share.size_bytes / max(cursor.record_bytes or MAX_PAGE_BYTES, 1.0))
-    )
+def _size_of(cursor: ShardCursor, share: LimitShare) -> float:
+    """Return the limit in bytes; one of records is converted by the size of the records seen."""
+    of_records = share.records * (cursor.record_bytes or MAX_PAGE_BYTES)
+    return of_records if share.size_bytes is None else min(share.size_bytes, of_records)
 
 
-def _is_exact(cursor: ShardCursor, wanted: int) -> bool:
-    """Return whether this number of records is read on the driver to be cut exactly."""
-    if cursor.record_bytes is None or wanted <= PROBE_RECORDS:
-        return True
-    return wanted <= EXACT_RECORDS and wanted * cursor.record_bytes <= EXACT_BYTES
+def _ends_by_time(cursor: ShardCursor, share: LimitShare) -> bool:
+    """Return whether ends are found by time at the rate counted, with counts in between."""
+    intake = cursor.intake
+    if intake is None or cursor.record_bytes is None or intake.exceeds_quota:
+        return False
+    span = intake.span_ms(share.records, share.size_bytes, excess=share.excess)
+    _, size = intake.within(span)
+    return size >= max(BATCH_BYTES, PROBE_PART * intake.largest)
 
 
 def _page_limit(cursor: ShardCursor, share: LimitShare) -> int:
     """Return the limit of the page from the start."""
     if cursor.record_bytes is None:
         return min(share.records, FIRST_RECORDS) if share.size_bytes is None else 1
-    wanted = _wanted(cursor, share)
-    return wanted if _is_exact(cursor, wanted) else min(wanted, records_of(cursor, COUNT_BYTES))
+    size = _size_of(cursor, share)
+    if _ends_by_time(cursor, share):
+        return min(share.records, records_of(cursor, min(COUNT_BYTES, int(size))))
+    fast = cursor.intake is not None and cursor.intake.exceeds_quota
+    wanted = int(min(size, MAX_PAGE_BYTES if fast else EXACT_BYTES))
+    limit = min(share.records, 1 + records_of(cursor, wanted))
+    further = records_of(cursor, wanted + share.lookahead_bytes) if share.lookahead_bytes else 0
+    return max(limit, min(further, share.kept))
 
 
-def _fetch_second_page(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
+def _fetch_second_page(start: ShardState, result: ProbeResult, share: LimitShare) -> ProbeSteps:
     """Read a second page if the first was small or contained only the start record."""
-    if result.end is not None and len(result.records) >= limit:
+    limit = _page_limit(result.cursor, share)
+    if result.end is not None and share.is_reached_by(result.records):
         return result
     return (yield from fetch_second_page(start, result, max(1, limit - len(result.records))))
 
 
 def _cut(result: ProbeResult, share: LimitShare) -> ProbeResult:
     """Cut a large page by the shard's part of the limit, and keep few of its records."""
-    if len(result.records) <= EXACT_RECORDS:
+    if len(result.records) <= share.kept:
         return result
     sizes = list(accumulate(row.size_bytes for row in result.records))
     fitting = len(sizes)
     if share.size_bytes is not None:
         fitting = bisect_right(sizes, share.size_bytes)
-    fitting = max(1, min(fitting, share.records))
-    kept = replace(
-        result,
-        records=result.records[:EXACT_RECORDS],
-        end=result.records[fitting - 1],
-        found_by_time=True,
-        expected=ExpectedSize(records=fitting, size_bytes=sizes[fitting - 1]),
-    )
+    fitting = max(share.kept, min(fitting, share.records))
+    kept = replace(result, records=result.records[: share.kept], end=result.records[fitting - 1])
+    if fitting > share.kept:
+        size = ExpectedSize(records=fitting, size_bytes=sizes[fitting - 1])
+        kept = replace(kept, found_by_time=True, expected=size)
     if fitting == len(sizes):
         return kept
     end = result.records[fitting - 1]
@@ -170,14 +216,81 @@ def _cut(result: ProbeResult, share: LimitShare) -> ProbeResult:
     return replace(kept, at_latest=False, closed=False, millis_behind=behind, cursor=cursor)
 
 
-def _rows(result: ProbeResult) -> int:
-    return len(result.records) if result.expected is None else result.expected.records
+def _learn(
+    cursor: ShardCursor, rows: Sequence[RecordRef], since: EpochMillis | None
+) -> ShardCursor:
+    """Return the cursor with the rate and the size of `rows`, which follow a record of `since`. The
+    size rises at once: a page that is larger than wanted costs more than one that is smaller."""
+    if not rows:
+        return cursor
+    mean = sum(row.size_bytes for row in rows) / len(rows)
+    return replace(
+        cursor,
+        intake=count(rows, since, cursor.intake),
+        record_bytes=max(mean, cursor.record_bytes or 0.0),
+    )
 
 
-# --- By the rate ---------------------------------------------------------------------------------
+def _counted(result: ProbeResult) -> ExpectedSize:
+    return result.expected or ExpectedSize(
+        records=len(result.records), size_bytes=sum(row.size_bytes for row in result.records)
+    )
 
 
-def _trusts_rate(start: ShardState, cursor: ShardCursor, share: LimitShare) -> bool:
+# --- Records that an earlier page had ------------------------------------------------------------
+
+
+def _known_records(start: ShardState, cursor: ShardCursor) -> Lookahead | None:
+    known = cursor.lookahead
+    return known if known is not None and known.position == start.position else None
+
+
+def _from_memory(cursor: ShardCursor, known: Lookahead, now: EpochMillis) -> ProbeResult:
+    """Return the result without a call."""
+    end = known.records[-1]
+    return ProbeResult(
+        records=known.records,
+        end=end,
+        millis_behind=max(1, now - end.arrival),
+        time=now,
+        fetches=0,
+        cursor=replace(
+            cursor,
+            position=end.position,
+            cached_iterator=known.cached_iterator,
+            reached_ms=end.arrival,
+            lookahead=None,
+        ),
+    )
+
+
+def _read_on(
+    start: ShardState, cursor: ShardCursor, known: Lookahead, now: EpochMillis, share: LimitShare
+) -> ProbeSteps:
+    """Read the page after the records that are known."""
+    limit = max(1, _page_limit(cursor, share) - len(known.records))
+    page = yield from _page_after(known, limit, now, cursor.record_bytes)
+    head = FirstPage(page=page, records=known.records + page.records, lost=False, first=None)
+    return to_result(start, cursor, head)
+
+
+def _page_after(
+    known: Lookahead, limit: int, now: EpochMillis, record_bytes: float | None
+) -> Generator[Request, Response, PageView]:
+    cached = known.cached_iterator
+    if cached is not None and 0 <= now - cached.issued < ITERATOR_LIFE_MS:
+        try:
+            return (yield from follow_iterator(cached.iterator, limit, record_bytes=record_bytes))
+        except ExpiredIteratorError:
+            pass  # the service's clock decides, not ours: open another
+    iterator = yield from open_iterator(known.records[-1].position)
+    return (yield from follow_iterator(iterator, limit, record_bytes=record_bytes))
+
+
+# --- By time -------------------------------------------------------------------------------------
+
+
+def _can_skip_count(start: ShardState, cursor: ShardCursor, share: LimitShare) -> bool:
     """Return whether the end is searched by time immediately, without a page from the start.
 
     False if the start was the latest record: the page from there is one call while the shard is
@@ -192,20 +305,26 @@ def _trusts_rate(start: ShardState, cursor: ShardCursor, share: LimitShare) -> b
         and cursor.reached_ms is not None
         and cursor.intake is not None
         and cursor.intake.is_trusted
-        and not _is_exact(cursor, _wanted(cursor, share))
+        and _ends_by_time(cursor, share)
     )
 
 
-def _by_rate(
+def _by_time(
     start: ShardState, cursor: ShardCursor, now: EpochMillis, share: LimitShare
 ) -> Generator[Request, Response, ProbeResult | ShardCursor]:
-    """Find the first record at the time when the limit is reached. If that is near the latest
-    record or finds nothing, return the cursor: a page from the start is needed."""
+    """Find the first record at the end of the batch's time. If that is near the latest record or
+    finds nothing, return the cursor: a page from the start is needed.
+
+    The time begins where that of the batch before had to end, up to a second before the start: a
+    shard may take in at once what it did not take in meanwhile.
+    """
     position, reached, intake = start.position, cursor.reached_ms, cursor.intake
     if not isinstance(position, AfterRecord) or reached is None or intake is None:
         return cursor
-    target = EpochMillis(reached + intake.span_ms(share.records, share.size_bytes))
-    if target >= now - NEAR_MS:
+    begin = max(cursor.window_end_ms or reached, reached - BURST_MS)
+    span = intake.span_ms(share.records, share.size_bytes, excess=share.excess)
+    target = EpochMillis(begin + span)
+    if not reached < target < now - NEAR_MS:
         return cursor
     start_record = RecordRef(
         sequence_number=position.sequence_number,
@@ -214,7 +333,7 @@ def _by_rate(
         size_bytes=0,
     )
     at_start = ProbeResult(end=start_record, time=now, cursor=cursor)
-    later = yield from find_by_time(at_start, target)
+    later = yield from find_by_time(at_start, target, limit=1)
     if later is None:
         return replace(cursor, quiet=QuietPeriod(since=target, at=now))
     if later is at_start:
@@ -222,51 +341,69 @@ def _by_rate(
     return _estimated(later, reached, target, ExpectedSize(records=0, size_bytes=0))
 
 
+def _continues_by_time(result: ProbeResult, share: LimitShare) -> bool:
+    """Return whether the batch continues by time after the records that were read."""
+    cursor, counted = result.cursor, _counted(result)
+    if cursor.intake is None or cursor.intake.exceeds_quota:
+        page = MAX_PAGE_BYTES
+    elif _ends_by_time(cursor, share):
+        page = 0
+    else:
+        page = EXACT_BYTES
+    if _size_of(cursor, share) <= page:
+        return False
+    if counted.records >= ENOUGH * share.records:
+        return False
+    return share.size_bytes is None or (counted.size_bytes or 0) < ENOUGH * share.size_bytes
+
+
 def _continue_by_time(start: ShardState, result: ProbeResult, share: LimitShare) -> ProbeSteps:
-    """Continue from the counted records to where the rest of the limit is reached."""
+    """Continue from the counted records for the time of the rest of the limit."""
     intake = result.cursor.intake
     if result.end is None or intake is None:
         return result
-    counted = result.expected or ExpectedSize(
-        records=len(result.records), size_bytes=sum(row.size_bytes for row in result.records)
-    )
+    counted = _counted(result)
     left = share.size_bytes
     if left is not None:
-        left = max(0, left - (counted.size_bytes or 0))
-    rest = LimitShare(records=share.records - counted.records, size_bytes=left)
-    span = intake.span_ms(rest.records, rest.size_bytes)
-    target = EpochMillis(result.end.arrival + span)
+        left -= counted.size_bytes or 0
+    rest = share.records - counted.records
+    span = intake.span_ms(rest, left, excess=share.excess)
+    reached = result.end.arrival
+    target = EpochMillis(reached + span)
     quiet = result.cursor.quiet
-    most = _wanted(result.cursor, rest)
-    is_quiet = quiet is not None and result.end.arrival < quiet.since <= target
-    if is_quiet or target >= result.time - NEAR_MS:
-        return (yield from search_near_latest(start, result, most=most))
-    if span < 1:
-        return result
-    later = yield from find_by_time(result, target)
-    if later is None:
+    is_quiet = (
+        quiet is not None
+        and reached < quiet.since
+        and quiet.since - reached + result.time - quiet.at <= span
+    )
+    if not is_quiet and target < result.time:
+        if span < 1:
+            return result
+        later = yield from find_by_time(result, target, limit=1)
+        if later is result:
+            return result
+        if later is not None:
+            return _estimated(later, reached, target, counted)
         cursor = replace(result.cursor, quiet=QuietPeriod(since=target, at=result.time))
-        no_record = replace(result, cursor=cursor)
-        return (yield from search_near_latest(start, no_record, most=most))
-    return result if later is result else _estimated(later, result.end.arrival, target, counted)
+        result = replace(result, cursor=cursor)
+    return (yield from search_near_latest(start, result, most=rest))
 
 
 def _estimated(
     result: ProbeResult, since: EpochMillis, target: EpochMillis, counted: ExpectedSize
 ) -> ProbeResult:
-    """Return the finding with the expected size up to its end: `counted`, plus the intake after
-    `since`. A gap after `target` is not counted as if it had records."""
+    """Return the finding with the expected size up to its end: `counted`, plus the intake from
+    `since`. An unusual gap after `target` is not counted as if it had records."""
     intake = result.cursor.intake
     if intake is None or result.end is None:
         return result
-    gap_ms = intake.clump * intake.millis / intake.records
-    until = min(result.end.arrival, target + math.ceil(gap_ms))
-    records, size = intake.within(until - since)
+    records, size = intake.within(min(result.end.arrival, target + intake.gap_ms) - since)
     margin = MARGIN + 1 / math.sqrt(max(1, records))
     expected = ExpectedSize(
-        records=counted.records + math.ceil(records * margin) + PROBE_RECORDS,
+        records=counted.records + math.ceil(records * margin) + 1,
         size_bytes=(counted.size_bytes or 0) + math.ceil(size * margin),
     )
-    return replace(
-        result, expected=expected, cursor=replace(result.cursor, intake=intake.record_use())
+    cursor = replace(
+        result.cursor, intake=intake.record_end(result.end.size_bytes), window_end_ms=target
     )
+    return replace(result, expected=expected, cursor=cursor)

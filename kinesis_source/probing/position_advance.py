@@ -16,7 +16,12 @@ from kinesis_source.model.shard import (
     ShardState,
 )
 from kinesis_source.planning.input_partitions import is_behind
-from kinesis_source.probing.probe_protocol import ProbeResult, RecordRef, ShardCursor
+from kinesis_source.probing.probe_protocol import (
+    Lookahead,
+    ProbeResult,
+    RecordRef,
+    ShardCursor,
+)
 from task_grouping.identifiers import ShardKey
 
 
@@ -95,10 +100,20 @@ def advance_by_records(state: ShardState, result: ProbeResult, admitted: int) ->
         return advance_to_end(state, result)
     last = result.records[admitted - 1] if admitted else None
     position = state.position if last is None else last.position
-    reached = None if last is None else last.arrival
+    rest = Lookahead(
+        position=position,
+        records=result.records[admitted:],
+        cached_iterator=result.cursor.cached_iterator,
+    )
     return ShardAdvance(
         state=_next_state(state, position, first=result.first),
-        cursor=replace(result.cursor, position=position, cached_iterator=None, reached_ms=reached),
+        cursor=replace(
+            result.cursor,
+            position=position,
+            cached_iterator=None,
+            reached_ms=None if last is None else last.arrival,
+            lookahead=None if last is None else rest,
+        ),
         # The records left out came at that time or later.
         millis_behind=max(result.millis_behind, result.time - result.records[admitted].arrival, 1),
         at_latest=False,

@@ -157,6 +157,17 @@ class QuietPeriod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Lookahead:
+    """Records that follow `position` directly: a page that was read for a batch had them, but the
+    limit left them out."""
+
+    position: Position
+    records: tuple[RecordRef, ...]
+    cached_iterator: CachedIterator | None
+    """The iterator after the last of them, if it is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardCursor:
     """State of a shard that the driver keeps between triggers. Losing it only costs calls.
 
@@ -167,7 +178,7 @@ class ShardCursor:
     cached_iterator: CachedIterator | None = None
     window_ms: int = 2 * MIN_WINDOW_MS
     record_bytes: float | None = None
-    """Running mean of the size of records seen."""
+    """Running mean of the size of records seen; under a limit, no less than the mean of the last page."""
     proven: bool = False
     """The iterator has passed the start record, or its absence has been judged."""
     reached_ms: EpochMillis | None = None
@@ -177,6 +188,9 @@ class ShardCursor:
     since."""
     intake: Intake | None = None
     """The rate at which the shard took in the records counted last."""
+    window_end_ms: EpochMillis | None = None
+    """If the end at `position` was found by time: the time at or after which it had to arrive."""
+    lookahead: Lookahead | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ shorter `minFetchPeriod` takes a larger share.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
 
 from kinesis_source.client.api import BYTES_PER_SECOND, MAX_PAGE_BYTES
@@ -23,6 +24,8 @@ BLOCK_SLACK_S = 0.08
 LONGEST_SLEEP_S = 1.0
 """Spark can only end the query between two sleeps."""
 THROTTLED_PERIOD_MS = 1000
+"""The longest pause after a probe that was throttled. The first is `minFetchPeriod`, then it
+doubles."""
 RETRY_AFTER_FAULTS = 3
 """After this number of probes in a row that met faults, one is made that retries, and fails the
 query if that does not help. Throttling does not count."""
@@ -61,6 +64,11 @@ class ProbeRateLimiter:
         """The time when the calls made so far are within the query's share."""
         self._free: dict[ShardKey, float] = {}
         """The time when the shard has read rate left after the batch planned last."""
+        self._answers: dict[ShardKey, deque[tuple[float, int]]] = {}
+        """The time and size of the answers of the last second, or longer if they block the shard
+        for longer."""
+        self._throttled: dict[ShardKey, int] = {}
+        """The number of probes in a row that were throttled."""
         self._faults: dict[ShardKey, int] = {}
 
     def is_due(self, key: ShardKey) -> bool:
@@ -78,12 +86,22 @@ class ProbeRateLimiter:
             if delay > 0:
                 self._sleep(delay)
 
+    def wait_for_tasks(self, keys: Collection[ShardKey]) -> None:
+        """Sleep until the shards answer tasks again, which may be seconds after a page that was
+        larger than expected. A task that is throttled would wait longer than that."""
+        now = self._monotonic()
+        delay = max((self._readable_at(key, now) - now for key in keys), default=0.0)
+        if delay > 0 and self._enforced:
+            self._sleep(delay)
+
     def record_probe(self, key: ShardKey, *, calls: int, size: int = 0) -> None:
         """Record a probe with its number of GetRecords calls and the bytes that they returned."""
         self.count_calls(key, calls)
         self._free[key] = self._monotonic() + self._seconds(size)
+        self._count_bytes(key, size)
         self._due[key] = max(self._monotonic() + self._period, self._share_at[key], self._free[key])
         self._faults.pop(key, None)
+        self._throttled.pop(key, None)
 
     def reserve_reads(self, key: ShardKey, *, calls: int, size: int) -> None:
         """Record the GetRecords calls that tasks will make for a result, and the bytes that they
@@ -91,6 +109,7 @@ class ProbeRateLimiter:
         if key in self._due:
             self.count_calls(key, calls)
             self._free[key] += self._seconds(size)
+            self._count_bytes(key, size)
             slack = BLOCK_SLACK_S if size > BYTES_PER_SECOND else 0
             self._due[key] = max(self._due[key], self._share_at[key], self._free[key] + slack)
 
@@ -99,11 +118,34 @@ class ProbeRateLimiter:
         self._enforced = True
         self.count_calls(key, 1)
         self._free[key] = self._monotonic()
-        self._due[key] = max(self._monotonic() + self._throttled_period, self._share_at[key])
+        count = self._throttled.get(key, 0)
+        self._throttled[key] = count + 1
+        pause = min(self._throttled_period, self._period * 2.0 ** min(count, 8))
+        self._due[key] = max(self._monotonic() + pause, self._share_at[key])
 
     def _seconds(self, size: int) -> float:
         """Return how long this number of bytes uses up a shard's read rate."""
         return size / BYTES_PER_SECOND if self._enforced else 0.0
+
+    def _count_bytes(self, key: ShardKey, size: int) -> None:
+        if size:
+            self._answers.setdefault(key, deque()).append((self._monotonic(), size))
+
+    def _readable_at(self, key: ShardKey, now: float) -> float:
+        """Return the time when the answers of a second are below the shard's read rate."""
+        answers = self._answers.get(key, deque())
+        ends = [(time + max(1.0, size / BYTES_PER_SECOND), size) for time, size in answers]
+        while answers and ends[0][0] <= now:
+            answers.popleft()
+            ends.pop(0)
+        total = sum(size for _, size in ends)
+        until = now
+        for end, size in sorted(ends):
+            if total < BYTES_PER_SECOND:
+                break
+            until = end
+            total -= size
+        return until
 
     def count_calls(self, key: ShardKey, calls: int) -> None:
         """Count calls of GetRecords against the query's share. An unused share is kept for a
@@ -123,6 +165,7 @@ class ProbeRateLimiter:
 
     def retain(self, keys: Collection[ShardKey]) -> None:
         """Drop the state of shards not among `keys`."""
-        for table in (self._due, self._share_at, self._free, self._faults):
+        tables = self._due, self._share_at, self._free, self._answers, self._throttled, self._faults
+        for table in tables:
             for key in [key for key in table if key not in keys]:
                 del table[key]

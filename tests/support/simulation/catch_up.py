@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import math
 import threading
-from bisect import bisect_left
-from collections.abc import Callable
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from embedded_kinesis import KinesisState, Limits, ManualClock
 from embedded_kinesis.state import sequence
 from embedded_kinesis.state.records import Record, RecordLog, Slice
 from kinesis_source.batch_planner import BatchPlanner
+from kinesis_source.client.api import ThrottledError
 from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
@@ -28,6 +30,7 @@ from kinesis_source.reading.task_reader import read_slot
 from task_grouping.identifiers import ShardId
 from tests.support.fakes.in_process import InProcessKinesis
 
+_KEY = "k"
 STREAM = "orders"
 SHARD = "shardId-000000000000"
 MEGABYTE = 1_000_000
@@ -64,17 +67,41 @@ def up_and_down(per_second: int, every_s: int) -> Arrivals:
     return arrival
 
 
-class MadeLog(RecordLog):
-    """Records that arrive by `arrivals`, each of `size` bytes. `begin` is the first's time."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """The records of a shard. `arrivals` as above, `size` returns the bytes of the first n records
+    of `count`."""
 
-    def __init__(self, base: int, arrivals: Arrivals, begin_ms: int, size: int) -> None:
+    arrivals: Arrivals
+    size: Callable[[int], int]
+    count: int = 1 << 40
+    largest: int
+
+    @classmethod
+    def even(cls, arrivals: Arrivals, record_bytes: int) -> Feed:
+        """Return records of one size, without end."""
+        return cls(arrivals=arrivals, size=lambda n: n * record_bytes, largest=record_bytes)
+
+    @classmethod
+    def of(cls, arrivals: Sequence[int], sizes: Sequence[int]) -> Feed:
+        """Return records that arrive at these times, in milliseconds, and have these sizes."""
+        return cls(
+            arrivals=arrivals.__getitem__,
+            size=[0, *accumulate(sizes)].__getitem__,
+            count=len(sizes),
+            largest=max(sizes),
+        )
+
+
+class MadeLog(RecordLog):
+    """The records of `feed`. `begin_ms` is the time from which their arrivals count."""
+
+    def __init__(self, base: int, feed: Feed, begin_ms: int) -> None:
         super().__init__()
         self._number_base = base
-        self._arrivals = arrivals
+        self._feed = feed
         self._begin_ms = begin_ms
-        self._key = "key"
-        self._data = b"x" * (size - len(self._key))
-        self._size = size
+        self._data = b"x" * feed.largest
         self.now_ms = begin_ms
 
     @property
@@ -90,7 +117,8 @@ class MadeLog(RecordLog):
         return self.end
 
     def at_time(self, millis: int) -> int:
-        return bisect_left(range(1 << 40), millis - self._begin_ms, key=self._arrivals)
+        feed = self._feed
+        return bisect_left(range(feed.count), millis - self._begin_ms, key=feed.arrivals)
 
     def at_number(self, number: int) -> int:
         decoded = sequence.decode(number)
@@ -104,17 +132,21 @@ class MadeLog(RecordLog):
         return self._record(ordinal) if 0 <= ordinal < self.end else None
 
     def slice(self, start: int, end: int, *, limit: int, max_bytes: int) -> Slice:
-        last = max(start, min(end, start + limit, start + max(1, max_bytes // self._size)))
+        size = self._feed.size
+        most = range(start, max(start, min(end, start + limit)) + 1)
+        fitting = bisect_right(most, size(start) + max_bytes, key=size) - 1
+        last = start + max(min(1, len(most) - 1), fitting)
         records = [self._record(n) for n in range(start, last)]
-        return Slice(records=records, size=self._size * len(records), next_ordinal=last)
+        return Slice(records=records, size=size(last) - size(start), next_ordinal=last)
 
     def trim_before_time(self, millis: int) -> int:
         return 0
 
     def _record(self, ordinal: int) -> Record:
-        arrival = self._begin_ms + self._arrivals(ordinal)
+        arrival = self._begin_ms + self._feed.arrivals(ordinal)
         number = sequence.compose(self._number_base, ordinal + 1, arrival // 1000)
-        return Record(str(number), self._key, self._data, arrival)
+        size = self._feed.size(ordinal + 1) - self._feed.size(ordinal)
+        return Record(str(number), _KEY, self._data[: size - len(_KEY)], arrival)
 
 
 class _Timed(InProcessKinesis):
@@ -124,6 +156,7 @@ class _Timed(InProcessKinesis):
         super().__init__(state, attempts=1)
         self._clock = clock
         self.fetches = 0
+        self.throttled = 0
 
     def open_iterator(
         self,
@@ -148,7 +181,11 @@ class _Timed(InProcessKinesis):
     ) -> RecordPage:
         self._clock.advance(FETCHING_MS)
         self.fetches += 1
-        page = super().get_records(stream, shard, iterator, limit=limit, retry=retry)
+        try:
+            page = super().get_records(stream, shard, iterator, limit=limit, retry=retry)
+        except ThrottledError:
+            self.throttled += 1
+            raise
         self._clock.advance(sum(map(len, page.data)) // BYTES_PER_MS)
         return page
 
@@ -165,6 +202,8 @@ class CaughtUp:
     """The bytes of each batch."""
     behind_ms: int
     """The age of the first record that was not read."""
+    throttled: int
+    """The number of GetRecords that the service refused."""
 
     @property
     def megabytes_per_second(self) -> float:
@@ -179,18 +218,19 @@ class CaughtUp:
 def catch_up(
     options: dict[str, str],
     *,
-    arrivals: Arrivals,
+    arrivals: Arrivals | Feed,
     backlog_s: int = 3600,
     seconds: float | None = None,
     record_bytes: int = 1000,
 ) -> CaughtUp:
-    """Read for `seconds`, or until a second behind the latest record, with back-to-back
-    triggers."""
+    """Read for `seconds`, or until a second behind the latest record, with back-to-back triggers.
+    `record_bytes` is the size of the records, unless a feed has theirs."""
+    feed = arrivals if isinstance(arrivals, Feed) else Feed.even(arrivals, record_bytes)
     clock = ManualClock()
     state = KinesisState(clock=clock)
     state.create_stream(STREAM, 1)
     shard = state.shard(STREAM, SHARD)
-    log = MadeLog(sequence.base(shard.era, shard.index), arrivals, clock.now_ms(), record_bytes)
+    log = MadeLog(sequence.base(shard.era, shard.index), feed, clock.now_ms())
     shard.log = log
     shard.last_number = sequence.compose(sequence.base(shard.era, shard.index), 1 << 60, 0)
     clock.advance(backlog_s * 1000)
@@ -216,20 +256,20 @@ def catch_up(
     streams = {ref.name: ref for ref in parsed.streams}
     rates = ReadRates()
     began, offset, batches = clock.now_ms(), BEFORE_FIRST_BATCH, list[int]()
-    behind = backlog_s * 1000
+    behind, count = backlog_s * 1000, 0
     while (clock.now_ms() - began) / 1000 < (seconds or 1e9) and behind > 1000:
         end = planner.next_offset(offset, bounds)
         if end is None:
             continue
-        rows = 0
+        before = count
         for part in plan_ranges(offset, end, streams, {}, planner.expected_sizes(end)):
             read = read_slot(
                 part, parsed, service, clock=timing, hash_ranges=HashRangeCache(), rates=rates
             )
-            rows += sum(batch.num_rows for batch in read)
-        batches.append(rows * record_bytes)
+            count += sum(batch.num_rows for batch in read)
+        batches.append(feed.size(count) - feed.size(before))
         offset = end
-        following = log.at(sum(batches) // record_bytes)
+        following = log.at(count)
         behind = 0 if following is None else clock.now_ms() - following.arrival_ms
     planner.close()
     return CaughtUp(
@@ -238,6 +278,7 @@ def catch_up(
         fetches=service.fetches,
         batches=tuple(batches),
         behind_ms=behind,
+        throttled=service.throttled,
     )
 
 

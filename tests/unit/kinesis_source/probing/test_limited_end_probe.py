@@ -1,23 +1,39 @@
-"""Ends under a limit above a small page: counted now and then, found by time in between."""
+"""Ends under a limit: counted up to 2 MiB, found by time beyond that."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kinesis_source.client.api import ThrottledError
 from kinesis_source.model.ranges import ExpectedSize
+from kinesis_source.model.shard import AtTimestamp
+from kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS
 from kinesis_source.probing.intake_rate import Intake
-from kinesis_source.probing.limited_end_probe import COUNT_BYTES, EXACT_RECORDS
+from kinesis_source.probing.limited_end_probe import (
+    COUNT_BYTES,
+    EXACT_BYTES,
+    EXACT_RECORDS,
+    EXCESS,
+    LimitShare,
+    scan_ahead,
+)
 from kinesis_source.probing.probe_protocol import (
     PROBE_RECORDS,
+    CachedIterator,
+    Lookahead,
+    OpenIterator,
     ProbeResult,
     QuietPeriod,
     ShardCursor,
 )
-from tests.support.kinesis.ends import AT_TIP, QUIET, THROTTLED, UNREACHABLE, ahead, at, orders
+from tests.support.kinesis.ends import AT_TIP, QUIET, THROTTLED, UNREACHABLE, P, ahead, at, orders
 from tests.support.kinesis.probes import (
+    DAY_MS,
+    NOW,
     Exchange,
     cursor,
     fetched,
@@ -28,136 +44,182 @@ from tests.support.kinesis.probes import (
     row,
 )
 
-COUNTED = COUNT_BYTES // 1024
-"""How many records of 1024 bytes are read to count them."""
 BEGIN = -600_000
-RATE_PAGE = page(
-    [row(101 + n, BEGIN + 2 * n, size=1024) for n in range(COUNTED)], onward="d", behind=599_000
-)
-"""A record every 2 ms."""
-RATE_END = RATE_PAGE.records[-1]
-WANTED = 10 * COUNTED
-TARGET = BEGIN + 2 * (WANTED - 1) - 1
-"""When ten times as many have come, less half a record."""
+SIZE = 1024
+LIMIT = 16 * EXACT_BYTES
+PAGE = EXACT_BYTES // SIZE
+"""How many records of 1024 bytes are read where their rate is unknown."""
+PAGE_ROWS = [row(101 + n, BEGIN + n, size=SIZE) for n in range(1, PAGE + 2)]
+"""A record every millisecond: 0.98 of the quota."""
+RATE_PAGE = page(PAGE_ROWS, onward="d", behind=590_000)
+RATE_END = PAGE_ROWS[-1]
+REST = LIMIT - SIZE * len(PAGE_ROWS)
+TARGET = BEGIN + len(PAGE_ROWS) + REST // SIZE
+"""When the rest of the limit has arrived at that rate."""
 
 
-def by_count(*script: Exchange, records: int = WANTED) -> ProbeResult:
-    steps = ahead(QUIET, AT_TIP, records=records)
-    return play(steps, (fetched("c", COUNTED), RATE_PAGE), *script)
+def by_count(*script: Exchange, size: int = LIMIT) -> ProbeResult:
+    steps = ahead(QUIET, AT_TIP, size=size)
+    return play(steps, (fetched("c", 1 + PAGE), RATE_PAGE), *script)
 
 
-def test_the_records_of_a_page_tell_when_the_limit_is_reached() -> None:
+def test_beyond_the_records_of_a_page_the_limit_ends_by_time() -> None:
     there = row(90_000, TARGET)
     finding = by_count(
         (opened(at(TARGET)), "j"),
-        (fetched("j", PROBE_RECORDS), page([there], onward="k", behind=5)),
+        (fetched("j", 1), page([there], onward="k", behind=5)),
     )
     assert (finding.end, finding.found_by_time) == (there, True)
     assert finding.expected is not None
-    assert WANTED <= finding.expected.records <= 1.05 * WANTED
-    assert finding.expected.size_bytes == pytest.approx(1024 * WANTED, rel=0.05)
+    assert finding.expected.size_bytes == pytest.approx(LIMIT, rel=0.05)
     assert (finding.cursor.reached_ms, finding.cursor.cached_iterator) == (ms(TARGET), cursor("k"))
+    assert finding.cursor.window_end_ms == ms(TARGET)
 
 
 @pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
 def test_a_fault_after_the_count_keeps_the_page(fault: ThrottledError) -> None:
     finding = by_count((opened(at(TARGET)), fault))
-    assert (finding.end, finding.found_by_time) == (RATE_END, False)
-    assert finding.cursor.cached_iterator == cursor("d")
+    assert (finding.end, finding.has_more) == (PAGE_ROWS[-1], True)
 
 
-def test_a_page_of_most_of_what_is_wanted_is_the_batch() -> None:
-    finding = by_count(records=COUNTED + COUNTED // 4)
-    assert (finding.end, len(finding.records)) == (RATE_END, COUNTED)
+def test_a_page_of_most_of_the_limit_is_the_batch() -> None:
+    finding = by_count(size=EXACT_BYTES + EXACT_BYTES // 4)
+    assert finding.end == RATE_END
 
 
-def test_records_of_one_instant_are_read_a_page_at_a_time() -> None:
-    rows = [row(101 + n, BEGIN, size=1024) for n in range(COUNTED)]
-    finding = play(
-        ahead(QUIET, AT_TIP, records=WANTED),
-        (fetched("c", COUNTED), page(rows, onward="d", behind=600_000)),
-    )
-    assert (finding.end, finding.cursor.intake) == (rows[-1], None)
-
-
-def test_a_limit_that_reaches_to_the_tip_is_none() -> None:
+def test_a_limit_that_reaches_to_the_latest_record_is_none() -> None:
     finding = by_count(
         (opened(at(-500)), "j"),
         (fetched("j", PROBE_RECORDS), page([row(90_000, -400)], behind=300)),
-        records=1_000_000,
+        size=1 << 40,
     )
     assert finding.end == row(90_000, -400)
 
 
-def test_a_silence_before_the_limit_is_reached_is_narrowed() -> None:
-    near = BEGIN + 2 * COUNTED - 2
-    middle = (near + TARGET) // 2
-    finding = by_count(
-        (opened(at(TARGET)), "i"),
-        (fetched("i", PROBE_RECORDS), page()),
-        (opened(at(middle)), "j"),
-        (fetched("j", PROBE_RECORDS), page([row(5000, middle)], onward="k", behind=5)),
-        (opened(at((middle + TARGET) // 2)), "l"),
-        (fetched("l", PROBE_RECORDS), page()),
-        (opened(at((middle + (middle + TARGET) // 2) // 2)), "m"),
-        (fetched("m", PROBE_RECORDS), page()),
-        (fetched("k", 2048), page([row(5001, middle + 9)], onward="n")),
+def test_a_quiet_period_that_ended_since_does_not_extend_the_batch() -> None:
+    """Records may have arrived since it was seen, more than the limit has room for."""
+    memory = replace(AT_TIP, quiet=QuietPeriod(since=ms(BEGIN + 9000), at=ms(BEGIN + 20_000)))
+    there = row(90_000, TARGET + 5)
+    finding = play(
+        ahead(QUIET, memory, size=LIMIT),
+        (fetched("c", 1 + PAGE), RATE_PAGE),
+        (opened(at(TARGET)), "j"),
+        (fetched("j", 1), page([there], onward="k", behind=5)),
     )
-    assert (finding.end, finding.at_latest) == (row(5001, middle + 9), True)
+    assert finding.end == there
+
+
+# --- Records that a page had beyond the limit -----------------------------------------------------
+
+KNOWN_ROWS = tuple(row(101 + n, BEGIN + n, size=SIZE) for n in range(9))
+
+
+def lookahead(issued: int = -1000) -> ShardCursor:
+    cached = cursor("e", issued)
+    known = Lookahead(position=P, records=KNOWN_ROWS, cached_iterator=cached)
+    return replace(AT_TIP, cached_iterator=None, lookahead=known)
+
+
+def test_records_that_are_known_need_no_call() -> None:
+    finding = play(ahead(QUIET, lookahead(), size=9 * SIZE))
+    assert (finding.records, finding.found_by_time, finding.has_more) == (KNOWN_ROWS, False, True)
+    assert finding.cursor.cached_iterator == cursor("e", -1000)
+
+
+@pytest.mark.parametrize("issued", [-1000, -300_000])
+def test_further_records_follow_those_that_are_known(issued: int) -> None:
+    further = row(500, BEGIN + 50, size=SIZE)
+    script: list[Exchange] = [(fetched("e", 2), page([further], onward="f", behind=9))]
+    if issued < -1000:
+        script = [
+            (opened(KNOWN_ROWS[-1].position), "g"),
+            (fetched("g", 2), page([further], onward="f", behind=9)),
+        ]
+    finding = play(ahead(QUIET, lookahead(issued), size=10 * SIZE), *script)
+    assert finding.records == (*KNOWN_ROWS, further)
+    assert finding.cursor.lookahead is None
+
+
+def test_records_that_follow_another_position_are_forgotten() -> None:
+    memory = replace(
+        lookahead(), cached_iterator=CachedIterator(iterator=cursor("c").iterator, issued=NOW)
+    )
+    assert memory.lookahead is not None
+    other = replace(memory.lookahead, position=row(99).position)
+    finding = play(
+        ahead(QUIET, replace(memory, lookahead=other), size=SIZE),
+        (fetched("c", 2), page([row(101, -900)], onward="d")),
+    )
+    assert orders(finding) == [101]
 
 
 # --- Once a rate is known -------------------------------------------------------------------------
 
+REACHED = -600_000
+INTAKE = Intake(records=1000, size_bytes=1000 * 1024, millis=1000, largest=1024, trust=4)
+KNOWN_RATE = replace(AT_TIP, reached_ms=ms(REACHED), intake=INTAKE)
+AIM = REACHED + 2000
+COUNTED = COUNT_BYTES // 1024
+"""How many records of 1024 bytes are read to count them."""
+
 
 def test_a_quiet_shard_costs_one_call_although_its_rate_is_known() -> None:
-    known = replace(
-        AT_TIP, reached_ms=ms(BEGIN), intake=INTAKE, cached_iterator=cursor("c", at_tip=True)
-    )
-    finding = play(ahead(QUIET, known, records=WANTED), (fetched("c", COUNTED), page(onward="d")))
+    known = replace(KNOWN_RATE, cached_iterator=cursor("c", at_tip=True))
+    finding = play(ahead(QUIET, known, size=2000 * 1024), (fetched("c", COUNTED), page(onward="d")))
     assert (finding.end, finding.at_latest) == (None, True)
 
 
-REACHED = -600_000
-INTAKE = Intake(records=1000, size_bytes=1000 * 1024, millis=1000, trust=4)
-KNOWN_RATE = replace(AT_TIP, reached_ms=ms(REACHED), intake=INTAKE)
-AIM = REACHED + 1999
-
-
-def test_one_look_by_time_finds_the_end() -> None:
+def test_one_probe_by_time_finds_the_end() -> None:
     finding = play(
         ahead(QUIET, KNOWN_RATE, size=2000 * 1024),
         (opened(at(AIM)), "i"),
-        (fetched("i", PROBE_RECORDS), page([row(2100, AIM)], onward="j", behind=5)),
+        (fetched("i", 1), page([row(2100, AIM, size=1024)], onward="j", behind=5)),
     )
-    assert (finding.records, finding.end, finding.found_by_time) == ((), row(2100, AIM), True)
-    assert finding.expected == ExpectedSize(records=2066, size_bytes=2113229)
-    assert finding.cursor.intake == INTAKE.record_use()
+    assert (finding.records, finding.found_by_time) == ((), True)
+    assert finding.expected == ExpectedSize(records=2066, size_bytes=2114275)
+    assert finding.cursor.intake == INTAKE.record_end(1024)
     assert finding.cursor.proven
 
 
-def test_a_gap_after_the_limit_is_not_counted() -> None:
+@pytest.mark.parametrize(("before", "begin"), [(300, 300), (9000, 1000)])
+def test_a_gap_before_the_start_is_part_of_the_time(before: int, begin: int) -> None:
+    """A shard takes in at once what it did not take in during the second before."""
+    memory = replace(KNOWN_RATE, window_end_ms=ms(REACHED - before))
+    finding = play(
+        ahead(QUIET, memory, size=2000 * 1024),
+        (opened(at(AIM - begin)), "i"),
+        (fetched("i", 1), page([row(2100, AIM)], onward="j", behind=5)),
+    )
+    assert finding.cursor.window_end_ms == ms(AIM - begin)
+
+
+def test_an_unusual_gap_after_the_limit_is_not_counted() -> None:
     finding = play(
         ahead(QUIET, KNOWN_RATE, size=2000 * 1024),
         (opened(at(AIM)), "i"),
-        (fetched("i", PROBE_RECORDS), page([row(2100, -90_000)], onward="j", behind=5)),
+        (fetched("i", 1), page([row(2100, -90_000)], onward="j", behind=5)),
     )
     assert finding.expected is not None
     assert finding.expected.records < 2100
 
 
 @pytest.mark.parametrize(
-    "memory",
+    ("memory", "limit"),
     [
-        replace(KNOWN_RATE, intake=replace(INTAKE, used=4)),
-        replace(KNOWN_RATE, reached_ms=None),
-        replace(KNOWN_RATE, proven=False),
-        replace(KNOWN_RATE, reached_ms=ms(-1500)),
+        (replace(KNOWN_RATE, intake=replace(INTAKE, used=4)), COUNTED),
+        (replace(KNOWN_RATE, reached_ms=None), COUNTED),
+        (replace(KNOWN_RATE, proven=False), COUNTED),
+        (replace(KNOWN_RATE, reached_ms=ms(-1500)), COUNTED),
+        (replace(KNOWN_RATE, intake=replace(INTAKE, largest=500_000)), 2001),
+        (replace(KNOWN_RATE, intake=replace(INTAKE, millis=4000)), 2001),
+        (replace(KNOWN_RATE, intake=replace(INTAKE, millis=100)), 2001),
     ],
+    ids=["used", "no time", "unproven", "near the latest", "uneven", "low", "beyond the quota"],
 )
-def test_otherwise_a_page_from_the_start_is_read(memory: ShardCursor) -> None:
+def test_otherwise_a_page_from_the_start_is_read(memory: ShardCursor, limit: int) -> None:
     finding = play(
         ahead(QUIET, memory, size=2000 * 1024),
-        (fetched("c", COUNTED), page([row(101, -900)], onward="d")),
+        (fetched("c", limit), page([row(101, -900)], onward="d")),
     )
     assert (orders(finding), finding.at_latest) == ([101], True)
 
@@ -166,11 +228,29 @@ def test_where_nothing_came_so_late_a_page_from_the_start_shows_more() -> None:
     finding = play(
         ahead(QUIET, KNOWN_RATE, size=2000 * 1024),
         (opened(at(AIM)), "i"),
-        (fetched("i", PROBE_RECORDS), page()),
+        (fetched("i", 1), page()),
         (fetched("c", COUNTED), page([row(101, REACHED)], onward="d")),
     )
     assert (orders(finding), finding.at_latest) == ([101], True)
     assert finding.cursor.quiet == QuietPeriod(since=ms(AIM), at=ms(0))
+
+
+@given(
+    size=st.integers(1, 64 * 1024 * 1024),
+    largest=st.integers(10, 1 << 20),
+    millis=st.integers(1, 100_000),
+)
+def test_an_end_by_time_is_within_the_limit_at_the_quota(
+    size: int, largest: int, millis: int
+) -> None:
+    intake = replace(INTAKE, largest=largest, millis=millis)
+    steps = scan_ahead(
+        QUIET, replace(KNOWN_RATE, intake=intake), NOW, DAY_MS, LimitShare(size_bytes=size)
+    )
+    first = next(steps)
+    if isinstance(first, OpenIterator) and isinstance(first.position, AtTimestamp):
+        span = first.position.millis - ms(REACHED)
+        assert span * INTAKE_BYTES_PER_MS <= EXCESS * size
 
 
 def test_a_large_page_of_small_records_is_cut_and_few_of_its_rows_are_kept() -> None:
@@ -184,3 +264,13 @@ def test_a_large_page_of_small_records_is_cut_and_few_of_its_rows_are_kept() -> 
     assert finding.expected == ExpectedSize(records=2800, size_bytes=140_000)
     assert (finding.end, finding.found_by_time, finding.at_latest) == (rows[2799], True, False)
     assert (finding.cursor.position, finding.cursor.cached_iterator) == (rows[2799].position, None)
+
+
+def test_a_large_page_of_which_few_records_fit_is_cut_by_the_caller() -> None:
+    rows = [row(101 + n, BEGIN + n, size=5000) for n in range(2000)]
+    finding = play(
+        ahead(QUIET, replace(AT_TIP, record_bytes=50.0), size=140_000),
+        (fetched("c", 2801), page(rows, onward="d", behind=9)),
+    )
+    assert (len(finding.records), finding.end) == (EXACT_RECORDS, rows[EXACT_RECORDS - 1])
+    assert (finding.found_by_time, finding.has_more) == (False, True)

@@ -27,7 +27,7 @@ from kinesis_source.probing.position_advance import (
     is_target_reached,
     truncate_to_target,
 )
-from kinesis_source.probing.probe_protocol import ProbeResult, RecordRef, ShardCursor
+from kinesis_source.probing.probe_protocol import Lookahead, ProbeResult, RecordRef, ShardCursor
 from tests.support.kinesis.probes import cursor, ms, row
 
 P = AfterRecord(sequence_number=SequenceNumber("100"))
@@ -133,7 +133,15 @@ def test_a_cut(admitted: int, closed: bool) -> None:
     assert advance == ShardAdvance(
         state=state(end, OLD),
         cursor=replace(
-            MEMORY, position=end, cached_iterator=None, reached_ms=ROWS[admitted - 1].arrival
+            MEMORY,
+            position=end,
+            cached_iterator=None,
+            reached_ms=ROWS[admitted - 1].arrival,
+            lookahead=Lookahead(
+                position=end,
+                records=ROWS[admitted:],
+                cached_iterator=MEMORY.cached_iterator,
+            ),
         ),
         millis_behind=ms(0) - left_out.arrival,
         at_latest=False,
