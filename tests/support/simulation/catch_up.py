@@ -215,6 +215,16 @@ class CaughtUp:
         return self.fetches / (5 * self.seconds)
 
 
+def create_full_stream(state: KinesisState, feed: Feed, begin_ms: int) -> MadeLog:
+    """Create a stream of one shard, with the records of `feed`. It is never written to."""
+    state.create_stream(STREAM, 1)
+    shard = state.shard(STREAM, SHARD)
+    base = sequence.base(shard.era, shard.index)
+    shard.log = log = MadeLog(base, feed, begin_ms)
+    shard.last_number = sequence.compose(base, 1 << 60, 0)
+    return log
+
+
 def catch_up(
     options: dict[str, str],
     *,
@@ -228,11 +238,7 @@ def catch_up(
     feed = arrivals if isinstance(arrivals, Feed) else Feed.even(arrivals, record_bytes)
     clock = ManualClock()
     state = KinesisState(clock=clock)
-    state.create_stream(STREAM, 1)
-    shard = state.shard(STREAM, SHARD)
-    log = MadeLog(sequence.base(shard.era, shard.index), feed, clock.now_ms())
-    shard.log = log
-    shard.last_number = sequence.compose(sequence.base(shard.era, shard.index), 1 << 60, 0)
+    log = create_full_stream(state, feed, clock.now_ms())
     clock.advance(backlog_s * 1000)
     state.set_limits(Limits.strict())
     service = _Timed(state, clock)

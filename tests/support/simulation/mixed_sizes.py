@@ -18,7 +18,7 @@ from tests.support.simulation.catch_up import CaughtUp, Feed, catch_up
 
 MIB = 1 << 20
 LARGEST = MIB
-SECONDS = 60.0
+SECONDS = 40.0
 """The longest time for which a query runs."""
 BY_TIME = 636 * 1024
 """From this limit on, batches may end by time."""
