@@ -297,7 +297,9 @@ class BatchPlanner:
     def _limits(self, context: BatchContext, limits: ReadLimits | None) -> ReadLimits:
         if limits is None or limits.max_bytes is None:
             return limits or UNLIMITED
-        sizes = self._estimates.estimate(context.metadata, context.start_positions.positions)
+        sizes = self._estimates.estimate(
+            context.metadata, context.start_positions.positions, limits.max_bytes
+        )
         return replace(limits, bytes_per_offset=sizes)
 
     def _trigger_delay(self, limits: ReadLimits | None) -> TriggerDelay | None:

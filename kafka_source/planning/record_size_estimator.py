@@ -1,13 +1,15 @@
 """Estimates bytes per offset for `maxBytesPerTrigger`, from samples of each topic.
 
-Brokers return offsets, not sizes, and tasks cannot report to the driver. So the driver reads some
-of the next batch's first records, like a task, if the last sample is older than `SAMPLE_PERIOD_S`.
-The estimate follows the topic: each new sample has half of the weight.
+Brokers return offsets, not sizes, and tasks cannot report to the driver. So the driver reads the
+first records of the next batch, like a task, if the limit leaves some of the backlog for later
+batches, or the last sample is older than `SAMPLE_PERIOD_S`. A sample is counted in bytes, not in
+records: among many small records there may be a few large ones that make up most of the data. The
+estimate follows the topic: it rises at once, and falls halfway with each sample.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -22,7 +24,10 @@ if TYPE_CHECKING:
 
 ReadTask = Callable[[TaskRange], "Iterator[pa.RecordBatch]"]
 
-SAMPLE_OFFSETS: Final = 100
+SAMPLE_BYTES: Final = 1 << 20
+"""The size of a sample, unless the limit is smaller. It may be exceeded by one batch of a task."""
+SAMPLE_OFFSETS: Final = 10_000
+"""The most offsets of a sample."""
 SAMPLE_PERIOD_S: Final = 30.0
 
 
@@ -41,29 +46,53 @@ class RecordSizeEstimator:
         self._monotonic = monotonic
         self._known: dict[StreamName, _Estimate] = {}
 
-    def estimate(self, metadata: Metadata, positions: Positions) -> Mapping[StreamName, int]:
+    def estimate(
+        self, metadata: Metadata, positions: Positions, max_bytes: int
+    ) -> Mapping[StreamName, int]:
         """Return the bytes of key and value per offset, at least 1, of each sampled topic. Topics
-        with unread records after `positions` are sampled if it is time."""
+        with unread records after `positions` are sampled if it is time; `max_bytes` is the limit of
+        the batch."""
         now = self._monotonic()
+        exceeds = self._backlog_bytes(metadata, positions) > max_bytes
         for topic, ssp in _longest(metadata, positions).items():
             known = self._known.get(topic)
-            if known is not None and now - known.at < SAMPLE_PERIOD_S:
+            if known is not None and not exceeds and now - known.at < SAMPLE_PERIOD_S:
                 continue
-            sampled = self._sample(metadata, ssp, positions[ssp])
-            mean = sampled if known is None else (known.bytes_per_offset + sampled) / 2
+            mean = self._sample(metadata, ssp, positions[ssp], min(SAMPLE_BYTES, max_bytes))
+            if known is not None:
+                mean = max(mean, (known.bytes_per_offset + mean) / 2)
             self._known[topic] = _Estimate(bytes_per_offset=mean, at=now)
         return {
             topic: max(1, round(self._known[topic].bytes_per_offset))
             for topic in sorted(self._known)
         }
 
-    def _sample(self, metadata: Metadata, ssp: SystemStreamPartition, position: int) -> float:
+    def _backlog_bytes(self, metadata: Metadata, positions: Positions) -> float:
+        """Return the estimated size of the unread records of topics that were sampled."""
+        return sum(
+            max(0, offsets_of(metadata, ssp).end - position)
+            * self._known[ssp.stream].bytes_per_offset
+            for ssp, position in positions.items()
+            if ssp.stream in self._known
+        )
+
+    def _sample(
+        self, metadata: Metadata, ssp: SystemStreamPartition, position: int, size: int
+    ) -> float:
         end = min(position + SAMPLE_OFFSETS, offsets_of(metadata, ssp).end)
         part = PartitionRange(
             ssp=ssp, topic_id=metadata[ssp.stream].topic_id, start=position, end=end
         )
         task = TaskRange(task=TaskName(f"sample of {kafka_name(ssp)}"), partitions=(part,))
-        return sum(_size(batch) for batch in self._read(task)) / (end - position)
+        read, batches = 0, self._read(task)
+        for batch in batches:
+            read += _size(batch)
+            if read >= size and batch.num_rows:
+                end = min(end, batch.column("offset")[-1].as_py() + 1)
+                break
+        if isinstance(batches, Generator):
+            batches.close()
+        return read / (end - position)
 
 
 def _longest(metadata: Metadata, positions: Positions) -> dict[StreamName, SystemStreamPartition]:

@@ -62,6 +62,7 @@ class FakeQuery:
     time: ManualTime = field(default_factory=ManualTime)
     offset: AnyOffset = BEFORE_FIRST_BATCH
     record_bytes: int = 10
+    large_bytes: int = 0
     sampled: list[TaskRange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -116,8 +117,18 @@ class FakeQuery:
 
     def _sample(self, range_: TaskRange) -> Iterator[pa.RecordBatch]:
         self.sampled.append(range_)
-        rows = sum(part.end - part.start for part in range_.partitions)
-        value = pa.array([b"x" * self.record_bytes] * rows, pa.binary())
-        yield pa.RecordBatch.from_pydict(
-            {"key": pa.array([None] * rows, pa.binary()), "value": value}
-        )
+        (part,) = range_.partitions
+        for begin in range(part.start, part.end, 100):
+            offsets = range(begin, min(begin + 100, part.end))
+            values = [b"x" * self.size_of(offset) for offset in offsets]
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "key": pa.array([None] * len(values), pa.binary()),
+                    "value": pa.array(values, pa.binary()),
+                    "offset": pa.array(offsets, pa.int64()),
+                }
+            )
+
+    def size_of(self, offset: int) -> int:
+        """Return the bytes of a record: `record_bytes`, and `large_bytes` of the last in 500."""
+        return self.large_bytes if self.large_bytes and offset % 500 == 499 else self.record_bytes

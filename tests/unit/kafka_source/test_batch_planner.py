@@ -13,7 +13,7 @@ from checkpoint.assignments.store import AssignmentStore
 from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from kafka_source.model.topic import IsolationLevel
 from kafka_source.planning import progress_metrics as lag
-from kafka_source.planning.record_size_estimator import SAMPLE_OFFSETS, SAMPLE_PERIOD_S
+from kafka_source.planning.record_size_estimator import SAMPLE_PERIOD_S
 from kafka_source.planning.spark_checkpoint import SparkOffset
 from ssp_common.errors import DataLossError
 from task_grouping.fixed_tasks import PartitionCountError
@@ -56,14 +56,36 @@ def test_bytes_are_estimated_from_records_like_those_to_come(kafka: FakeKafka) -
     # One look was enough, at the partition that has most to read.
     (sample,) = query.sampled
     (part,) = sample.partitions
-    assert (part.ssp, part.start, part.end) == (ssp("orders", 0), 0, SAMPLE_OFFSETS)
+    assert (part.ssp, part.start, part.end) == (ssp("orders", 0), 0, 300)
     assert first + second == 390
     query.record_bytes = 3_000
     query.time.now += SAMPLE_PERIOD_S
     kafka.fill("orders", 180)
-    first, second = query.counts()
-    assert 98 <= first <= 103, "the estimate follows, half of the way"
-    assert len(query.sampled) == 2
+    assert 64 <= query.counts()[0] <= 68, "the estimate rises at once"
+    query.record_bytes = 1_000
+    kafka.fill("orders", 400)
+    assert 98 <= query.counts()[0] <= 103, "and falls halfway"
+
+
+def test_a_few_large_records_among_small_ones_are_in_the_estimate(kafka: FakeKafka) -> None:
+    """900 KB in one of 500: the first hundred have none, and a batch by them would have nine limits."""
+    kafka.fill("orders", 20_000)
+    query = FakeQuery(
+        kafka, kafka_options(maxBytesPerTrigger="4m"), record_bytes=200, large_bytes=900_000
+    )
+    for _ in range(5):
+        (read,) = query.batch() or []
+        size = sum(query.size_of(offset) for offset in range(read[2], read[3]))
+        assert size <= 2 * (4 << 20)
+
+
+def test_a_backlog_is_sampled_for_each_batch_that_its_limit_ends(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 2_000)
+    query = FakeQuery(kafka, kafka_options(maxBytesPerTrigger="100k"), record_bytes=200)
+    query.batch()
+    query.record_bytes = 20_000
+    (read,) = query.batch() or []
+    assert read[3] - read[2] <= 6
 
 
 def test_a_small_batch_is_waited_for_until_the_longest_delay(kafka: FakeKafka) -> None:
