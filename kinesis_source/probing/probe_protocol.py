@@ -178,7 +178,8 @@ class ShardCursor:
     cached_iterator: CachedIterator | None = None
     window_ms: int = 2 * MIN_WINDOW_MS
     record_bytes: float | None = None
-    """Running mean of the size of records seen; under a limit, no less than the mean of the last page."""
+    """Running mean of the size of records seen; under a limit, at least the mean of the last
+    page."""
     proven: bool = False
     """The iterator has passed the start record, or its absence has been judged."""
     reached_ms: EpochMillis | None = None

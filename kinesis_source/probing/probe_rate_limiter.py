@@ -24,8 +24,7 @@ BLOCK_SLACK_S = 0.08
 LONGEST_SLEEP_S = 1.0
 """Spark can only end the query between two sleeps."""
 THROTTLED_PERIOD_MS = 1000
-"""The longest pause after a probe that was throttled. The first is `minFetchPeriod`, then it
-doubles."""
+"""The longest pause after a probe that was throttled; the first is half as long."""
 RETRY_AFTER_FAULTS = 3
 """After this number of probes in a row that met faults, one is made that retries, and fails the
 query if that does not help. Throttling does not count."""
@@ -67,8 +66,8 @@ class ProbeRateLimiter:
         self._answers: dict[ShardKey, deque[tuple[float, int]]] = {}
         """The time and size of the answers of the last second, or longer if they block the shard
         for longer."""
-        self._throttled: dict[ShardKey, int] = {}
-        """The number of probes in a row that were throttled."""
+        self._throttled: dict[ShardKey, bool] = {}
+        """The shards whose last probe was throttled."""
         self._faults: dict[ShardKey, int] = {}
 
     def is_due(self, key: ShardKey) -> bool:
@@ -118,9 +117,10 @@ class ProbeRateLimiter:
         self._enforced = True
         self.count_calls(key, 1)
         self._free[key] = self._monotonic()
-        count = self._throttled.get(key, 0)
-        self._throttled[key] = count + 1
-        pause = min(self._throttled_period, self._period * 2.0 ** min(count, 8))
+        pause = self._throttled_period
+        if key not in self._throttled:
+            pause = max(self._period, pause / 2)
+        self._throttled[key] = True
         self._due[key] = max(self._monotonic() + pause, self._share_at[key])
 
     def _seconds(self, size: int) -> float:

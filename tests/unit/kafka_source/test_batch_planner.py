@@ -68,7 +68,7 @@ def test_bytes_are_estimated_from_records_like_those_to_come(kafka: FakeKafka) -
 
 
 def test_a_few_large_records_among_small_ones_are_in_the_estimate(kafka: FakeKafka) -> None:
-    """900 KB in one of 500: the first hundred have none, and a batch by them would have nine limits."""
+    """900 KB in one of 500: a sample of a hundred has none, and makes a batch of nine limits."""
     kafka.fill("orders", 20_000)
     query = FakeQuery(
         kafka, kafka_options(maxBytesPerTrigger="4m"), record_bytes=200, large_bytes=900_000

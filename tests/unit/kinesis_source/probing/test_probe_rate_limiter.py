@@ -171,3 +171,35 @@ def test_shards_that_have_left_are_forgotten(time: Time) -> None:
     paces.retain([B])
     assert (paces.is_due(A), paces.is_due(B)) == (True, False)
     assert (paces.is_retry_due(A), paces.is_retry_due(B)) == (False, True)
+
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("sizes", "pause"),
+    [([MIB], 0), ([MIB, MIB - 1], 0), ([2 * MIB], 1.0), ([MIB, 2 * MIB], 1.0), ([10 * MIB], 5.0)],
+)
+def test_tasks_begin_when_the_shard_answers_again(
+    time: Time, sizes: list[int], pause: float
+) -> None:
+    paces = pacing(time)
+    for size in sizes:
+        paces.record_probe(A, calls=1, size=size)
+    paces.record_probe(B, calls=1)
+    paces.wait_for_tasks([A, B])
+    assert sum(time.slept) == pytest.approx(pause)
+    paces.wait_for_tasks([A, B])
+    assert sum(time.slept) == pytest.approx(pause)
+
+
+def test_the_first_pause_after_throttling_is_half_as_long(time: Time) -> None:
+    paces = pacing(time)
+    for pause in (0.5, 1.0, 1.0):
+        paces.record_throttle(A)
+        paces.wait([A])
+        assert time.slept[-1] == pytest.approx(pause)
+    paces.record_probe(A, calls=1)
+    paces.record_throttle(A)
+    time.now += 0.5
+    assert paces.is_due(A)
