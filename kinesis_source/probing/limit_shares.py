@@ -24,7 +24,7 @@ _ONLY: Final = ShardKey(stream=StreamName(""), shard=ShardId(""))
 LOOKAHEAD_BYTES: Final = 32 * 1024 * 1024
 """The bytes that all shards together read beyond small shares, for the next batches."""
 FAR_EXCESS: Final = 4
-"""How many times `maxBytesPerShard` a batch of a shard may be."""
+"""The largest batch of a shard that is far behind, in units of `maxBytesPerShard`."""
 
 
 def to_candidate(result: ProbeResult) -> Candidate:

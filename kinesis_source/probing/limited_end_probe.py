@@ -74,8 +74,8 @@ MARGIN = 1.01
 """A task requests the estimate times this, plus its square root, as for random arrivals: a second
 call for the rest costs more."""
 EXCESS = 1.1
-"""How many times its limit a batch may be if the rate of the shard rises: with a burst it is 1.25
-times, in the mean of ten batches."""
+"""The largest batch, in units of its limit, if the rate of the shard rises: with a burst it is 1.25,
+in the mean of ten batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +85,7 @@ class LimitShare:
     records: int = MANY_RECORDS
     size_bytes: int | None = None
     excess: float = EXCESS
-    """How many times the limit the batch may be if the shard's intake rises to its quota."""
+    """The largest batch, in units of the limit, if the shard's intake rises to its quota."""
     kept: int = EXACT_RECORDS
     """The most records to keep, to be cut exactly and for the next batches."""
     lookahead_bytes: int = 0
