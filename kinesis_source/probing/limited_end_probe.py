@@ -74,8 +74,8 @@ MARGIN = 1.01
 """A task requests the estimate times this, plus its square root, as for random arrivals: a second
 call for the rest costs more."""
 EXCESS = 1.1
-"""The largest batch, in units of its limit, if the rate of the shard rises: with a burst it is 1.25,
-in the mean of ten batches."""
+"""The largest batch, in units of its limit, if the rate of the shard rises: with a burst it is
+1.25, in the mean of ten batches."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
