@@ -129,7 +129,7 @@ def run(
             spark, checkpoint_in(folder, f"limit-{limit:g}"), size, seconds, clump
         )
         speed = sum(batches) * RECORD_BYTES / MEGABYTE / seconds
-        largest = max(batches) * RECORD_BYTES / MEGABYTE
+        largest = max(batches, default=0) * RECORD_BYTES / MEGABYTE
         share = calls / (5 * seconds)
         report.add(
             f"{limit:g} MB",
@@ -137,7 +137,7 @@ def run(
             f"{share:.0%}",
             str(len(batches)),
             f"{largest:.2f}",
-            limit=limit,
+            of=f"{limit:g} MB",
             megabytes_per_second=speed,
             share_of_calls=share,
             largest=largest,

@@ -95,6 +95,7 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
         "silence": 0.1,
         "rounds": 1,
     },
+    "kinesis.catch_up_http": {"limits": [1.25], "seconds": 4.0, "clump": 1},
     "kinesis.metrics": {"shards": [2], "slots": 1, "seconds": 1.0},
     "kinesis.memory": {"gigabytes": 0.02, "size": 1_000, "by": "push"},
     "kinesis.neighbour": {"shards": 1, "seconds": 20.0, "rounds": 1},
