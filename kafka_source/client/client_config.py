@@ -150,11 +150,19 @@ def create_client(
 _NAMED: Final = (
     re.compile(r'property "([a-z0-9_.]+)"'),
     re.compile(r"`([a-z0-9_.]+)`"),
+    re.compile(r"parse (ssl\.[a-z.]+)"),
     re.compile(r"\b([a-z][a-z0-9_]*(?:\.[a-z0-9_]+)+) (?:failed|must)"),
 )
 """The patterns by which librdkafka names a property that it rejects."""
 
 
+_OLD_KEYSTORE: Final = re.compile(r"PKCS#12 .*\bunsupported\b.*\b(?:RC2|3DES|DES|RC4)\b", re.DOTALL)
+OLD_KEYSTORE_STEP: Final = (
+    "write the file again with an algorithm of today, as Java 8 did not, by Java 17 or newer: "
+    "keytool -importkeystore -srckeystore <it> -destkeystore <new>.p12 -deststoretype PKCS12; or, "
+    "as PEM for kafka.ssl.certificate.location and kafka.ssl.key.location, by OpenSSL 3: openssl "
+    "pkcs12 -legacy -in <it> -out <new>.pem"
+)
 _NO_PROVIDER: Final = "No provider for SASL mechanism"
 
 
@@ -179,8 +187,10 @@ def _rejection(error: KafkaError, properties: ClientProperties, role: ClientRole
         option=properties.option(name),
         found=f"{given}: {redact(text, secrets)}",
         expected="properties that librdkafka accepts together",
-        next_step="correct the option; a file must exist, under the same path, on "
-        "the driver and on every executor",
+        next_step=OLD_KEYSTORE_STEP
+        if _OLD_KEYSTORE.search(text)
+        else "correct the option; a file must exist, under the same path, on the driver and on "
+        "every executor",
     )
     return InvalidOptionsError(FORMAT, [problem])
 

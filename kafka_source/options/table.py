@@ -380,6 +380,15 @@ PARTITION_DISCOVERY_INTERVAL: Final[OptionSpec[int]] = OptionSpec(
 
 # --- Options without an equivalent ----------------------------------------------------------------
 
+SERVICE_CREDENTIAL: Final = ForeignOption(
+    name="databricks.serviceCredential",
+    origin="Databricks",
+    refused=True,
+    advice="it decides the login; for Amazon MSK set kafka.sasl.mechanism=AWS_MSK_IAM and "
+    "credentialsProvider, a function that returns the service credential's session; for others see "
+    "the guide on logins",
+)
+
 FOREIGN: Final = (
     *(
         ForeignOption(
@@ -396,6 +405,7 @@ FOREIGN: Final = (
         refused=False,
         advice="it is an option of the sink; a source uses subscribe",
     ),
+    SERVICE_CREDENTIAL,
 )
 
 _SPECS: Final[tuple[OptionSpec[Any], ...]] = (

@@ -7,10 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from kafka_source.properties.consumer_properties import words
 from kafka_source.properties.jaas import LoginModule, parse_jaas
 from kafka_source.properties.property_draft import PropertyDraft
+from kafka_source.properties.property_values import url_without_user
 from ssp_common.options.endpoints import ConnectionOptions
-from ssp_common.options.spec import BadValueError, Fault, shown
+from ssp_common.options.spec import BadValueError, Fault, closest, shown
 
 _JAAS: Final = "sasl.jaas.config"
 _LOGIN_HANDLER: Final = "sasl.login.callback.handler.class"
@@ -21,6 +23,19 @@ _OAUTHBEARER: Final = "OAUTHBEARER"
 _IAM_MODULE: Final = "IAMLoginModule"
 _OAUTH_MODULE: Final = "OAuthBearerLoginModule"
 _OAUTH_HANDLER: Final = "OAuthBearerLoginCallbackHandler"
+_STRIMZI_HANDLER: Final = "JaasClientOauthLoginCallbackHandler"
+_OIDC_HANDLERS: Final = frozenset({_OAUTH_HANDLER, _STRIMZI_HANDLER})
+_ROUTES: Final = {
+    "GcpLoginCallbackHandler": "remove it, and log in to Google's brokers by kafka.sasl.mechanism "
+    "PLAIN, with a service account's e-mail address as kafka.sasl.username and its key file in "
+    "base64 as kafka.sasl.password; or run Google's local authentication server beside the driver "
+    "and every executor, as kafka.sasl.oauthbearer.token.endpoint.url",
+}
+"""The next step for handlers of others, by their simple names."""
+_ANY_ROUTE: Final = (
+    "remove it, and use a login that librdkafka has: see kafka.sasl.mechanism and "
+    "kafka.sasl.oauthbearer.method"
+)
 _IAM_LOGIN_HANDLER: Final = "IAMOAuthBearerLoginCallbackHandler"
 _IAM_CLIENT_HANDLERS: Final = frozenset({"IAMClientCallbackHandler", _IAM_LOGIN_HANDLER})
 _OTHER_TOKEN_PROPERTIES: Final = ("sasl.oauthbearer.config", "sasl.oauthbearer.method")
@@ -56,7 +71,7 @@ def read_logins(given: Mapping[str, str], draft: PropertyDraft) -> None:
 
 def _translate_handlers(given: Mapping[str, str], draft: PropertyDraft) -> None:
     handler = given.get(_LOGIN_HANDLER, "")
-    if _simple_name(handler) == _OAUTH_HANDLER:
+    if _simple_name(handler) in _OIDC_HANDLERS:
         draft.put("sasl.oauthbearer.method", "oidc", _LOGIN_HANDLER)
     elif handler:
         _refuse_handler(_LOGIN_HANDLER, handler, draft)
@@ -68,10 +83,9 @@ def _refuse_handler(name: str, handler: str, draft: PropertyDraft) -> None:
     draft.add_problem(
         name,
         found=f"{shown(handler)}, a Java class",
-        expected="Kafka's own OAuthBearerLoginCallbackHandler, the handlers of Amazon MSK's IAM, "
-        "or no handler",
-        next_step="remove it, and use a login that librdkafka has: see kafka.sasl.mechanism and "
-        "kafka.sasl.oauthbearer.method",
+        expected="Kafka's own OAuthBearerLoginCallbackHandler, Strimzi's "
+        f"{_STRIMZI_HANDLER}, the handlers of Amazon MSK's IAM, or no handler",
+        next_step=_ROUTES.get(_simple_name(handler), _ANY_ROUTE),
     )
 
 
@@ -97,7 +111,14 @@ def _translate_module(module: LoginModule) -> dict[str, str]:
 
 def _password(name: str, options: Mapping[str, str]) -> dict[str, str]:
     """PLAIN and SCRAM."""
-    _check_keys(name, options, required=("username", "password"))
+    if options.get("tokenauth", "false").lower() != "false":
+        raise _bad_value(
+            f"{name} with tokenauth: a delegation token",
+            "a user and a password",
+            "give a user's own name and password without tokenauth: librdkafka does not log in by "
+            "Kafka's delegation tokens",
+        )
+    _check_keys(name, options, required=("username", "password"), allowed=("tokenauth",))
     return {"sasl.username": options["username"], "sasl.password": options["password"]}
 
 
@@ -134,6 +155,8 @@ def _kerberos(name: str, options: Mapping[str, str]) -> dict[str, str]:
 def _oauth(name: str, options: Mapping[str, str]) -> dict[str, str]:
     if not options:
         return {}  # Other properties set the credentials.
+    if any(key.startswith("oauth.") for key in options):
+        return _strimzi(name, options)
     extensions = {key: value for key, value in options.items() if key.startswith("extension_")}
     _check_keys(
         name,
@@ -151,6 +174,22 @@ def _oauth(name: str, options: Mapping[str, str]) -> dict[str, str]:
         properties["sasl.oauthbearer.extensions"] = ",".join(
             f"{key.removeprefix('extension_')}={extensions[key]}" for key in sorted(extensions)
         )
+    return properties
+
+
+def _strimzi(name: str, options: Mapping[str, str]) -> dict[str, str]:
+    """The keys of Strimzi's handler that librdkafka has a property for."""
+    required = ("oauth.client.id", "oauth.client.secret", "oauth.token.endpoint.uri")
+    _check_keys(name, options, required=required, allowed=("oauth.scope",))
+    properties = {
+        "sasl.oauthbearer.client.id": options["oauth.client.id"],
+        "sasl.oauthbearer.client.secret": options["oauth.client.secret"],
+        "sasl.oauthbearer.token.endpoint.url": url_without_user(
+            options["oauth.token.endpoint.uri"]
+        ),
+    }
+    if "oauth.scope" in options:
+        properties["sasl.oauthbearer.scope"] = options["oauth.scope"]
     return properties
 
 
@@ -270,12 +309,39 @@ def _check_keys(
             f"{name} with {' and '.join(required)}",
             "give them",
         )
-    if options.keys() - {*required, *allowed}:
+    taken = (*required, *allowed)
+    others = [key for key in options if key not in taken]
+    if others:
+        places = {key: place for place, key in enumerate(options, start=1)}
+        named = [
+            key if key in _JAVA_KEYS else f"an unknown key in place {places[key]}" for key in others
+        ]
+        meant = [found for key in others if (found := closest(key, {one: one for one in taken}))]
         raise _bad_value(
-            f"{name} with unknown keys",
-            f"{name} with {', '.join((*required, *allowed))}",
-            "remove the others, which have no equivalent here",
+            f"{name} with {' and '.join(named)}",
+            f"{name} with {', '.join(taken)}",
+            f"did you mean {' and '.join(meant)}?"
+            if len(meant) == len(others)
+            else "remove the others, which have no equivalent here",
         )
+
+
+_JAVA_KEYS: Final = words(
+    """
+    awsRoleAccessKeyId awsRoleSecretAccessKey awsRoleSessionToken clearPass clientId
+    clientSecret isInitiator keyTab oauth.access.token oauth.access.token.is.jwt
+    oauth.audience oauth.client.assertion oauth.connect.timeout.seconds
+    oauth.max.token.expiry.seconds oauth.password.grant.password
+    oauth.password.grant.username oauth.read.timeout.seconds oauth.refresh.token
+    oauth.sasl.extension.key oauth.ssl.truststore.location oauth.ssl.truststore.password
+    oauth.ssl.truststore.type oauth.username.claim password principal renewTGT scope
+    storePass ticketCache tokenauth tryFirstPass unsecuredLoginLifetimeSeconds
+    unsecuredLoginPrincipalClaimName unsecuredLoginScopeClaimName
+    unsecuredLoginStringClaim_sub useFirstPass username
+    """
+)
+"""Keys of Java's login modules, which an error may name. Another word may be part of a secret that
+is not quoted as it must be."""
 
 
 def _bad_value(found: str, expected: str, next_step: str) -> BadValueError:

@@ -79,7 +79,7 @@ def _kinit(text: str) -> str:
     return text
 
 
-def _url_without_user(text: str) -> str:
+def url_without_user(text: str) -> str:
     """Refuse a URL with credentials, since URLs appear in messages."""
     if "@" in text:
         raise BadValueError(
@@ -140,7 +140,7 @@ _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
     ),
     "receive.message.max.bytes": _positive,
     "sasl.kerberos.kinit.cmd": _kinit,
-    "sasl.oauthbearer.token.endpoint.url": _url_without_user,
+    "sasl.oauthbearer.token.endpoint.url": url_without_user,
     "security.protocol": choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
     "ssl.endpoint.identification.algorithm": _host_verification,
 }

@@ -8,7 +8,7 @@ from typing import Final
 
 from kafka_source.options.credentials import signer_problems, with_signer
 from kafka_source.options.offset_json import TOPIC, TOPIC_RULE
-from kafka_source.options.table import INCLUDE_HEADERS, KAFKA_OPTIONS
+from kafka_source.options.table import INCLUDE_HEADERS, KAFKA_OPTIONS, SERVICE_CREDENTIAL
 from kafka_source.properties.producer_properties import PRODUCER
 from kafka_source.properties.property_access import access_problems, access_warnings
 from kafka_source.properties.translation import (
@@ -82,6 +82,7 @@ SINK_OPTIONS: Final = OptionTable(
             for spec in KAFKA_OPTIONS.specs
             if spec is not INCLUDE_HEADERS and spec not in PROVIDER_OPTIONS
         ),
+        SERVICE_CREDENTIAL,
     ),
     prefixes=("includerepeat",),
 )

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -136,6 +139,58 @@ def test_a_refusal_names_the_option_as_it_was_written() -> None:
     with pytest.raises(InvalidOptionsError) as caught:
         create_client(AdminClient, read_properties(raw).properties, role=ClientRole.ADMIN)
     assert [problem.option for problem in caught.value.problems] == ["kafka.request.timeout.ms"]
+
+
+@pytest.mark.parametrize("remedy", ["keytool", "openssl"])
+def test_a_key_store_of_java_8_is_refused_with_the_command_that_converts_it(
+    remedy: str, tmp_path: Path
+) -> None:
+    """The command is taken from the error, and the client takes its result."""
+    old, made = tmp_path / "old.p12", tmp_path / ("new.p12" if remedy == "keytool" else "new.pem")
+    secret = "changeit"
+    run_keytool(
+        "-genkeypair",
+        "-alias",
+        "a",
+        "-keyalg",
+        "RSA",
+        "-dname",
+        "CN=orders",
+        "-storetype",
+        "PKCS12",
+        "-keystore",
+        str(old),
+        "-storepass",
+        secret,
+    )
+    common = (("security.protocol", "SSL"), ("bootstrap.servers", "127.0.0.1:1"))
+    given = ClientProperties(
+        public=(*common, ("ssl.keystore.location", str(old))),
+        secret=(("ssl.keystore.password", secret),),
+    )
+    with pytest.raises(InvalidOptionsError) as caught:
+        create_client(AdminClient, given, role=ClientRole.ADMIN)
+    (problem,) = caught.value.problems
+    assert problem.option == "kafka.ssl.keystore.location"
+    command = re.search(rf"{remedy} [^;:]+", problem.next_step)
+    assert command is not None
+    words = command[0].replace("<it>", str(old)).replace(f"<new>{made.suffix}", str(made)).split()
+    if remedy == "keytool":
+        words += ["-srcstorepass", secret, "-deststorepass", secret]
+        files, password = ["ssl.keystore.location"], "ssl.keystore.password"
+    else:
+        words += ["-passin", f"pass:{secret}", "-passout", f"pass:{secret}"]
+        files, password = ["ssl.certificate.location", "ssl.key.location"], "ssl.key.password"
+    subprocess.run(words, check=True, capture_output=True)
+    taken = ClientProperties(
+        public=(*common, *((name, str(made)) for name in files)), secret=((password, secret),)
+    )
+    create_client(AdminClient, taken, role=ClientRole.ADMIN)
+
+
+def run_keytool(*arguments: str) -> None:
+    legacy = "-J-Dkeystore.pkcs12.legacy"
+    subprocess.run(["keytool", legacy, *arguments], check=True, capture_output=True)
 
 
 @pytest.mark.parametrize("given", [{}, {"sasl_mechanism": "GSSAPI"}])

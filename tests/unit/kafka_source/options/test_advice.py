@@ -27,6 +27,7 @@ IAM: Final = "IAMLoginModule required"
 MSK: Final = {"kafka.sasl.mechanism": "AWS_MSK_IAM"}
 PROVIDER: Final = {"credentialsProvider": "my_company.aws:credentials"}
 JAAS: Final = "kafka.sasl.jaas.config"
+HANDLER: Final = "kafka.sasl.login.callback.handler.class"
 
 
 def _stream(raw: Mapping[str, str]) -> object:
@@ -165,6 +166,41 @@ CASES: Final[Mapping[str, Case]] = {
         "remove one of them",
         {"kafka.enable.idempotence": None},
     ),
+    "requests in flight and idempotence": (
+        _sink,
+        {"kafka.max.in.flight": "6", "kafka.enable.idempotence": "true"},
+        "remove one of them",
+        {"kafka.enable.idempotence": None},
+    ),
+    "a service credential of the source": (
+        _stream,
+        {"databricks.serviceCredential": "s"},
+        "kafka.sasl.mechanism=AWS_MSK_IAM",
+        {"databricks.serviceCredential": None, **MSK, **PROVIDER},
+    ),
+    "a service credential of the sink": (
+        _sink,
+        {"databricks.serviceCredential": "s"},
+        "kafka.sasl.mechanism=AWS_MSK_IAM",
+        {"databricks.serviceCredential": None, **MSK, **PROVIDER},
+    ),
+    "a handler of google": (
+        _stream,
+        {HANDLER: "com.google.cloud.hosted.kafka.auth.GcpLoginCallbackHandler"},
+        "kafka.sasl.mechanism PLAIN",
+        {
+            HANDLER: None,
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.sasl.username": "u",
+            "kafka.sasl.password": "p",
+        },
+    ),
+    "a mistyped key": (
+        _stream,
+        {JAAS: "OAuthBearerLoginModule required clientId=a clientSecret=b scopes=c;"},
+        "did you mean scope?",
+        {JAAS: "OAuthBearerLoginModule required clientId=a clientSecret=b scope=c;"},
+    ),
     "no module": (_stream, {JAAS: "alice:p"}, "use this form", {JAAS: LOGIN}),
     "no quotation marks": (
         _stream,
@@ -188,7 +224,7 @@ CASES: Final[Mapping[str, Case]] = {
     "a key too many": (
         _stream,
         {JAAS: SCRAM},
-        "remove the others",
+        "without tokenauth",
         {JAAS: SCRAM.replace("tokenauth=true", "")},
     ),
     "a cache of tickets": (

@@ -16,6 +16,7 @@ from kafka_source.properties.translation import ParsedProperties, read_propertie
 from ssp_common.options.endpoints import ConnectionOptions
 from ssp_common.options.spec import BadValueError, OptionProblem
 
+STRIMZI = "OAuthBearerLoginModule required oauth.client.id=a oauth.client.secret=b"
 PLAIN = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "
     'username="alice" password="p\\"w = 1;";'
@@ -76,6 +77,18 @@ def test_scram_kerberos_and_oauth() -> None:
         "sasl.oauthbearer.extensions": "a=1,b=2",
     }
     assert _config(sasl_jaas_config=f"{oauth} ;") == {}
+    strimzi = 'oauth.client.id="c" oauth.client.secret="s" oauth.token.endpoint.uri="https://h/t"'
+    handler = "io.strimzi.kafka.oauth.client.JaasClientOauthLoginCallbackHandler"
+    assert _config(
+        sasl_jaas_config=f"{oauth} {strimzi};", sasl_login_callback_handler_class=handler
+    ) == {
+        "sasl.oauthbearer.client.id": "c",
+        "sasl.oauthbearer.client.secret": "s",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": "https://h/t",
+    }
+    scram = "ScramLoginModule required username=a password=b tokenauth=false;"
+    assert _config(sasl_jaas_config=scram) == {"sasl.username": "a", "sasl.password": "b"}
 
 
 def test_kafkas_own_oauth_handler_is_librdkafkas_oidc() -> None:
@@ -96,7 +109,21 @@ def test_kafkas_own_oauth_handler_is_librdkafkas_oidc() -> None:
         ("PlainLoginModule required username a s3cr3t;", "something other than key=value"),
         ("PlainLoginModule required username=a password=;", "a key without a value"),
         ("PlainLoginModule required username=a;", "PlainLoginModule without password"),
-        ("ScramLoginModule required username=a password=s3cr3t tokenauth=true;", "unknown keys"),
+        ("ScramLoginModule required username=a password=s3cr3t tokenauth=true;", "tokenauth"),
+        ("ScramLoginModule required username=a password=my s3cr3t=x;", "an unknown key in place 3"),
+        (
+            "OAuthBearerLoginModule required clientId=a clientSecret=b oauth_audience=s3cr3t;",
+            "an unknown key in place 3",
+        ),
+        (
+            "PlainLoginModule required username=a password=b unsecuredLoginStringClaim_sub=s3cr3t;",
+            "with unsecuredLoginStringClaim_sub",
+        ),
+        ("OAuthBearerLoginModule required oauth.client.id=a;", "without oauth.client.secret"),
+        (
+            f'{STRIMZI} oauth.token.endpoint.uri="https://u:s3cr3t@h";',
+            "a URL with @",
+        ),
         ("OAuthBearerLoginModule required clientId=a;", "without clientSecret"),
         ("Krb5LoginModule required useTicketCache=true;", "Krb5LoginModule with useTicketCache"),
         ("Krb5LoginModule required keyTab=k;", "Krb5LoginModule without principal"),
@@ -208,7 +235,7 @@ def test_a_profile_or_a_role_of_amazons_login() -> None:
         (
             {"sasl.jaas.config": f"{MSK}.IAMLoginModule required awsRoleAccessKeyId=s3cr3t;"},
             "sasl.jaas.config",
-            "unknown keys",
+            "with awsRoleAccessKeyId",
         ),
         (
             {"sasl.client.callback.handler.class": "my.Handler"},
