@@ -188,7 +188,7 @@ class EndOffsetFinder:
     ) -> VerifiedStates:
         """Verify the positions of shards that this run has not verified or planned itself; `start`
         is the offset before the batch. See `given_positions.py`."""
-        for key, state in states.items():
+        for key, state in states.items() if self._targets.are_fixed else ():
             if self._targets.is_at(key, state.position):
                 self._positions.accept(key, state.position)
         verified = self._positions.verify(states, listings, start, due=self._limiter.is_due)

@@ -151,7 +151,7 @@ class GivenPositions:
         for key in states.keys() & self._replaced.keys():
             self._replace(key, start, verified)
         # A replaced position may be the checkpoint's, which is verified in the next round.
-        while unverified := [key for key in sorted(states) if self._is_unverified(key, verified)]:
+        while unverified := sorted(key for key in states if self._is_unverified(key, verified)):
             now = self._checks.service_time()
             answers = self._checks.run_checks(
                 {
