@@ -5,10 +5,10 @@ error, the number of another shard, a checkpoint or a table of another stream. E
 every batch read verifies such positions here, by the rule of `position_check.py`. A position at
 which this run has planned an end is not verified again, so a trigger costs no further call.
 
-A bad position fails the query. Under `failOnDataLoss=false` it is logged, and the shard is read
-from the oldest record left; a shard whose lease is bad continues at the query's own checkpoint, if
-that has an entry. The replacement is the shard's start in the next offset (`resume_from`), so that
-a replay reads the same records.
+A bad position fails the query. Under `failOnDataLoss=false` one of another shard or stream is
+logged, and the shard is read from the oldest record left; a shard whose lease is bad continues at
+the query's own checkpoint, if that has an entry. The replacement is the shard's start in the next
+offset (`resume_from`), so that a replay reads the same records.
 """
 
 from __future__ import annotations
@@ -205,7 +205,9 @@ class GivenPositions:
                 verified.pending.add(key)
                 continue
             self._doubted.pop(key, None)
-            if verdict is PositionVerdict.ACCEPTED:
+            if verdict in (PositionVerdict.ACCEPTED, PositionVerdict.LOST):
+                # What is left after a trimmed record is read from its position, with a warning by
+                # the probe or the task that misses it.
                 self.accept(key, state.position)
                 verified.cursors[key] = answers[key].cursor
                 continue
