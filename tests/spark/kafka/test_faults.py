@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from tests.support.kafka.broker_faults import FAULTS
 from tests.support.kafka.feed import KafkaFeed, kafka_traffic, query_options
 from tests.support.kafka.queries import (
     KafkaSink,
@@ -18,10 +19,18 @@ from tests.support.kafka.queries import (
     run_into_files,
 )
 from tests.support.kafka.topics import KafkaTopics, Put
-from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.servers.kafka_broker import KafkaBroker, KafkaBrokers
 from tests.support.servers.kafka_security import PASSWORD, USER, SecureKafka
 from tests.support.spark.drivers import Driver
-from tests.support.spark.queries import failure_of, run_to_end, running, start, wait_for_rows
+from tests.support.spark.queries import (
+    failure_of,
+    run_to_end,
+    running,
+    start,
+    start_patiently,
+    wait_for_rows,
+    wait_until,
+)
 from tests.support.spark.watched_imports import check_no_pandas, watched
 
 
@@ -76,6 +85,59 @@ def test_a_broker_goes_and_comes_back_under_a_query(
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
     assert kept
     assert not any(PASSWORD.encode() in content for content in kept)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[KafkaBrokers]:
+    with KafkaBrokers() as brokers:
+        yield brokers
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_query_continues_without_each_of_three_brokers(
+    spark: SparkSession, cluster: KafkaBrokers, tmp_path: Path, fault: str
+) -> None:
+    """From one topic into another, in fixed tasks, with commits to a group."""
+    sink = KafkaSink()
+    with KafkaTopics({"bootstrap.servers": cluster.bootstrap_servers}) as topics:
+        orders, copies = topics.create(4), topics.create(4)
+        feed = KafkaFeed(topics)
+        options = query_options(cluster.options, orders)
+        options |= {"tasks": "2", "commitOffsetsToGroup": f"group-{orders}"}
+        copying = (
+            spark.readStream.format("kafka-ssp")
+            .options(**cluster.options, subscribe=orders, startingOffsets="earliest")
+            .load()
+            .writeStream.format("kafka-ssp")
+            .options(**cluster.options, topic=copies)
+            .option("checkpointLocation", str(tmp_path / "copies"))
+        )
+        with (
+            kafka_traffic(feed, orders),
+            running(frame(spark, options), sink, tmp_path / "orders") as query,
+        ):
+            copy = start_patiently(copying.start)
+            wait_for_rows(query, sink, 50)
+            for number in cluster.numbers:
+                with cluster.away(number, fault):
+                    # Records that were put before are not enough.
+                    wait_for_rows(query, sink, len(feed.records) + 200)
+                    assert copy.isActive, copy.exception()
+        run_to_end(frame(spark, options), sink, tmp_path / "orders")
+        wait_until(lambda: _copied(spark, cluster, copies) >= len(feed.records), "copies", copy)
+        copy.stop()
+        check_read_once(sink.rows, feed.records)
+        check_keys(sink.rows)
+        assert _copied(spark, cluster, copies) == len(feed.records)
+
+
+def _copied(spark: SparkSession, cluster: KafkaBrokers, topic: str) -> int:
+    """Return the number of different records of a topic, by a batch read."""
+    options = {**cluster.options, "subscribe": topic}
+    found = spark.read.format("kafka-ssp").options(**options).load()
+    return found.select("value").distinct().count()
 
 
 def _with_password(secure: SecureKafka, password: str) -> dict[str, str]:
