@@ -151,6 +151,6 @@ def _unknown_action(found: str | None) -> InvalidOptionsError:
         option=DRAIN_ACTION,
         found="nothing" if found is None else shown(found),
         expected=f"one of {', '.join(DrainAction)}",
-        next_step="call kinesis_source.graceful_stop.stop_gracefully, which sets it",
+        next_step="call spark_ssp.stop_gracefully, which sets it",
     )
     return InvalidOptionsError("kinesis-ssp", [problem])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pickle
 import re
@@ -12,7 +13,9 @@ import pytest
 from pipeline_planner.graph.errors import InvalidPipelineError, Problem, SourceLocation
 from ssp_common.errors import SspError
 from ssp_common.options.spec import InvalidOptionsError, OptionProblem
+from tests.architecture.layers import LAYERS
 from tests.architecture.modules import distributed_modules
+from tests.support.guides import PAGES
 
 for _module in distributed_modules():
     importlib.import_module(_module.name)
@@ -59,3 +62,27 @@ def test_every_kind_is_a_name_to_match_on() -> None:
     """A subclass may inherit its parent's kind; only the base class has the default."""
     assert [cls.kind for cls in ERRORS if not re.fullmatch(r"[a-z]+(-[a-z]+)*", cls.kind)] == []
     assert [cls for cls in ERRORS if cls.kind == SspError.kind] == [SspError]
+
+
+def _advice() -> Iterator[tuple[str, str]]:
+    """The texts given as `next_step`, each with its module."""
+    for module in distributed_modules():
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.keyword) and node.arg == "next_step":
+                for part in ast.walk(node.value):
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        yield module.name, part.value
+
+
+def test_advice_names_what_the_guides_explain() -> None:
+    """Options, settings and columns are words of the guides, which tests compare with the options;
+    of the packages only the public one is named."""
+    explained = set(re.findall(r"\w+", "".join(page.read_text("utf-8") for page in PAGES)))
+    advice = list(_advice())
+    named = [
+        (name, word) for name, text in advice for word in re.findall(r"\b[a-z]+[A-Z]\w*", text)
+    ]
+    assert len({word for _, word in named}) > 30
+    assert [found for found in named if found[1] not in explained] == []
+    private = "|".join(package for package in LAYERS if package != "spark_ssp")
+    assert [found for found in advice if re.search(rf"\b({private})\.\w", found[1])] == []

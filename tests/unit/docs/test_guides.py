@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import json
 import re
-import textwrap
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -31,13 +30,11 @@ from pipeline_planner import Pipeline, PlannedPipeline, PlanSettings, Stream, Ta
 from pipeline_planner.running import RunningPipeline
 from ssp_common.errors import SspError
 from task_grouping.identifiers import StreamName
+from tests.support.guides import GUIDE, PAGES, ROOT, blocks
 from tests.support.pipelines.examples import KnownCounts, same
 
-ROOT: Final = Path(__file__).parents[3]
-GUIDE: Final = ROOT / "docs" / "guide"
 KAFKA: Final = GUIDE / "kafka.md"
 PIPELINES: Final = GUIDE / "pipelines.md"
-PAGES: Final = (ROOT / "README.md", *sorted(GUIDE.glob("*.md")))
 OF_KINDS: Final = (
     checkpoint.assignments.errors,
     kafka_source.client.error_translation,
@@ -47,12 +44,6 @@ OF_KINDS: Final = (
 )
 """Modules whose import defines the errors that the guides name."""
 BROKERS: Final = {"kafka.bootstrap.servers": "host1:9092"}
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    """The page's code in this language."""
-    found = re.findall(rf"```{language}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    return [textwrap.dedent(block) for block in found]
 
 
 def simple_statements(tree: ast.AST) -> Iterator[ast.stmt]:

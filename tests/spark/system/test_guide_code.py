@@ -1,0 +1,335 @@
+"""The code of the guides runs: each block is executed here or by another test, or has a reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import SparkSession
+
+import spark_ssp
+from embedded_kinesis import EmbeddedKinesis
+from tests.support.fakes.clocks import ShiftedClock
+from tests.support.guides import GUIDE, PAGES, ROOT, blocks
+from tests.support.kafka.topics import KafkaTopics, Record
+from tests.support.kinesis.feeds import EmbeddedFeed, options_for
+from tests.support.servers.kafka_broker import KafkaBroker
+
+LANGUAGES: Final = "python|sql|bash|sh"
+EXECUTED: Final = ("kafka", "kinesis-batch", "kinesis-sink")
+"""The pages whose blocks the tests of this module execute, one after the other."""
+
+NOT_EXECUTED: Final[Mapping[str, Mapping[str, str]]] = {
+    "kafka": {
+        "with LocalKafka() as kafka:": "starts another broker: tests/contract/kafka",
+        "spark_ssp.query_lag(query)\n": "the answer is in tests/unit/docs/test_guides.py",
+        '"acceptTopicIds"': "the id is that of a topic elsewhere",
+        '"dropTopics"': "the topics are those of an old checkpoint",
+    },
+}
+"""Blocks of these pages that are not executed, by a part of their text, and the reason."""
+
+ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
+    "README": (3, "the services are those of the reader; options and pipeline: test_guides.py"),
+    "command": (1, "a fragment of a job"),
+    "databricks": (1, "needs Databricks"),
+    "declarative-pipelines": (1, "test_declarative_pipeline.py runs the example that it shows"),
+    "embedded-kinesis": (10, "tests/unit/embedded_kinesis/test_guide.py executes it"),
+    "emr": (1, "needs EMR"),
+    "fixed-tasks": (3, "fragments of a job"),
+    "glue": (1, "needs Glue"),
+    "kafka-lag": (1, "a fragment of a job"),
+    "kafka-logins": (7, "the clusters and secrets are those of the reader"),
+    "kinesis": (7, "the account and the modules are those of the reader"),
+    "kinesis-fan-out": (1, "a fragment of a job"),
+    "kubernetes": (1, "needs Kubernetes"),
+    "leases": (3, "fragments of a job"),
+    "live-page": (1, "a fragment of a job"),
+    "logs": (1, "a fragment of a job"),
+    "metrics": (2, "fragments of a job"),
+    "migration": (2, "start_after is a recipe; the table and the file are those of the reader"),
+    "performance": (1, "a fragment of a job"),
+    "pipelines": (4, "test_guides.py builds its pipeline and services"),
+    "standalone": (1, "needs a cluster"),
+}
+"""The other pages: the number of their blocks that are no recipes, and where they run, or why they
+do not. Blocks that are files of `examples/recipes` run in tests/spark/recipes."""
+
+
+def is_recipe(block: str) -> bool:
+    return block in {
+        path.read_text(encoding="utf-8") for path in (ROOT / "examples" / "recipes").glob("*.py")
+    }
+
+
+def skipped(page: str, block: str) -> list[str]:
+    return [part for part in NOT_EXECUTED.get(page, {}) if part in block]
+
+
+def test_every_block_is_executed_or_has_a_reason() -> None:
+    counts = {
+        page.stem: sum(not is_recipe(block) for block in blocks(page, LANGUAGES)) for page in PAGES
+    }
+    assert {page: count for page, count in counts.items() if count and page not in EXECUTED} == {
+        page: count for page, (count, _) in ELSEWHERE.items()
+    }
+    for page in EXECUTED:
+        parts = [part for block in page_blocks(page) for part in skipped(page, block)]
+        assert sorted(parts) == sorted(NOT_EXECUTED.get(page, {}))
+
+
+def page_blocks(page: str) -> list[str]:
+    return blocks(GUIDE / f"{page}.md", LANGUAGES)
+
+
+class Reader:
+    """A reader of a page, who runs one block after the other.
+
+    `before` and `after` are by a part of the block: what the reader's job has before it, and a
+    check of the result. Queries that a block starts run until they have read everything.
+    """
+
+    def __init__(
+        self, spark: SparkSession, page: str, replaced: Callable[[str], str], **names: Any
+    ) -> None:
+        self.spark = spark.newSession()
+        self.page = page
+        self.replaced = replaced
+        self.names = {"spark": self.spark, "spark_ssp": spark_ssp, **names}
+
+    def run(
+        self, before: Mapping[str, Callable[[], None]], after: Mapping[str, Callable[[], None]]
+    ) -> None:
+        unused = {*before, *after}
+        for block in page_blocks(self.page):
+            if skipped(self.page, block):
+                continue
+            for part in before:
+                if part in block:
+                    before[part]()
+                    unused.discard(part)
+            self.execute(self.replaced(block))
+            for query in self.spark.streams.active:
+                query.processAllAvailable()
+                query.stop()
+            for part in after:
+                if part in block:
+                    after[part]()
+                    unused.discard(part)
+        assert unused == set()
+
+    def execute(self, block: str) -> None:
+        if block.startswith("CREATE"):
+            for statement in filter(str.strip, block.split(";")):
+                self.spark.sql(statement).collect()
+        else:
+            exec(compile(block, f"{self.page}.md", "exec"), self.names)
+
+    def define(self, name: str, of: str, *columns: str) -> None:
+        """Define a DataFrame as columns of another."""
+        self.names[name] = self.names[of].selectExpr(*columns)
+
+    def collect(self, name: str, folder: Path) -> list[Any]:
+        """The rows of a streaming DataFrame."""
+        query = (
+            self.names[name]
+            .writeStream.format("memory")
+            .queryName("rows")
+            .option("checkpointLocation", str(folder))
+            .start()
+        )
+        query.processAllAvailable()
+        query.stop()
+        return self.spark.table("rows").collect()
+
+
+def test_kafka(
+    spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    for topic in ("orders", "customers", "by-customer"):
+        topics.create(2, name=topic)
+    morning = 1_767_139_200_000
+    topics.put("orders", [Record(key=b"17", value=b"paid", time_ms=morning + n) for n in range(5)])
+    topics.put("customers", [Record(key=b"17", value=b"Ada")])
+
+    def replaced(block: str) -> str:
+        block = re.sub(r"broker1:9092(,broker2:9092)?", kafka_broker.bootstrap_servers, block)
+        return re.sub(r"s3a?://lake", str(tmp_path), block)
+
+    reader = Reader(spark, "kafka", replaced)
+
+    def orders() -> None:
+        frame = reader.spark.readStream.format("kafka-ssp").options(**kafka_broker.options)
+        reader.names["stream"] = (
+            frame.option("subscribe", "orders").option("startingOffsets", "earliest").load()
+        )
+        reader.define("orders", "stream", "CAST(key AS STRING) AS customer")
+
+    def has(count: int, folder: str) -> None:
+        assert reader.spark.read.parquet(str(tmp_path / folder)).count() == count
+
+    def parsed() -> None:
+        reader.define("parsed", "orders", "customer")
+
+    def count_of(topic: str) -> int:
+        loaded = reader.spark.read.format("kafka-ssp").options(**kafka_broker.options)
+        return int(loaded.option("subscribe", topic).load().count())
+
+    def check(name: str, count: int) -> None:
+        assert reader.names[name].count() == count
+
+    def joined() -> None:
+        rows = reader.collect("enriched", tmp_path / "joined")
+        assert [row.name for row in rows] == ["Ada"] * 5
+
+    def written(topic: str, count: int) -> None:
+        assert count_of(topic) == count
+
+    reader.run(
+        before={
+            "enriched = orders.join": orders,
+            "query = (\n    parsed": parsed,
+        },
+        after={
+            "yesterday = ": lambda: check("yesterday", 5),
+            "enriched = orders.join": joined,
+            "foreachBatch(enrich)": lambda: has(5, "enriched"),
+            "INSERT INTO": lambda: written("customers", 2),
+            "query = (\n    parsed": lambda: written("by-customer", 5),
+        },
+    )
+
+
+@pytest.fixture
+def clock() -> ShiftedClock:
+    return ShiftedClock()
+
+
+@pytest.fixture
+def service(clock: ShiftedClock) -> Iterator[EmbeddedKinesis]:
+    with EmbeddedKinesis(clock=clock) as kinesis:
+        yield kinesis
+
+
+class Streams:
+    """The streams of both pages on a service, whose clock stands after the hour of the guide: five
+    orders within it, five after it."""
+
+    def __init__(self, kinesis: EmbeddedKinesis, clock: ShiftedClock, folder: Path) -> None:
+        self.feed = EmbeddedFeed(kinesis)
+        self.options = options_for(kinesis.endpoint_url)
+        self.folder = folder
+        for stream in (
+            *("orders", "orders-test", "orders-copy", "orders-by-customer"),
+            *("customers", "by-customer"),
+        ):
+            self.feed.create(stream, shards=2)
+        self.hour = clock.now_ms()
+        for number in range(5):
+            self.feed.put_data("orders", "17", b"%d" % number)
+        self.feed.put_data("customers", "17", b"Ada")
+        clock.advance(7_200_000)
+        for number in range(5, 10):
+            self.feed.put_data("orders", "17", b"%d" % number)
+
+    def replaced(self, block: str) -> str:
+        options = ", ".join(f"{name} '{text}'" for name, text in self.options.items())
+        for time, minutes in (("13:00", -1), ("13:55", -1), ("14:00", 60)):
+            shown = datetime.fromtimestamp(self.hour // 1000 + 60 * minutes, UTC)
+            block = block.replace(f"2026-11-01T{time}:00Z", f"{shown:%Y-%m-%dT%H:%M:%SZ}")
+        block = block.replace('.option("region", "eu-west-1")', ".options(**options)")
+        block = block.replace('"region": "eu-west-1"', "**options")
+        block = block.replace("region 'eu-west-1'", options)
+        return re.sub(r"s3a?://lake", str(self.folder), block)
+
+
+def test_kinesis_batch_reads(
+    spark: SparkSession, service: EmbeddedKinesis, clock: ShiftedClock, tmp_path: Path
+) -> None:
+    streams = Streams(service, clock, tmp_path)
+    reader = Reader(spark, "kinesis-batch", streams.replaced, options=streams.options)
+
+    def data(stream: str) -> list[bytes]:
+        loaded = reader.spark.read.format("kinesis-ssp").options(**streams.options)
+        rows = loaded.option("streamName", stream).option("slots", "1").load().collect()
+        return [bytes(row.data) for row in rows]
+
+    def orders() -> None:
+        reader.names["live"] = (
+            reader.spark.readStream.format("kinesis-ssp")
+            .options(**streams.options, streamName="orders", startingPosition="trim_horizon")
+            .load()
+        )
+        reader.define("orders", "live", "partitionKey AS customer")
+
+    def check(condition: Callable[[], bool]) -> Callable[[], None]:
+        def checked() -> None:
+            assert condition()
+
+        return checked
+
+    first = [b"%d" % number for number in range(5)]
+    reader.run(
+        before={"enriched = orders.join": orders},
+        after={
+            "orders = (\n    spark.read.": check(lambda: reader.names["orders"].count() == 5),
+            "look = (": check(lambda: reader.names["look"].count() == 10),
+            "history.write": check(
+                lambda: reader.spark.read.parquet(str(tmp_path / "orders")).count() == 5
+            ),
+            "orders-test": check(lambda: data("orders-test") == first),
+            "enriched = orders.join": check(
+                lambda: (
+                    [row.name for row in reader.collect("enriched", tmp_path / "joined")]
+                    == ["Ada"] * 10
+                )
+            ),
+            "INSERT INTO": check(lambda: b"paid" in data("orders")),
+        },
+    )
+
+
+def test_kinesis_sink(
+    spark: SparkSession, service: EmbeddedKinesis, clock: ShiftedClock, tmp_path: Path
+) -> None:
+    streams = Streams(service, clock, tmp_path)
+    reader = Reader(spark, "kinesis-sink", streams.replaced, options=streams.options)
+    reader.names["orders"] = (
+        reader.spark.readStream.format("kinesis-ssp")
+        .options(**streams.options, streamName="orders", startingPosition="trim_horizon")
+        .load()
+    )
+
+    def data(stream: str) -> list[bytes]:
+        loaded = reader.spark.read.format("kinesis-ssp").options(**streams.options)
+        rows = loaded.option("streamName", stream).option("slots", "1").load().collect()
+        return [bytes(row.data) for row in rows]
+
+    def written(stream: str, expected: list[bytes]) -> Callable[[], None]:
+        def check() -> None:
+            assert data(stream) == expected
+
+        return check
+
+    numbers = [b"%d" % number for number in range(10)]
+    # The time descends, so the rows are stored in the reverse order.
+    time = "timestamp_seconds(-CAST(CAST(data AS STRING) AS INT)) AS time"
+    reader.run(
+        before={
+            "query = (\n    parsed": lambda: reader.define(
+                "parsed", "orders", "partitionKey AS customer"
+            ),
+            "foreachBatch(put)": lambda: reader.define(
+                "rows", "orders", "partitionKey", "data", time
+            ),
+        },
+        after={
+            "query = (\n    parsed": written("by-customer", [b'{"customer":"17"}'] * 10),
+            "foreachBatch(put)": written("orders-by-customer", numbers[::-1]),
+            "orders-copy": written("orders-copy", numbers),
+        },
+    )
