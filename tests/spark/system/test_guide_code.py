@@ -54,6 +54,7 @@ ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "migration": (2, "start_after is a recipe; the table and the file are those of the reader"),
     "performance": (1, "a fragment of a job"),
     "pipelines": (4, "test_guides.py builds its pipeline and services"),
+    "recipes": (1, "the rehearsal of json_records makes the same call"),
     "standalone": (1, "needs a cluster"),
 }
 """The other pages: the number of their blocks that are no recipes, and where they run, or why they
@@ -151,9 +152,12 @@ def test_kafka(
     spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
 ) -> None:
     for topic in ("orders", "customers", "by-customer"):
-        topics.create(2, name=topic)
+        topics.create(2, name=topic, config={"retention.ms": "-1"})
     morning = 1_767_139_200_000
-    topics.put("orders", [Record(key=b"17", value=b"paid", time_ms=morning + n) for n in range(5)])
+    topics.put(
+        "orders",
+        [Record(key=b"17", value=b"paid", partition=n % 2, time_ms=morning + n) for n in range(5)],
+    )
     topics.put("customers", [Record(key=b"17", value=b"Ada")])
 
     def replaced(block: str) -> str:
