@@ -148,6 +148,7 @@ class Reader:
         return self.spark.table("rows").collect()
 
 
+@pytest.mark.long
 def test_kafka(
     spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
 ) -> None:
