@@ -13,7 +13,7 @@ from tests.support.simulation.mixed_sizes import ALLOWED_MEAN, MIB, draw, run
 
 PART = 25
 """Histories of one test."""
-CAUGHT_UP = 0.7
+CAUGHT_UP = 0.35
 """The intake in MB a second with which a query catches up under any limit of 1 MiB or more."""
 
 
