@@ -62,11 +62,8 @@ class PutRequest:
     """A request to make: its records, in parts by shard."""
 
     parts: Sequence[_Part]
-
-    @property
-    def size(self) -> int:
-        """The bytes of its data and keys."""
-        return sum(part.use.size for part in self.parts)
+    size: int
+    """The bytes of its data and keys."""
 
     @property
     def entries(self) -> PutEntries:
@@ -274,7 +271,7 @@ class StreamDelivery:
         if now < self.wake_at:
             return None
         parts: list[_Part] = []
-        left, room = MAX_RECORDS, min(MAX_BYTES, most)
+        left, room, total = MAX_RECORDS, min(MAX_BYTES, most), 0
         for shard, queue in self._queues.items():
             if not left:
                 break
@@ -295,6 +292,7 @@ class StreamDelivery:
                 parts.append(_Part(shard, runs, count, queue.pacer.begin(now, count, used)))
                 left -= count
                 room -= used
+                total += used
             elif size <= room:  # else the request is full, not the shard
                 queue.budget_at = queue.pacer.next_budget(now, 1)
         if not parts:
@@ -309,7 +307,7 @@ class StreamDelivery:
             # Those that were not served come first in the next request.
             self._queues[part.shard] = self._queues.pop(part.shard)
         self.metrics.requests += 1
-        return PutRequest(parts)
+        return PutRequest(parts, total)
 
     # --- Answers ---------------------------------------------------------------------------------
 

@@ -174,6 +174,8 @@ class ShardPacer:
 
     def _current_share(self, now: float) -> float:
         if self._is_starting:
+            if self._highest == 1.0:  # the usual case, and this is called for each part
+                return 1.0
             doubled: float = 2.0 ** min(now - self._changed, 32.0)
             return min(1.0, self._highest * doubled)
         return min(1.0, self._highest * (1 + _GROWTH * (now - self._restored) ** 3))
