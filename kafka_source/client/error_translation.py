@@ -198,6 +198,15 @@ def kafka_error(exception: KafkaException) -> KafkaError:
     return first if isinstance(first, KafkaError) else KafkaError(KafkaError._FAIL)
 
 
+_UNREADABLE: Final = frozenset({KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION})
+LIMIT_STEP: Final = (
+    "if kafka.receive.message.max.bytes is set, remove it, or raise it above the largest record "
+    "batch, decompressed: it refuses larger ones"
+)
+"""The next step where librdkafka refuses a response or a record batch: its limit is not in the
+error, only in its log."""
+
+
 def to_error(
     error: KafkaError, *, subject: str, secrets: Iterable[str] = (), attempts: int = 1
 ) -> SspError:
@@ -245,7 +254,9 @@ def to_error(
                 subject,
                 found=found,
                 expected="a request that the brokers and their version accept",
-                next_step="check the options kafka.*, and the topic's settings",
+                next_step=f"{LIMIT_STEP}; otherwise check the records by another client"
+                if error.code() in _UNREADABLE
+                else "check the options kafka.*, and the topic's settings",
             )
 
 

@@ -278,13 +278,23 @@ RECOVERY: Final[Mapping[str, str]] = {
 """Defaults of both kinds of client: the Java client's, by which brokers that come back, and hosts
 that do not answer, are noticed sooner."""
 
+RECEIVE_BYTES: Final = "receive.message.max.bytes"
+NO_LIMIT: Final = str(MAX_INT)
+"""The largest value of `RECEIVE_BYTES`, above any response."""
+
 CONSUMER: Final = PropertyNames(
     client="a consumer",
     supported=SUPPORTED,
     aliases=ALIASES,
     refused=REFUSED,
     without_effect=WITHOUT_EFFECT,
-    defaults={**RECOVERY, "isolation.level": "read_uncommitted", "check.crcs": "true"},
+    defaults={
+        **RECOVERY,
+        "isolation.level": "read_uncommitted",
+        "check.crcs": "true",
+        # It bounds a decompressed record batch too, and Java's client has no such limit.
+        RECEIVE_BYTES: NO_LIMIT,
+    },
     ranges={
         **RANGES,
         "fetch.max.bytes": (0, 2_147_483_135),

@@ -21,12 +21,13 @@ from kafka_source.client.consumer_api import (
     ReadError,
     RecordRun,
 )
-from kafka_source.client.error_translation import ErrorKind
+from kafka_source.client.error_translation import LIMIT_STEP, ErrorKind
 from kafka_source.model.ranges import TaskRange
 from kafka_source.model.topic import Assign, LogicalOffset, kafka_name
 from kafka_source.options.values import KafkaOptions
 from kafka_source.planning.data_loss import log_data_loss
 from kafka_source.planning.topic_metadata import raise_data_loss
+from kafka_source.properties.consumer_properties import NO_LIMIT, RECEIVE_BYTES
 from kafka_source.reading.range_progress import RangeProgress
 from kafka_source.reading.stall_diagnosis import (
     CONFIRM_INTERVAL_S,
@@ -307,13 +308,16 @@ class GenerationReader:
     def _timeout_error(self, reason: str) -> SspError:
         ssp, position = next(iter(self.progress.positions.items()))
         more = len(self.progress.positions) - 1
+        is_limited = dict(self.options.client.public).get(RECEIVE_BYTES, NO_LIMIT) != NO_LIMIT
+        limited = f"{LIMIT_STEP}; " if is_limited else ""
         return ServiceUnavailableError(
             f"partition {kafka_name(ssp)}" + (f" (and {more} more partitions)" if more else ""),
             found=f"no record for {duration_text(self.options.poll_timeout_ms)} at position "
             f"{position} of the range up to {self.progress.range_of(ssp).end}"
             + (f"; last error: {reason}" if reason else ""),
             expected="the records that the brokers have reported",
-            next_step="check that the partition has a leader and the brokers can be reached; raise "
-            "pollTimeout if they are slow, or if kafka.isolation.level is read_committed and long "
-            "aborted transactions, which contain no readable record, end the range",
+            next_step=f"{limited}check that the partition has a leader and the brokers can be "
+            "reached; raise pollTimeout if they are slow, or if kafka.isolation.level is "
+            "read_committed and long aborted transactions, which contain no readable "
+            "record, end the range",
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -10,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from kafka_source.consumers.pool import ConsumerPool
-from ssp_common.errors import InvalidRequestError
+from ssp_common.errors import InvalidRequestError, ServiceUnavailableError
 from tests.support.kafka.reading import (
     TaskReading,
     open_messages,
@@ -172,6 +173,40 @@ def test_records_larger_than_a_fetch(reading: TaskReading, topics: KafkaTopics) 
         topic, [Record(key=None, value=value) for value in values], message_max_bytes="8000000"
     )
     assert [row["value"] for row in reading.rows(part(topic, 0, 0, 4))] == values
+
+
+def test_a_record_batch_of_more_bytes_than_librdkafka_receives_by_default(
+    reading: TaskReading, topics: KafkaTopics
+) -> None:
+    """Its limit of 100,000,000 bytes holds for a decompressed record batch too."""
+    topic = topics.create(config={"max.message.bytes": "200000000"})
+    value = bytes(120_000_000)
+    put = {"message_max_bytes": "200000000", "compression_type": "zstd"}
+    topics.put(topic, [Record(key=None, value=each) for each in (value, b"after")], **put)
+    assert [row["value"] == value for row in reading.rows(part(topic, 0, 0, 1))] == [True]
+    assert [row["value"] for row in reading.rows(part(topic, 0, 1, 2))] == [b"after"]
+
+
+def test_a_limit_that_no_response_keeps_is_named(reading: TaskReading, topics: KafkaTopics) -> None:
+    topic = topics.create(config={"max.message.bytes": "8000000"})
+    values = [random.Random(1).randbytes(3_000_000)]
+    topics.put(topic, [Record(key=None, value=v) for v in values], message_max_bytes="8000000")
+    limit = {"kafka.receive.message.max.bytes": "2000000"}
+    with pytest.raises((InvalidRequestError, ServiceUnavailableError)) as raised:
+        reading.rows(part(topic, 0, 0, 1), pollTimeout="5s", **limit)
+    assert "kafka.receive.message.max.bytes" in raised.value.next_step
+
+
+@pytest.mark.long
+def test_a_response_of_more_bytes_than_librdkafka_receives_by_default(
+    reading: TaskReading, topics: KafkaTopics
+) -> None:
+    """A broker takes requests of up to 104,857,600 bytes."""
+    topic = topics.create(config={"max.message.bytes": "200000000"})
+    values = [random.Random(1).randbytes(104_000_000), b"after"]
+    records = [Record(key=None, value=value) for value in values]
+    topics.put(topic, records, message_max_bytes="200000000", linger_ms="0")
+    assert [row["value"] for row in reading.rows(part(topic, 0, 0, 2))] == values
 
 
 def test_task_and_ssp(reading: TaskReading, topics: KafkaTopics) -> None:

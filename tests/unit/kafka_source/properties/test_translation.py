@@ -152,13 +152,16 @@ def test_the_java_clients_defaults_hold_where_they_show() -> None:
     assert read_properties({}).properties.config() == {
         "isolation.level": "read_uncommitted",
         "check.crcs": "true",
+        "receive.message.max.bytes": "2147483647",
         "reconnect.backoff.max.ms": "1000",
         "socket.connection.setup.timeout.ms": "10000",
     }
-    assert _config(isolation_level="READ_COMMITTED", check_crcs="false") == {
+    given = {
         "isolation.level": "read_committed",
         "check.crcs": "false",
+        "receive.message.max.bytes": "100000000",
     }
+    assert _config(**given) == given
 
 
 def test_values_that_are_written_differently() -> None:
