@@ -17,8 +17,8 @@ record makes the whole Kinesis record pass through unchanged; the KCL delivers t
 before an index that is out of its table, logs the data and drops the rest. So does one with a key
 that the service would refuse, or with more rows or bytes than an honest aggregate can hold: user
 records share keys, so that a record of 1 MiB could become gigabytes. A faultless aggregate without
-user records gives no row, as in the KCL. Faults do not depend on the shard, so that `split`
-and `last_sub` always agree.
+user records and unknown fields gives no row, as in the KCL. Faults do not depend on the shard, so
+that `split` and `last_sub` always agree.
 """
 
 from __future__ import annotations
@@ -127,7 +127,10 @@ def open_aggregate(data: bytes) -> Aggregate | None:
     from kinesis_source.aggregation import kpl_proto
 
     parsed = kpl_proto.parse(message)
-    return None if parsed is None else _resolve(parsed)
+    # Of no records that are known, the unknown fields may be the data.
+    if parsed is None or (not parsed.records and kpl_proto.has_unknown_fields(parsed)):
+        return None
+    return _resolve(parsed)
 
 
 def _resolve(message: AggregatedRecord) -> Aggregate | None:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Final, Protocol, cast
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError, Message
 
 _PACKAGE: Final = "aws.kinesis.protobuf"
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -102,6 +102,15 @@ def parse(message: bytes) -> AggregatedRecord | None:
         return None
     # Unlike other languages' parsers, Python's accepts a message without its required fields.
     return cast("AggregatedRecord", parsed) if parsed.IsInitialized() else None
+
+
+def has_unknown_fields(message: AggregatedRecord) -> bool:
+    """Return whether a message has fields that the format lacks."""
+    known = _AGGREGATED_RECORD()
+    known.CopyFrom(cast("Message", message))
+    size = known.ByteSize()
+    known.DiscardUnknownFields()
+    return known.ByteSize() != size
 
 
 def new() -> AggregatedRecord:

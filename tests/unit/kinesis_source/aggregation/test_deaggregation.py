@@ -249,3 +249,7 @@ def test_an_aggregate_without_user_records_gives_no_row() -> None:
     empty = seal(chunk(1, b"k"))
     assert split(empty) == ()
     assert last_sub(empty) == 0
+
+
+def test_unknown_fields_instead_of_user_records_are_not_lost() -> None:
+    expect_whole(seal(chunk(1, b"k") + chunk(9, b"data of a later format")))
