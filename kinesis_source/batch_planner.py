@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kinesis_source.client.api import KinesisService
 from kinesis_source.model.offset import Offset, StreamEntry
@@ -53,7 +53,12 @@ from kinesis_source.planning.input_partitions import (
     without_removed,
 )
 from kinesis_source.planning.key_placement import PlacementWatch
-from kinesis_source.planning.shard_discovery import ShardDiscovery
+from kinesis_source.planning.shard_discovery import (
+    CONFIRM_PERIOD_S,
+    CONFIRMATIONS,
+    Doubts,
+    ShardDiscovery,
+)
 from kinesis_source.planning.shard_lag import stream_lag
 from kinesis_source.planning.shard_lineage import families, split_waiting
 from kinesis_source.probing.end_offset_finder import EndOffsetFinder
@@ -69,12 +74,10 @@ if TYPE_CHECKING:
     from kinesis_source.leases.lease_session import LeaseSession
     from kinesis_source.leases.lease_worker import LeaseWorker
 
+T = TypeVar("T")
+
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
-CONFIRMATIONS = 3
-"""The number of answers that must agree that a stream or an unfinished shard is gone."""
-CONFIRM_PERIOD_S = 1.0
-"""The pause between two of them."""
 AWAITING_PERIOD_S = 1.0
 """The pause before a shard that has not reached its target is probed again."""
 
@@ -155,18 +158,25 @@ class BatchPlanner:
         target is probed again, and is an error (ServiceUnavailableError) if it never does. Other
         errors are those of the service's contract, plus DataLossError under `failOnDataLoss`.
         """
-        attempts = CONFIRMATIONS if start.streams else 1
-        while True:
-            attempts -= 1
+        try:
+            return self._confirmed(
+                lambda: self._next_offset(start, limits, reach_targets=reach_targets),
+                attempts=CONFIRMATIONS if start.streams else 1,
+            )
+        except StreamNotFoundError as error:
+            if len(start.streams) > 1:
+                raise _deleted_stream(error) from error
+            raise
+
+    def _confirmed(self, plan: Callable[[], T], *, attempts: int = CONFIRMATIONS) -> T:
+        """Return the result of `plan`, which is called again if a stream does not seem to exist."""
+        for _ in range(attempts - 1):
             try:
-                return self._next_offset(start, limits, reach_targets=reach_targets)
+                return plan()
             except StreamNotFoundError as error:
-                if not attempts and len(start.streams) > 1:
-                    raise _deleted_stream(error) from error
-                if not attempts:
-                    raise
-                _log.warning("a stream of the checkpoint, asking again: %s", Detail(error))
+                _log.warning("a stream is not found, asking again: %s", Detail(error))
                 self._sleep(CONFIRM_PERIOD_S)
+        return plan()
 
     def _next_offset(self, logged: Offset, limits: Limits, *, reach_targets: bool) -> Offset | None:
         start = self.without_removed(logged)
@@ -237,6 +247,7 @@ class BatchPlanner:
         leases = self.leases
         result = self._active_shards(start) if leases is None else leases.active_shards(start)
         active, listings = result.active, result.listings
+        self._end_finder.complete_targets(active.states.keys())
         verified = self._end_finder.verify_positions(active.states, listings, start)
         active.restart_at(verified.states, verified.starts)
         active.postpone(verified.pending, start)
@@ -292,6 +303,9 @@ class BatchPlanner:
 
         Also of shards that may not be read yet, because their parents come first.
         """
+        self._confirmed(self._freeze)
+
+    def _freeze(self) -> None:
         self._discovery.freeze(self._streams.values())
         self._end_finder.fix_targets()
 
@@ -300,7 +314,7 @@ class BatchPlanner:
         if self._has_planned or self.leases is not None:
             return
         try:
-            listings = self._listings()
+            listings = self._discovery.listings(self._streams)
         except StreamNotFoundError:
             return  # it can no longer be read, which the tasks report
         if skipped := skipped_shards(start, end, listings):
@@ -357,27 +371,19 @@ class BatchPlanner:
     def _active_shards(self, start: Offset) -> ActiveShardsResult:
         """Return the shards of the next offset, those whose position was only just resolved, and
         the listings of both: one step of planning must not use two."""
-        listings = self._listings()
-        known, renewed = self._split_streams(start)
-        active = advance_streams(start, known, listings)
-        for attempt in range(CONFIRMATIONS):
-            lost = {key.stream for key in (*active.vanished, *active.abandoned)}
-            doubtful = lost | set(active.undiscovered)
-            if not (lost if attempt else doubtful) or self._discovery.frozen:
-                break
-            if attempt:
-                self._sleep(CONFIRM_PERIOD_S)  # ListShards may be behind for a moment
-            for name in sorted(doubtful):
-                self._discovery.refresh(self._streams[name], doubt=name in lost)
-            listings = self._listings()
-            known, renewed = self._split_streams(start)
-            active = advance_streams(start, known, listings)
+        listings, (active, renewed) = self._discovery.confirm(
+            self._streams,
+            self._discovery.listings(self._streams),
+            lambda current: self._advanced_streams(start, current),
+            _doubts,
+            sleep=self._sleep,
+        )
         for key in active.vanished:
             report_vanished_shard(key, fail=self._options.fail_on_data_loss)
         for key in active.abandoned:
             report_missed_children(key, fail=self._options.fail_on_data_loss)
         resolved: set[ShardKey] = set()
-        for name in sorted(self._streams.keys() - known):
+        for name in sorted(self._streams.keys() - active.streams.keys()):
             position = (
                 StartingPosition(default=TrimHorizon())
                 if name in renewed
@@ -386,9 +392,13 @@ class BatchPlanner:
             resolved |= self._start_stream(active, self._streams[name], listings[name], position)
         return ActiveShardsResult(active=active, resolved=resolved, listings=listings)
 
-    def _listings(self) -> Listings:
-        # Before descriptions are compared: a new listing may reveal a recreated stream.
-        return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
+    def _advanced_streams(
+        self, start: Offset, listings: Listings
+    ) -> tuple[ActiveShards, set[StreamName]]:
+        """Return the shards of the streams that continue, and the recreated streams. A new listing
+        may have revealed one."""
+        known, renewed = self._split_streams(start)
+        return advance_streams(start, known, listings), renewed
 
     def _split_streams(self, start: Offset) -> tuple[set[StreamName], set[StreamName]]:
         """Return the streams that continue, and those that were recreated."""
@@ -438,7 +448,7 @@ class BatchPlanner:
 
     def _default_slots(self) -> int:
         """Return one slot for each open shard, up to a number that most clusters have cores for."""
-        listings = self._listings()
+        listings = self._discovery.listings(self._streams)
         shards = count_open(listings)
         if shards > MOST_DEFAULT_SLOTS:
             _log.warning(
@@ -495,6 +505,12 @@ class BatchPlanner:
             ):
                 return True
         return False
+
+
+def _doubts(advanced: tuple[ActiveShards, set[StreamName]]) -> Doubts:
+    active, _ = advanced
+    lost = {key.stream for key in (*active.vanished, *active.abandoned)}
+    return Doubts(lost=lost, undiscovered=active.undiscovered)
 
 
 def _deleted_stream(error: StreamNotFoundError) -> StreamNotFoundError:

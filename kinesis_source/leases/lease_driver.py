@@ -47,7 +47,7 @@ from kinesis_source.options.values import KinesisOptions
 from kinesis_source.planning.active_shards import Listings
 from kinesis_source.planning.data_loss import report_missed_children, report_vanished_shard
 from kinesis_source.planning.input_partitions import max_caught_up_age_ms
-from kinesis_source.planning.shard_discovery import ShardDiscovery
+from kinesis_source.planning.shard_discovery import Doubts, ShardDiscovery
 from kinesis_source.probing.initial_positions import ResolveLatest, initial_states, latest_states
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import abbreviate
@@ -83,6 +83,7 @@ class LeaseDriver:
         resolve_latest: ResolveLatest,
         *,
         monotonic: Callable[[], float],
+        sleep: Callable[[float], None],
     ) -> None:
         self._options = options
         self._worker = worker
@@ -90,6 +91,7 @@ class LeaseDriver:
         self._discovery = discovery
         self._resolve_latest = resolve_latest
         self._monotonic = monotonic
+        self._sleep = sleep
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
         self._snapshot: LeaseSnapshot | None = None
         self._ended: frozenset[ShardKey] = frozenset()
@@ -101,7 +103,9 @@ class LeaseDriver:
         self._reported: dict[ShardKey, Processed] = {}
         self._since: dict[ShardKey, EpochMillis] = {}
         """The times that LATEST of a KCL's leases resolved to."""
-        self._facts = ListingFacts(discovery, self._streams)
+        self._facts = ListingFacts(discovery, self._streams, sleep=sleep)
+        self._lost: set[ShardKey] = set()
+        """Shards whose loss was reported."""
         self._in_outage = False
         """True if the last view of the table may be old."""
 
@@ -113,24 +117,19 @@ class LeaseDriver:
         table = self._exchange_view(start, lease_keys, listings, reading, {})
         reported: set[ShardKey] = set()
         dropped: dict[ShardKey, str] = {}
-        decision = self._decide(start, table, listings)
+        listings, decision = self._confirmed(start, table, listings)
         if decision.unlisted:
             self._facts.refresh(decision.unlisted)
-            listings = self.listings()
-            decision = self._decide(start, table, listings)
-        if self._is_stale(decision):
-            listings = self._refreshed(decision)
-            decision = self._decide(start, table, listings)
+            listings, decision = self._confirmed(start, table, self.listings())
         for _ in range(_ROUNDS):
             dropped = {**decision.dropped, **dropped}  # later rounds lose the reason
             created = self._propose(decision, start, table, lease_keys, listings)
-            self._check_loss(decision)
             ended, now_reading = decision.ended, decision.reading
             if not created and now_reading == reading and ended.keys() <= reported:
                 break
             reading, reported = set(now_reading), set(ended)
             table = self._exchange_view(start, lease_keys, listings, reading, ended)
-            decision = self._decide(start, table, listings)
+            listings, decision = self._confirmed(start, table, listings)
         self._ended = frozenset(decision.ended.keys() & reported)
         decision = replace(decision.limited_to(table, reading), dropped=dropped)
         self._snapshot = LeaseSnapshot(decision=decision, table=table, listings=listings)
@@ -149,6 +148,25 @@ class LeaseDriver:
             self._since |= dict.fromkeys(begun, now)
             self.report(start, snapshot.listings, snapshot.decision.reading, {})
         return latest
+
+    def _confirmed(
+        self, start: Offset, table: LeaseTableView, listings: Listings
+    ) -> tuple[Listings, Decision]:
+        """Return a decision by these listings, or by later ones if they may be behind, and report
+        the losses that it confirms."""
+        listings, decision = self._discovery.confirm(
+            self._streams,
+            listings,
+            lambda current: self._decide(start, table, current),
+            self._doubts,
+            sleep=self._sleep,
+        )
+        self._report_losses(decision)
+        return listings, decision
+
+    def _doubts(self, decision: Decision) -> Doubts:
+        lost = {key.stream for key in decision.lost.keys() - self._lost}
+        return Doubts(lost=lost, undiscovered=decision.undiscovered)
 
     def _decide(self, start: Offset, table: LeaseTableView, listings: Listings) -> Decision:
         self._facts.observe(table.rows, listings)
@@ -188,7 +206,7 @@ class LeaseDriver:
 
     def listings(self) -> Listings:
         """Return the current listings of the streams."""
-        return {name: self._discovery.shards(ref) for name, ref in self._streams.items()}
+        return self._discovery.listings(self._streams)
 
     def _lease_keys(self) -> LeaseKeys:
         return make_lease_keys([self._discovery.description(ref) for ref in self._streams.values()])
@@ -200,18 +218,12 @@ class LeaseDriver:
             if self._discovery.description(self._streams[name]).created != entry.created:
                 raise recreated_error(f"stream {name}", table=self._leases.table)
 
-    def _is_stale(self, decision: Decision) -> bool:
-        doubtful = decision.lost or decision.undiscovered
-        return bool(doubtful) and not self._discovery.frozen
-
-    def _refreshed(self, decision: Decision) -> Listings:
-        lost = {key.stream for key in decision.lost}
-        for name in sorted(lost | set(decision.undiscovered)):
-            self._discovery.refresh(self._streams[name], doubt=name in lost)
-        return self.listings()
-
-    def _check_loss(self, decision: Decision) -> None:
+    def _report_losses(self, decision: Decision) -> None:
+        """Report shards that were lost since the last decision. A shard remains lost until its row
+        is written."""
         for key, lost in decision.lost.items():
+            if key in self._lost:
+                continue
             report = report_missed_children if lost.at_end else report_vanished_shard
             next_step = (
                 "set failOnDataLoss to false to continue after the gap; or delete the row "
@@ -219,6 +231,7 @@ class LeaseDriver:
                 "query would find again, and start a new query with a new checkpoint"
             )
             report(key, fail=self._options.fail_on_data_loss, next_step=next_step)
+            self._lost.add(key)
 
     # --- Leases -------------------------------------------------------------------------------
 

@@ -63,7 +63,9 @@ class LeaseSession:
         self._monotonic = monotonic
         self._sleep = sleep
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
-        self._driver = LeaseDriver(options, worker, discovery, resolve_latest, monotonic=monotonic)
+        self._driver = LeaseDriver(
+            options, worker, discovery, resolve_latest, monotonic=monotonic, sleep=sleep
+        )
         self._snapshot: LeaseSnapshot | None = None
         self._not_read: dict[ShardKey, ShardKey] = {}
         self._is_draining = False

@@ -19,16 +19,27 @@ from checkpoint.leases.lease import Lease
 from kinesis_source.leases.lease_decision import Create, Decision
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.planning.active_shards import Listings
-from kinesis_source.planning.shard_discovery import ShardDiscovery
+from kinesis_source.planning.shard_discovery import (
+    CONFIRM_PERIOD_S,
+    CONFIRMATIONS,
+    ShardDiscovery,
+)
 from task_grouping.identifiers import ShardKey, StreamName
 
 
 class ListingFacts:
     """The facts that one run has learned so far."""
 
-    def __init__(self, discovery: ShardDiscovery, streams: Mapping[StreamName, StreamRef]) -> None:
+    def __init__(
+        self,
+        discovery: ShardDiscovery,
+        streams: Mapping[StreamName, StreamRef],
+        *,
+        sleep: Callable[[float], None],
+    ) -> None:
         self._discovery = discovery
         self._streams = streams
+        self._sleep = sleep
         self._listed: set[ShardKey] = set()
         self._since: dict[ShardKey, int] = {}
         """Leases whose shards were never listed, with the number of listings when first seen."""
@@ -108,7 +119,7 @@ class ListingFacts:
         """Return a shard whose lease has ended and that the service lists as open: a recreated
         stream's.
 
-        A shard that closed a moment ago is listed as open, too, so the service is asked again.
+        A shard that closed a moment ago is listed as open, too, so several new listings must agree.
         """
         doubtful = {
             key
@@ -118,18 +129,29 @@ class ListingFacts:
             and not shard.closed
         }
         self._closed &= doubtful
-        for key in sorted(doubtful - self._closed):
-            listed = self._discovery.list_now(self._streams[key.stream])
-            if listed is None:
-                continue
-            checked = {each for each in doubtful if each.stream == key.stream}
-            still = {
-                each for each in checked if each.shard in listed and not listed[each.shard].closed
-            }
+        for name in sorted({key.stream for key in doubtful - self._closed}):
+            own = {key for key in doubtful if key.stream == name}
+            still = self._confirmed_open(name, own)
             if still:
                 return min(still)
-            self._closed |= checked
+            if still is not None:
+                self._closed |= own
         return None
+
+    def _confirmed_open(self, name: StreamName, keys: set[ShardKey]) -> set[ShardKey] | None:
+        """Return those of the shards that are open by several new listings; None if there are
+        none."""
+        still = keys
+        for attempt in range(CONFIRMATIONS):
+            if attempt:
+                self._sleep(CONFIRM_PERIOD_S)
+            listed = self._discovery.list_now(self._streams[name])
+            if listed is None:
+                return None
+            still = {key for key in still if key.shard in listed and not listed[key.shard].closed}
+            if not still:
+                break
+        return still
 
     def _listing_count(self, stream: StreamName) -> int:
         return self._discovery.listing_count(self._streams[stream])

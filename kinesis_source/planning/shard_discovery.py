@@ -4,14 +4,18 @@ doubt)."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from kinesis_source.client.api import KinesisService
 from kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
+from kinesis_source.planning.active_shards import Listings
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.logs import Detail, abbreviate
 from task_grouping.identifiers import ShardId, StreamName
+
+T = TypeVar("T")
 
 _log = logging.getLogger(f"spark_ssp.{__name__}")
 
@@ -19,6 +23,20 @@ UNDISCOVERED_INTERVAL_MS = 1000
 """The shortest interval of early refreshes because children are missing from the listing."""
 FAILING_INTERVALS = 10
 """The number of discovery intervals that a listing may fail before the query does."""
+CONFIRMATIONS = 3
+"""The number of new answers that must agree that a stream, a shard or its records are gone."""
+CONFIRM_PERIOD_S = 1.0
+"""The pause between two of them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Doubts:
+    """The streams whose listings may be behind."""
+
+    lost: Collection[StreamName]
+    """A shard with unread records, or whose children are unread, is missing."""
+    undiscovered: Collection[StreamName] = ()
+    """The children of a shard are missing that was read to its end."""
 
 
 @dataclass(slots=True)
@@ -100,6 +118,40 @@ class ShardDiscovery:
         except ServiceUnavailableError as error:
             _log.warning("could not list the shards of %s: %s", stream.name, Detail(error))
             return None
+
+    def listings(self, streams: Mapping[StreamName, StreamRef]) -> Listings:
+        """Return the shards of all streams."""
+        return {name: self.shards(ref) for name, ref in streams.items()}
+
+    def confirm(
+        self,
+        streams: Mapping[StreamName, StreamRef],
+        listings: Listings,
+        decide: Callable[[Listings], T],
+        doubts: Callable[[T], Doubts],
+        *,
+        sleep: Callable[[float], None],
+    ) -> tuple[Listings, T]:
+        """Return the result of `decide`, and the listings that it follows from: the given ones, or
+        new ones if its `doubts` ask for them.
+
+        A loss is believed once `CONFIRMATIONS` new listings have shown it, also in a run that stops
+        at the latest records, whose listing is not renewed otherwise.
+        """
+        result = decide(listings)
+        for attempt in range(CONFIRMATIONS):
+            found = doubts(result)
+            lost = set(found.lost)
+            early = set() if attempt or self._frozen else set(found.undiscovered)
+            if not lost | early:
+                break
+            if attempt:
+                sleep(CONFIRM_PERIOD_S)
+            for name in sorted(lost | early):
+                self.refresh(streams[name], doubt=name in lost)
+            listings = self.listings(streams)
+            result = decide(listings)
+        return listings, result
 
     def freeze(self, streams: Iterable[StreamRef]) -> None:
         """List a last time: only shards that exist now are read."""

@@ -36,7 +36,7 @@ from kinesis_source.planning.data_loss import (
     warn_start_moved,
     warn_unreadable_shard,
 )
-from kinesis_source.planning.shard_discovery import ShardDiscovery
+from kinesis_source.planning.shard_discovery import CONFIRMATIONS, ShardDiscovery
 from kinesis_source.planning.shard_lag import max_lag_ms
 from kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
 from kinesis_source.probing.fixed_targets import FixedTargets
@@ -119,6 +119,8 @@ class EndOffsetFinder:
         self._expected: dict[ShardKey, tuple[Position, ExpectedSize | None]] = {}
         """The known size of a shard's part of the batch that ends at a position."""
         self._targets = FixedTargets()
+        self._targets_of: dict[StreamName, EpochMillis] = {}
+        """The creation times of the streams that the targets are of."""
         self._positions = GivenPositions(
             self,
             option=options.starting_position,
@@ -129,8 +131,9 @@ class EndOffsetFinder:
         self._debt = 0
         """The bytes by which the last batches had to exceed `maxBytesPerTrigger`."""
         self._far_logged = False
-        self._unreadable: set[ShardKey] = set()
-        """Shards that are listed but that the service refuses to open, which is tolerated."""
+        self._refusals: dict[ShardKey, int] = {}
+        """Shards that are listed but that the service refuses to open, with the number of refusals
+        in a row. After `CONFIRMATIONS` that is an error, or tolerated."""
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be probed, unless no probe is needed."""
@@ -152,11 +155,11 @@ class EndOffsetFinder:
         return results
 
     def _find_latest(self, probes: Mapping[ShardKey, Probe]) -> dict[ShardKey, ProbeResult]:
-        """Run the probes with retries. An end of a shard that cannot be confirmed is probed again;
-        raises ServiceUnavailableError if it never can."""
+        """Run the probes with retries. A shard whose end, or existence, is not confirmed is probed
+        again; raises ServiceUnavailableError if it never can."""
         results = self._run(probes, patient=True)
         tries = 1
-        while doubtful := self._unconfirmed_ends(results):
+        while doubtful := [*self._refused(probes), *self._unconfirmed_ends(results)]:
             if tries == END_TRIES:
                 raise ServiceUnavailableError(
                     f"shard {doubtful[0]}",
@@ -170,6 +173,10 @@ class EndOffsetFinder:
             tries += 1
             results |= self._run({key: probes[key] for key in doubtful}, patient=True)
         return results
+
+    def _refused(self, probes: Collection[ShardKey]) -> list[ShardKey]:
+        """Return the shards to ask for again that the service refused."""
+        return [key for key in probes if key in self._refusals and not self._is_unreadable(key)]
 
     def expected_sizes(self, ends: Mapping[ShardKey, ShardState]) -> dict[ShardKey, ExpectedSize]:
         """Return the known sizes of the shards' parts of the batch planned last."""
@@ -198,16 +205,36 @@ class EndOffsetFinder:
     def fix_targets(self, ends: Mapping[ShardKey, EndPoint] = NO_ENDS) -> None:
         """Fix each listed shard's end, also if it waits for parents: the current one, or `ends`."""
         self._targets.release()
+        listed = [
+            ShardKey(stream=name, shard=shard)
+            for name, ref in self._streams.items()
+            for shard in self._discovery.shards(ref)
+        ]
+        self._targets.fix(self._find_targets(listed, ends))
+        self._targets_of = {
+            name: self._discovery.description(ref).created for name, ref in self._streams.items()
+        }
+
+    def complete_targets(self, keys: Collection[ShardKey]) -> None:
+        """Fix the current ends of shards that the listing for `fix_targets` lacked."""
+        for name, created in self._targets_of.items():
+            if self._discovery.description(self._streams[name]).created != created:
+                self._targets.ignore(name)
+        if missing := self._targets.missing(keys):
+            self._targets.add(self._find_targets(missing, NO_ENDS))
+
+    def _find_targets(
+        self, keys: Collection[ShardKey], ends: Mapping[ShardKey, EndPoint]
+    ) -> dict[ShardKey, Target]:
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
-        for name, ref in self._streams.items():
-            for shard in self._discovery.shards(ref).values():
-                key = ShardKey(stream=name, shard=shard.shard_id)
-                if shard.closed and key not in ends:
-                    targets[key] = ShardEnd()
-                    continue
-                find = partial(latest_probe.find_end, ends.get(key), closed=shard.closed)
-                probes[key] = partial(find, self.service_time(), self.retention_ms(key))
+        for key in keys:
+            closed = self._listing(key)[key.shard].closed
+            if closed and key not in ends:
+                targets[key] = ShardEnd()
+                continue
+            find = partial(latest_probe.find_end, ends.get(key), closed=closed)
+            probes[key] = partial(find, self.service_time(), self.retention_ms(key))
         for key, outcome in self._find_latest(probes).items():
             closed = outcome.closed
             if outcome.start_lost:
@@ -217,7 +244,7 @@ class EndOffsetFinder:
                     report_absent_end(key, fail=self._options.fail_on_data_loss)
             latest = LatestRecord(record=outcome.end, time=outcome.time)
             targets[key] = ShardEnd() if closed else latest
-        self._targets.fix(targets)
+        return targets
 
     def release_targets(self) -> None:
         """Read beyond the targets again."""
@@ -231,7 +258,7 @@ class EndOffsetFinder:
     ) -> list[ShardKey]:
         """Return the eligible shards short of their targets, sorted; none without targets."""
         return self._targets.unreached(
-            [key for key in eligible if key not in self._unreadable],
+            [key for key in eligible if not self._is_unreadable(key)],
             advances,
             lambda key, state: self._kept_since(key, state, limits),
         )
@@ -488,23 +515,30 @@ class EndOffsetFinder:
                     self.history.record_success(key)
                     if outcome.throttled:
                         self._starved.record_throttle(key)
-                    self._unreadable.discard(key)
+                    self._refusals.pop(key, None)
         self._tolerate_missing(missing)
         return results
 
     def _tolerate_missing(self, missing: Mapping[ShardKey, SspError]) -> None:
-        """Leave out shards that the service could not find; raise the error of a listed one."""
+        """Leave out shards that the service could not find; raise the error of a listed one that
+        it refuses again and again, since the listing may be behind."""
         listed = self.still_listed(missing.keys())
         for key, error in missing.items():
             if isinstance(error, InvalidPositionError):
                 self._positions.reject(key)  # verified again before the next batch
             elif key not in listed:
+                self._refusals.pop(key, None)
                 _log.warning("%s can no longer be read: %s", key, error)
-            elif self._options.fail_on_data_loss:
-                raise error
-            elif key not in self._unreadable:
-                self._unreadable.add(key)
+            else:
+                self._refusals[key] = self._refusals.get(key, 0) + 1
+                if self._refusals[key] != CONFIRMATIONS:
+                    continue
+                if self._options.fail_on_data_loss:
+                    raise error
                 warn_unreadable_shard(key, error)
+
+    def _is_unreadable(self, key: ShardKey) -> bool:
+        return self._refusals.get(key, 0) >= CONFIRMATIONS
 
     # --- Called to verify positions ---------------------------------------------------------------
 
@@ -558,5 +592,7 @@ class EndOffsetFinder:
         for table in (self._cursors, self._last_caught_up_ms, self._expected):
             for key in table.keys() - keys:
                 del table[key]
+        for key in self._refusals.keys() - keys:
+            del self._refusals[key]
         for part in (self.history, self._limiter, self._positions, self._starved):
             part.retain(keys)

@@ -38,6 +38,19 @@ class FixedTargets:
         """Read up to these targets."""
         self._targets = dict(targets)
 
+    def add(self, targets: Mapping[ShardKey, Target]) -> None:
+        """Read more shards up to these targets."""
+        if self._targets is not None:
+            self._targets |= targets
+
+    def missing(self, keys: Collection[ShardKey]) -> list[ShardKey]:
+        """Return the shards without a target, once targets are fixed."""
+        if self._targets is None:
+            return []
+        return sorted(
+            key for key in keys - self._targets.keys() if key.stream not in self._recreated
+        )
+
     def release(self) -> None:
         """Read beyond the targets again."""
         self._targets = None

@@ -7,14 +7,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
+
 from embedded_kinesis import KinesisState, ManualClock
 from embedded_kinesis.state.records import Record
 from kinesis_source.batch_planner import BatchPlanner
+from kinesis_source.client.api import KinesisService
 from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from kinesis_source.model.ranges import ShardRange, SlotRange
 from kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
+    Shard,
     ShardEnd,
     ShardState,
     StartingPosition,
@@ -31,6 +35,20 @@ from tests.support.kinesis.shards import key
 
 HOUR_MS = 3_600_000
 RETENTION_MS = 24 * HOUR_MS
+
+
+def hide_shard(
+    service: KinesisService, monkeypatch: pytest.MonkeyPatch, *, times: int, number: int = 0
+) -> None:
+    """Leave a shard out of the next answers of ListShards, which may be behind."""
+    missing = [key(number).shard] * times
+    list_shards = service.list_shards
+
+    def incomplete(stream: StreamRef) -> tuple[Shard, ...]:
+        hidden = missing.pop() if missing else ""
+        return tuple(shard for shard in list_shards(stream) if shard.shard_id != hidden)
+
+    monkeypatch.setattr(service, "list_shards", incomplete)
 
 
 @dataclass(frozen=True, kw_only=True)

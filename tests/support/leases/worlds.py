@@ -152,9 +152,10 @@ class LeaseWorld(World):
         self.agent = InProcessAgent(self.company.table, settings, self.clock)
         self.marks = DrainSignal(new_token(), folder=self.company.folder)
         self.company.agents.append(self.agent)
+        self.service = InProcessKinesis(self.state, attempts=3)
         return BatchPlanner(
             self.options,
-            InProcessKinesis(self.state, attempts=3),
+            self.service,
             monotonic=self.monotonic,
             sleep=self.sleep,
             worker=LeaseWorker(

@@ -18,14 +18,17 @@ from kinesis_source.model.shard import (
     AfterRecord,
     Latest,
     SequenceNumber,
+    Shard,
     ShardEnd,
     StartingPosition,
     StreamRef,
     TrimHorizon,
 )
+from kinesis_source.planning.admission_control import UNLIMITED
+from kinesis_source.planning.data_loss import tolerated_losses
 from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
 from task_grouping.identifiers import StreamName
-from tests.support.fakes.planner_world import HOUR_MS, World
+from tests.support.fakes.planner_world import HOUR_MS, World, hide_shard
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 from tests.support.leases.worlds import FAILOVER_MS, Company, LeaseWorld, Table, twice
@@ -280,6 +283,77 @@ def test_a_quiet_shard_changes_hands_without_a_false_alarm(company: Company) -> 
     put += company.put(40)
     read += company.work(bert, rounds=4)
     assert sorted(read) == sorted(put)
+
+
+# --- Listings that are behind ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tolerated", [False, True])
+@pytest.mark.parametrize("to_latest", [False, True])
+def test_a_shard_that_is_missing_from_a_listing_or_two_is_not_gone(
+    company: Company, monkeypatch: pytest.MonkeyPatch, tolerated: bool, to_latest: bool
+) -> None:
+    """By the same rule as without leases. Nor is the end of its lease written."""
+    anne = company.join("anne")
+    put = company.put(40)
+    read = company.work(anne, rounds=3)
+    anne.stop()
+    put += company.put(10)
+    again = company.join("anne", fail_on_data_loss=not tolerated)
+    again.offset = anne.offset
+    hide_shard(again.service, monkeypatch, times=2)
+    if to_latest:
+        again.planner.stop_at_latest()
+    read += company.work(again, rounds=30)
+    assert sorted(read) == sorted(put)
+    assert sorted(company.table.owners()) == ["00", "01", "02", "03"]
+
+
+@pytest.mark.parametrize("answers", [2, 3])
+def test_a_shard_that_is_still_listed_as_open_after_its_end_is_not_recreated(
+    company: Company, monkeypatch: pytest.MonkeyPatch, answers: int
+) -> None:
+    anne = company.join("anne")
+    put = company.put(20)
+    read = company.work(anne, rounds=3)
+    company.state.split("orders", "shardId-000000000000")
+    read += company.work(anne, rounds=5)
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
+    bert = company.join("bert")
+    list_shards, left = bert.service.list_shards, [True] * answers
+
+    def behind(stream: StreamRef) -> tuple[Shard, ...]:
+        shards = list_shards(stream)
+        if not left:
+            return shards
+        left.pop()
+        return tuple(
+            replace(shard, closed=shard.closed and shard.shard_id != key(0).shard)
+            for shard in shards
+        )
+
+    monkeypatch.setattr(bert.service, "list_shards", behind)
+    put += company.put(20)
+    read += company.work(anne, bert, rounds=30)
+    assert sorted(read) == sorted(put)
+
+
+def test_a_loss_is_logged_and_counted_once_however_long_its_row_takes(
+    company: Company, caplog: pytest.LogCaptureFixture
+) -> None:
+    anne = company.join("anne", fail_on_data_loss=False)
+    company.put(20)
+    company.work(anne, rounds=2)
+    company.state.split("orders", "shardId-000000000000")
+    while not isinstance(anne.state_of(0).position, ShardEnd):
+        company.work(anne, rounds=1)
+    anne.agent.busy = True
+    company.clock.advance(25 * HOUR_MS)
+    before = tolerated_losses()
+    anne.planner.next_offset(anne.offset, UNLIMITED)
+    anne.planner.next_offset(anne.offset, UNLIMITED)
+    assert caplog.text.count("data loss in children of shard orders/shardId-000000000000") == 1
+    assert tolerated_losses() == before + 1
 
 
 # --- Draining -------------------------------------------------------------------------------------
