@@ -23,6 +23,8 @@ _QUORUM: Final[Mapping[str, str]] = {
     "num.replica.fetchers": "1",
     "background.threads": "2",
     "log.cleaner.enable": "false",
+    # The time for which brokers wait for a suspended controller, less than the 30 s of Kafka.
+    "controller.socket.timeout.ms": "5000",
 }
 
 

@@ -201,7 +201,14 @@ class Retrier:
                 raise to_error(answer, subject=request.name_of(key), secrets=self.secrets)
         # Metadata reaches the brokers one after another, and librdkafka caches partition leaders.
         existing = request.still_existing(missing, limits) if missing else ()
-        return again | {key: missing[key] for key in existing}
+        return again | {key: _of_existing(missing[key]) for key in existing}
+
+
+def _of_existing(error: KafkaError) -> KafkaError:
+    """Return the error of a key that exists although it was reported missing. librdkafka reports
+    "no such entry" if no partition of a request has a leader."""
+    is_leaderless = error.code() == KafkaError._NOENT
+    return KafkaError(KafkaError.LEADER_NOT_AVAILABLE) if is_leaderless else error
 
 
 def _some(keys: Sequence[K], request: BatchRequest[K, V]) -> str:

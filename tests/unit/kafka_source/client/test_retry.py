@@ -130,6 +130,15 @@ def test_what_only_seems_to_be_missing_is_asked_again() -> None:
     assert world.asked == [("a", "b"), ("a",)]
 
 
+def test_a_partition_without_a_leader_is_named_as_such() -> None:
+    """librdkafka reports "no such entry" if no requested partition has a leader."""
+    world = World({"a": KafkaError._NOENT}, there=["a"])
+    with pytest.raises(RetriesExhaustedError) as caught:
+        world.run("a", attempts=1)
+
+    assert caught.value.error.code() == KafkaError.LEADER_NOT_AVAILABLE
+
+
 @pytest.mark.parametrize(
     ("code", "error"),
     [
