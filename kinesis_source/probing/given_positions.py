@@ -280,8 +280,9 @@ class GivenPositions:
         self, giver: Giver, key: ShardKey, state: ShardState, remedies: Mapping[Giver, str]
     ) -> str:
         remedy = remedies[giver]
-        if giver is Giver.LEASE and state.position == self._option.by_shard.get(key):
-            # From which the lease was created.
+        if giver is not Giver.OPTION and state.position == self._option.by_shard.get(key):
+            # From which the lease was created, or which waited in the checkpoint for its parents.
+            remedy = _DELETE_ROW if giver is Giver.LEASE else _NEW_CHECKPOINT
             return f"{remedies[Giver.OPTION]}; and {remedy}"
         if giver is Giver.CHECKPOINT and self._table is not None:
             return f"{remedy} and with another applicationName"
@@ -292,10 +293,11 @@ _DELETE_ROW: Final = (
     "stop all workers and delete the shard's row in the table, after which the shard is read from "
     "the query's checkpoint, or from its oldest record"
 )
+_NEW_CHECKPOINT: Final = "start the query on a new checkpoint location"
 _FOREIGN: Final = {
     Giver.OPTION: "correct the shard's position in startingPosition, or leave it out",
     Giver.CHECKPOINT: "make streamName, region and endpointUrl name the stream that the checkpoint "
-    "was written for, or start the query on a new checkpoint location",
+    f"was written for, or {_NEW_CHECKPOINT}",
     Giver.LEASE: _DELETE_ROW,
 }
 """The remedy for a position of another shard or stream, by its giver."""

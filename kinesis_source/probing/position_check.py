@@ -90,12 +90,15 @@ def judge_position(
         return PositionVerdict.REFUSED
     if order < sequence_order(shard.first_sequence_number):
         return PositionVerdict.WRONG
+    certain = answer.found is not None or (doubted_ms or 0) >= DOUBT_MS
     if answer.oldest is not None and sequence_order(answer.oldest) < order:
-        certain = answer.found is not None or (doubted_ms or 0) >= DOUBT_MS
         return PositionVerdict.WRONG if certain else PositionVerdict.UNKNOWN
     evidence = Evidence(found=answer.found, time=answer.time, retention_ms=retention_ms)
-    lost = judge(state, evidence) is Verdict.LOST
-    return PositionVerdict.LOST if lost else PositionVerdict.ACCEPTED
+    if judge(state, evidence) is not Verdict.LOST:
+        return PositionVerdict.ACCEPTED
+    # A record that was read from, up to the latest, has been visible.
+    certain = certain or state.last_caught_up_ms is not None
+    return PositionVerdict.LOST if certain else PositionVerdict.UNKNOWN
 
 
 def check_position(position: AfterRecord, now: EpochMillis) -> CheckSteps:

@@ -11,6 +11,7 @@ import pytest
 
 from kinesis_source.batch_read.read_plan import plan_read
 from kinesis_source.client.api import InvalidPositionError
+from kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from kinesis_source.model.shard import (
     AfterRecord,
     Position,
@@ -308,13 +309,36 @@ def test_an_idle_run_to_the_latest_records_verifies_nothing() -> None:
     assert not {"GetRecords", "GetShardIterator"} & world.calls().keys()
 
 
-def test_a_record_that_is_not_visible_yet_is_no_wrong_position() -> None:
-    """A producer's answer may name a record before it can be read."""
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_record_that_is_not_visible_yet_is_neither_wrong_nor_lost(is_first: bool) -> None:
+    """A producer's answer may name a record before it can be read, also the first of a shard."""
     world, _ = _world(TolerantKinesis, fail=True)
-    _given_by_option(world, _above_all(world))
+    number = _above_all(world)
+    if is_first:
+        world.clock.advance(RETENTION_MS + 60_000)
+    _given_by_option(world, number)
     assert world.trigger() is None
     world.clock.advance(1000)
     assert world.trigger() is None
     world.clock.advance(DOUBT_MS)
-    with pytest.raises(InvalidPositionError):
+    with pytest.raises(DataLossError if is_first else InvalidPositionError):
         world.trigger()
+
+
+def test_a_bad_position_of_a_child_is_corrected_as_the_error_advises() -> None:
+    """It is verified once its parents are read, and is in the checkpoint by then."""
+    world, put = _world(InProcessKinesis, fail=True)
+    world.state.split("orders", shard_id(0))
+    put += world.put(20)
+    child = key(2)
+    foreign = AfterRecord(sequence_number=SequenceNumber(_latest(world)))
+    begin = StartingPosition(default=TrimHorizon(), by_shard={child: foreign})
+    world.restart(starting_position=begin)
+    with pytest.raises(InvalidPositionError) as caught:
+        _processing_time(world)
+    assert str(child) in caught.value.subject
+    assert "startingPosition" in caught.value.next_step
+    assert "new checkpoint location" in caught.value.next_step
+    world.offset = BEFORE_FIRST_BATCH
+    world.restart(starting_position=StartingPosition(default=TrimHorizon()))
+    assert sorted(_processing_time(world)) == sorted(put)
