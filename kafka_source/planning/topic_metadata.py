@@ -251,9 +251,9 @@ class BatchContext:
                 )
 
     def _partition_losses(self) -> Iterator[DataLoss]:
-        kept = {ssp.stream for ssp in self.assigned}
+        kept, missing = {ssp.stream for ssp in self.assigned}, set(self.missing)
         for ssp in self._absent:
-            if ssp.stream in kept and ssp.stream not in self.recreated and ssp not in self.missing:
+            if ssp.stream in kept and ssp.stream not in self.recreated and ssp not in missing:
                 yield DataLoss(
                     subject=f"partition {kafka_name(ssp)}",
                     found="the partition no longer among the partitions to read",

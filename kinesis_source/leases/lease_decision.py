@@ -391,6 +391,7 @@ class _Stream:
         self._written = _of(name, table.rows)
         self._rows = {**_of(name, facts.proposed), **self._written}
         self._entries = _of(name, offset_entries(start))
+        self._parents_of_rows = {one for row in self._written.values() for one in row.parents}
         self._unreadable = {key.shard for key in table.unreadable if key.stream == name}
         self._children = children_of(listing.values())
         self._open_ancestors: dict[ShardId, tuple[ShardId, ...]] = {}
@@ -633,7 +634,7 @@ class _Stream:
     def _expired_unread(self, shard: ShardId) -> bool:
         """Return whether an unlisted shard with an entry and without a row expired before another
         worker could read it to its end."""
-        if any(shard in row.parents for row in self._written.values()):
+        if shard in self._parents_of_rows:
             return False
         stream = self._start.streams.get(self._name)
         shared = stream is not None and stream.leases == self._facts.table
