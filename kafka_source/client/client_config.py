@@ -16,14 +16,12 @@ from confluent_kafka import KafkaError, KafkaException
 from kafka_source.client.client_log import ClientLog
 from kafka_source.client.error_translation import kafka_error, redact, to_error
 from kafka_source.properties.consumer_properties import ALIASES, words
+from kafka_source.properties.login_tokens import provided_token_callback
 from kafka_source.properties.producer_properties import PRODUCER
 from kafka_source.properties.translation import BOOTSTRAP_SERVERS, PREFIX, ClientProperties
 from ssp_common.errors import InvalidOptionsError, OptionProblem
 
 C = TypeVar("C")
-
-TokenCallback = Callable[[str | None], tuple[str, float] | None]
-"""Returns a token and its expiry time in seconds since 1970."""
 
 FORMAT: Final = "kafka-ssp"
 TOKEN_CALLBACK: Final = "oauth_cb"
@@ -115,11 +113,15 @@ def client_config(
     config["logger"] = ClientLog(role, secrets=secrets_of(properties))
     # Without a callback, librdkafka logs each error a second time.
     config["error_cb"] = on_error or (lambda error: None)
-    if properties.iam is not None:
+    if properties.token_provider is not None:
+        config[TOKEN_CALLBACK] = provided_token_callback(
+            properties.token_provider, logger=config["logger"]
+        )
+    elif properties.iam is not None:
         # Imported here because the AWS SDK is slow to import, and most logins do not need it.
-        from kafka_source.properties.iam_token import token_callback
+        from kafka_source.properties.iam_token import iam_token_callback
 
-        config[TOKEN_CALLBACK] = token_callback(
+        config[TOKEN_CALLBACK] = iam_token_callback(
             properties.iam, config.get(BOOTSTRAP_SERVERS, ""), logger=config["logger"]
         )
     return config
@@ -137,7 +139,8 @@ def create_client(
 
     Raises InvalidOptionsError, which names the option, if librdkafka rejects the configuration: a
     value, an unreadable file, or keys that do not match. Raises AccessError if the login needs an
-    AWS identity and this process has none.
+    AWS identity and this process has none, or a token that the user's function does not return, and
+    ServiceUnavailableError while no token is issued.
     """
     config = client_config(properties, role=role, on_error=on_error) | dict(overrides or {})
     try:

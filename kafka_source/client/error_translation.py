@@ -15,6 +15,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
+from kafka_source.properties.login_tokens import tokens_in_use
 from ssp_common.errors import (
     AccessError,
     DataLossError,
@@ -277,7 +278,8 @@ def _access_advice(error: KafkaError) -> str:
     return (
         "check kafka.sasl.mechanism, kafka.sasl.jaas.config (or kafka.sasl.username and "
         "kafka.sasl.password) and kafka.security.protocol; with IAM, the identity's policy must "
-        "allow kafka-cluster:Connect"
+        "allow kafka-cluster:Connect; with tokenProvider, the brokers must accept the function's "
+        "tokens, and the log has its failures"
     )
 
 
@@ -304,8 +306,10 @@ def describe_error(error: KafkaError, secrets: Iterable[str] = ()) -> str:
 
 
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return `text` on one line of limited length, with `secrets` and secret-like parts masked."""
-    for secret in sorted({one for one in secrets if one}, key=len, reverse=True):
+    """Return `text` on one line of limited length, with `secrets`, the tokens of logins and
+    secret-like parts masked."""
+    masked = {one for one in (*secrets, *tokens_in_use()) if one}
+    for secret in sorted(masked, key=len, reverse=True):
         text = text.replace(secret, "***")
     text = _TOKEN_ENDPOINT_ANSWER.sub(r"\1\2", text)
     text = _TOKENS.sub("***", text)

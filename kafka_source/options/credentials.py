@@ -1,31 +1,119 @@
-"""Applies the option `credentialsProvider` to logins by AWS's IAM and to assignment stores."""
+"""The options that name functions of the user for a login: `credentialsProvider`, for logins by
+AWS's IAM and for assignment stores, and `tokenProvider`, for other tokens of OAUTHBEARER."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from checkpoint.assignments.uri import StoreKind, parse_store_uri
-from kafka_source.properties.translation import ClientProperties
-from ssp_common.options.credentials import CREDENTIALS_PROVIDER, provider_problems, with_provider
-from ssp_common.options.spec import OptionProblem, OptionReading
+from kafka_source.properties.logins import DEFAULT_METHOD, MECHANISM, METHOD, OAUTHBEARER
+from kafka_source.properties.translation import PREFIX, ClientProperties, TokenProvider
+from ssp_common.options.credentials import (
+    CREDENTIALS_PROVIDER,
+    PROVIDER_OPTIONS,
+    argument_problems,
+    function_path,
+    keyword_arguments,
+    provider_problems,
+    with_provider,
+)
+from ssp_common.options.spec import OptionProblem, OptionReading, OptionSpec
 
+_PROTOCOL: Final = "security.protocol"
+_TOKEN_PROPERTIES: Final = ("sasl.oauthbearer.", "enable.sasl.oauthbearer.")
 _AWS_STORES: Final = (StoreKind.S3, StoreKind.DYNAMODB)
 
 
-def with_signer(client: ClientProperties, reading: OptionReading) -> ClientProperties:
-    """Return the properties with the provider of a login by AWS's IAM."""
-    if client.iam is None:
-        return client
-    return replace(client, iam=with_provider(client.iam, reading))
+TOKEN_PROVIDER: Final[OptionSpec[str | None]] = OptionSpec(
+    name="tokenProvider",
+    convert=function_path("my_company.kafka:token"),
+    default=None,
+    default_text="none",
+    doc="A function that returns a token for `OAUTHBEARER` and its expiry time, as "
+    "`module:function`. Every process that logs in to Kafka imports it, on the driver and on "
+    "executors. See [Tokens from a function](kafka-logins.md#tokens-from-a-function).",
+)
+
+TOKEN_PROVIDER_ARGUMENTS: Final[OptionSpec[str | None]] = OptionSpec(
+    name="tokenProviderSecretArguments",
+    convert=keyword_arguments,
+    default=None,
+    default_text="no arguments",
+    doc="The keyword arguments of the function, as a JSON object. Never shown.",
+    secret=True,
+)
+
+LOGIN_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
+    *PROVIDER_OPTIONS,
+    TOKEN_PROVIDER,
+    TOKEN_PROVIDER_ARGUMENTS,
+)
+"""The options of source and sink that name functions."""
 
 
-def signer_problems(client: ClientProperties, reading: OptionReading) -> Iterator[OptionProblem]:
-    """Yield the problems of the provider's options, alone and together with a profile."""
+def with_functions(client: ClientProperties, reading: OptionReading) -> ClientProperties:
+    """Return the properties with the functions of the login."""
+    token = reading.value(TOKEN_PROVIDER)
+    return replace(
+        client,
+        iam=None if client.iam is None else with_provider(client.iam, reading),
+        token_provider=None
+        if token is None
+        else TokenProvider(path=token, secret_arguments=reading.value(TOKEN_PROVIDER_ARGUMENTS)),
+    )
+
+
+def function_problems(client: ClientProperties, reading: OptionReading) -> Iterator[OptionProblem]:
+    """Yield the problems of the options, alone and together with other properties of the login."""
     profile = client.iam is not None and client.iam.aws_profile is not None
     others = ["awsProfileName in kafka.sasl.jaas.config"] if profile else []
-    return provider_problems(reading, others)
+    yield from provider_problems(reading, others)
+    yield from argument_problems(reading, TOKEN_PROVIDER, TOKEN_PROVIDER_ARGUMENTS)
+    if reading.value(TOKEN_PROVIDER) is not None:
+        yield from _token_problems(client)
+
+
+def _token_problems(client: ClientProperties) -> Iterator[OptionProblem]:
+    name, values = TOKEN_PROVIDER.name, client.config()
+    if client.iam is not None:
+        yield OptionProblem(
+            option=name,
+            found=f"{name} with a login of AWS's IAM, whose tokens are signed here",
+            expected="one source of tokens",
+            next_step="remove it, and name the AWS credentials by credentialsProvider; or set "
+            f"{PREFIX}{MECHANISM}={OAUTHBEARER} without the login of AWS's IAM",
+        )
+        return
+    if values.get(MECHANISM, "").upper() != OAUTHBEARER:
+        yield OptionProblem(
+            option=name,
+            found=f"{name} with {_setting(values, MECHANISM)}",
+            expected=f"a login by {OAUTHBEARER}",
+            next_step=f"set {PREFIX}{MECHANISM}={OAUTHBEARER}, or remove {name}",
+        )
+    if not values.get(_PROTOCOL, "").startswith("SASL_"):
+        yield OptionProblem(
+            option=name,
+            found=f"{name} with {_setting(values, _PROTOCOL)}",
+            expected="a protocol with a login",
+            next_step=f"set {PREFIX}{_PROTOCOL}=SASL_SSL, or remove {name}",
+        )
+    given = {client.option(one) for one in values if one.startswith(_TOKEN_PROPERTIES)} - {
+        PREFIX + METHOD if values.get(METHOD) == DEFAULT_METHOD else ""
+    }
+    for option in sorted(given):
+        yield OptionProblem(
+            option=option,
+            found=f"another source of tokens or a setting of one, together with {name}",
+            expected="one source of tokens",
+            next_step=f"remove {option}, or remove {name}",
+        )
+
+
+def _setting(values: Mapping[str, str], name: str) -> str:
+    return f"{PREFIX}{name}={values[name]}" if name in values else f"no {PREFIX}{name}"
 
 
 def unused_problems(

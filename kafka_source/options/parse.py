@@ -24,7 +24,7 @@ from kafka_source.model.topic import (
 )
 from kafka_source.options import table
 from kafka_source.options.consumer_groups import COMMIT_OFFSETS_TO_GROUP, GROUP_ID_PREFIX
-from kafka_source.options.credentials import signer_problems, unused_problems, with_signer
+from kafka_source.options.credentials import function_problems, unused_problems, with_functions
 from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
 from kafka_source.properties.property_access import access_problems, access_warnings
 from kafka_source.properties.translation import (
@@ -113,7 +113,7 @@ def parse_options(
         *trigger_problems(reading, bounding, pyspark_without_limits),
         *missing_brokers(client),
         *client.problems,
-        *signer_problems(client.properties, reading),
+        *function_problems(client.properties, reading),
         *unused_problems(client.properties, reading, reading.value(table.ASSIGNMENT_STORE)),
         *access_problems(client.properties),
     )
@@ -150,7 +150,7 @@ def parse_options(
         assignment_store=reading.value(table.ASSIGNMENT_STORE),
         store_connection=with_provider(ConnectionOptions(), reading),
         isolation_level=IsolationLevel(client.properties.config()[ISOLATION_LEVEL]),
-        client=with_signer(client.properties, reading),
+        client=with_functions(client.properties, reading),
     )
 
 

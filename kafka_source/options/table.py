@@ -14,6 +14,7 @@ from typing import Any, Final
 from checkpoint.assignments.uri import StoreKind, parse_store_uri
 from kafka_source.model.topic import AtTime, Bound, LogicalOffset, NoMatch, TopicId
 from kafka_source.options.consumer_groups import COMMIT_OFFSETS_TO_GROUP, GROUP_ID_PREFIX
+from kafka_source.options.credentials import LOGIN_OPTIONS
 from kafka_source.options.offset_json import (
     TOPIC,
     TOPIC_RULE,
@@ -24,7 +25,6 @@ from kafka_source.options.offset_json import (
 )
 from kafka_source.options.values import GrouperName
 from ssp_common.options.allowlists import check_path
-from ssp_common.options.credentials import PROVIDER_OPTIONS
 from ssp_common.options.sibling_format import KAFKA, options_of_sister
 from ssp_common.options.spec import (
     Alias,
@@ -385,8 +385,8 @@ SERVICE_CREDENTIAL: Final = ForeignOption(
     origin="Databricks",
     refused=True,
     advice="it decides the login; for Amazon MSK set kafka.sasl.mechanism=AWS_MSK_IAM and "
-    "credentialsProvider, a function that returns the service credential's session; for others see "
-    "the guide on logins",
+    "credentialsProvider, a function that returns the service credential's session; for others set "
+    "kafka.sasl.mechanism=OAUTHBEARER and tokenProvider, a function that returns its tokens",
 )
 
 FOREIGN: Final = (
@@ -440,7 +440,7 @@ _SPECS: Final[tuple[OptionSpec[Any], ...]] = (
     ON_PARTITION_COUNT_CHANGE,
     ASSIGNMENT_STORE,
     PARTITION_DISCOVERY_INTERVAL,
-    *PROVIDER_OPTIONS,
+    *LOGIN_OPTIONS,
 )
 
 KAFKA_OPTIONS: Final = OptionTable(

@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import base64
 import calendar
-import logging
 import os
-import threading
 import time
-from collections.abc import Callable
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Final
 
 from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
 
+from kafka_source.properties.login_tokens import Log, TokenCallback, token_callback
 from kafka_source.properties.logins import region_of
 from ssp_common.aws.clients import Signer, signer
 from ssp_common.aws.error_translation import (
@@ -29,7 +27,6 @@ from ssp_common.aws.error_translation import (
     Severity,
     quoted,
     refresh_error,
-    safe_text,
     severity_of,
 )
 from ssp_common.errors import AccessError, InvalidOptionsError, ServiceUnavailableError
@@ -40,90 +37,21 @@ TOKEN_LIFETIME_S: Final = 900
 TOKEN_EXPIRY_S: Final = 600
 """The age at which a token counts as expired: temporary credentials are refreshed ten minutes
 before they expire, and a token does not outlive its credentials."""
-_RETRY_S: Final = 10.0
-_MIN_WAIT_S: Final = 1.0
 _SERVICE: Final = "kafka-cluster"
 _SUBJECT: Final = "kafka.sasl.mechanism=AWS_MSK_IAM"
 _USER_AGENT: Final = "spark-ssp"
 
 
-class Log(Protocol):
-    """The part of `ClientLog` that this module uses."""
-
-    def log(self, level: int, text: str, *values: object) -> None:
-        """Write one line."""
-        ...
-
-
-Tokens = dict[str | None, tuple[str, float]]
-"""A token and its expiry time in seconds since 1970, by argument of the callback."""
-
-
-class _TokenRefresher:
-    """Signs the first token when it is created, and later ones in a thread."""
-
-    def __init__(self, login: ConnectionOptions, bootstrap_servers: str, logger: Log) -> None:
-        self._login, self._servers, self._logger = login, bootstrap_servers, logger
-        self.tokens: Tokens = {}
-        self._renew()
-        self._stop = threading.Event()
-        threading.Thread(target=self._run, name="kafka-iam-token", daemon=True).start()
-
-    def stop(self) -> None:
-        self._stop.set()
-
-    def _renew(self) -> None:
-        token = iam_token(self._login, self._servers)
-        self.tokens.update({None: token, "": token})
-
-    def _run(self) -> None:
-        while not self._stop.wait(max(_MIN_WAIT_S, (self.tokens[None][1] - time.time()) / 2)):
-            try:
-                self._renew()
-            except Exception as error:  # noqa: BLE001  (retried)
-                self._logger.log(
-                    logging.WARNING, "no token for Amazon MSK: %s", safe_text(str(error))
-                )
-                self._stop.wait(_RETRY_S)
-
-
-_refreshers: dict[tuple[int, ConnectionOptions, str], _TokenRefresher] = {}
-_creating = threading.Lock()
-
-
-def token_callback(
+def iam_token_callback(
     login: ConnectionOptions, bootstrap_servers: str, *, logger: Log
-) -> Callable[[str | None], tuple[str, float] | None]:
-    """Return the function that a client calls for each token. Raises the errors of `iam_token`.
-
-    It is a dictionary's `get`, which runs no Python code: librdkafka calls it in one of its
-    threads, where Python code could start the garbage collector, which may destroy the client of
-    that thread and so crash the process. Tokens are signed in a thread of this module, one for each
-    process and login.
-    """
-    key = (os.getpid(), login, bootstrap_servers)
-    with _creating:
-        refresher = _refreshers.get(key)
-        if refresher is None:
-            refresher = _refreshers[key] = _TokenRefresher(login, bootstrap_servers, logger)
-    return refresher.tokens.get
-
-
-def stop_token_refresh() -> None:
-    """Stop signing tokens for the clients of this process. For tests."""
-    for refresher in _refreshers.values():
-        refresher.stop()
-    _refreshers.clear()
-    _signer.cache_clear()
-
-
-def _after_fork() -> None:
-    # Another thread may have held the lock during the fork; in the child nothing would release it.
-    global _creating
-    _creating = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+) -> TokenCallback:
+    """Return the function that a client calls for each token. Raises the errors of `iam_token`."""
+    return token_callback(
+        (login, bootstrap_servers),
+        lambda: iam_token(login, bootstrap_servers),
+        subject=_SUBJECT,
+        logger=logger,
+    )
 
 
 def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, float]:

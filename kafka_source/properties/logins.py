@@ -19,27 +19,29 @@ _LOGIN_HANDLER: Final = "sasl.login.callback.handler.class"
 _CLIENT_HANDLER: Final = "sasl.client.callback.handler.class"
 MECHANISM: Final = "sasl.mechanism"
 _IAM_MECHANISM: Final = "AWS_MSK_IAM"
-_OAUTHBEARER: Final = "OAUTHBEARER"
+OAUTHBEARER: Final = "OAUTHBEARER"
 _IAM_MODULE: Final = "IAMLoginModule"
 _OAUTH_MODULE: Final = "OAuthBearerLoginModule"
 _OAUTH_HANDLER: Final = "OAuthBearerLoginCallbackHandler"
 _STRIMZI_HANDLER: Final = "JaasClientOauthLoginCallbackHandler"
 _OIDC_HANDLERS: Final = frozenset({_OAUTH_HANDLER, _STRIMZI_HANDLER})
 _ROUTES: Final = {
-    "GcpLoginCallbackHandler": "remove it, and log in to Google's brokers by kafka.sasl.mechanism "
-    "PLAIN, with a service account's e-mail address as kafka.sasl.username and its key file in "
-    "base64 as kafka.sasl.password; or run Google's local authentication server beside the driver "
-    "and every executor, as kafka.sasl.oauthbearer.token.endpoint.url",
+    "GcpLoginCallbackHandler": "remove it, and name a function that returns Google's tokens by "
+    "tokenProvider; or log in by kafka.sasl.mechanism PLAIN, with a service account's e-mail "
+    "address as kafka.sasl.username and its key file in base64 as kafka.sasl.password; or run "
+    "Google's local authentication server beside the driver and every executor, as "
+    "kafka.sasl.oauthbearer.token.endpoint.url",
 }
 """The next step for handlers of others, by their simple names."""
 _ANY_ROUTE: Final = (
     "remove it, and use a login that librdkafka has: see kafka.sasl.mechanism and "
-    "kafka.sasl.oauthbearer.method"
+    "kafka.sasl.oauthbearer.method; or name a function that returns the tokens by tokenProvider"
 )
 _IAM_LOGIN_HANDLER: Final = "IAMOAuthBearerLoginCallbackHandler"
 _IAM_CLIENT_HANDLERS: Final = frozenset({"IAMClientCallbackHandler", _IAM_LOGIN_HANDLER})
-_OTHER_TOKEN_PROPERTIES: Final = ("sasl.oauthbearer.config", "sasl.oauthbearer.method")
-_DEFAULT_METHOD: Final = "default"
+METHOD: Final = "sasl.oauthbearer.method"
+_OTHER_TOKEN_PROPERTIES: Final = ("sasl.oauthbearer.config", METHOD)
+DEFAULT_METHOD: Final = "default"
 """librdkafka's default for `sasl.oauthbearer.method`: tokens come from a callback."""
 _REGION: Final = re.compile(
     r"\.kafka(?:-serverless)?\.([a-z]{2}(?:-[a-z]+)+-\d+)\.amazonaws\.com(?:\.cn)?(?::|,|\s|$)"
@@ -72,7 +74,7 @@ def read_logins(given: Mapping[str, str], draft: PropertyDraft) -> None:
 def _translate_handlers(given: Mapping[str, str], draft: PropertyDraft) -> None:
     handler = given.get(_LOGIN_HANDLER, "")
     if _simple_name(handler) in _OIDC_HANDLERS:
-        draft.put("sasl.oauthbearer.method", "oidc", _LOGIN_HANDLER)
+        draft.put(METHOD, "oidc", _LOGIN_HANDLER)
     elif handler:
         _refuse_handler(_LOGIN_HANDLER, handler, draft)
     if given.get(_CLIENT_HANDLER):
@@ -217,7 +219,7 @@ def _configure_iam(
 ) -> None:
     """Log in by OAUTHBEARER: brokers of Amazon MSK accept IAM credentials as such a token too."""
     mechanism = draft.values.get(MECHANISM, "")
-    if mechanism.upper() not in (_IAM_MECHANISM, _OAUTHBEARER):
+    if mechanism.upper() not in (_IAM_MECHANISM, OAUTHBEARER):
         draft.add_problem(
             MECHANISM,
             found=f"{shown(mechanism) if mechanism else 'no mechanism'} with a login of AWS's IAM",
@@ -240,14 +242,14 @@ def _configure_iam(
     if handler and _simple_name(handler) not in _IAM_CLIENT_HANDLERS:
         _refuse_handler(_CLIENT_HANDLER, handler, draft)
     for name in _OTHER_TOKEN_PROPERTIES:
-        if draft.values.get(name, _DEFAULT_METHOD) != _DEFAULT_METHOD:
+        if draft.values.get(name, DEFAULT_METHOD) != DEFAULT_METHOD:
             draft.add_problem(
                 name,
                 found="a token of another kind with a login of AWS's IAM",
                 expected="one login: tokens of AWS's IAM take no such property",
                 next_step="remove it",
             )
-    draft.values[MECHANISM] = _OAUTHBEARER
+    draft.values[MECHANISM] = OAUTHBEARER
     if draft.iam is None:
         draft.iam = _connection({}, draft)
 

@@ -10,7 +10,7 @@ values that this source interprets and those that only the Java client accepts (
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from kafka_source.properties import property_draft, property_values
@@ -29,6 +29,15 @@ _STORE_PROPERTIES: Final = frozenset({KEYSTORE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TokenProvider:
+    """The function that returns the tokens of a login, `module:function`, and its keyword arguments
+    as the text of a JSON object."""
+
+    path: str
+    secret_arguments: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientProperties:
     """Properties for librdkafka, sorted by name. Hashable: they are the key of cached clients.
 
@@ -41,6 +50,8 @@ class ClientProperties:
     """librdkafka's name and the user's name of each property for which they differ."""
     iam: ConnectionOptions | None = None
     """The AWS identity for a login by IAM."""
+    token_provider: TokenProvider | None = None
+    """The function for a login by other tokens."""
 
     def config(self) -> dict[str, str]:
         """Return all properties as the configuration of a client. Not for logs."""

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kafka_source.options.credentials import signer_problems, with_signer
+from kafka_source.options.credentials import LOGIN_OPTIONS, function_problems, with_functions
 from kafka_source.options.offset_json import TOPIC, TOPIC_RULE
 from kafka_source.options.table import INCLUDE_HEADERS, KAFKA_OPTIONS, SERVICE_CREDENTIAL
 from kafka_source.properties.producer_properties import PRODUCER
@@ -20,7 +20,7 @@ from kafka_source.properties.translation import (
 from kafka_source.sink.values import SinkOptions
 from ssp_common.errors import printable
 from ssp_common.options.batch_write import batch_write_id, batch_write_problems
-from ssp_common.options.credentials import CREDENTIALS_PROVIDER, PROVIDER_OPTIONS
+from ssp_common.options.credentials import CREDENTIALS_PROVIDER
 from ssp_common.options.spec import (
     ForeignOption,
     InvalidOptionsError,
@@ -64,7 +64,7 @@ BATCH_WRITE_ID: Final = batch_write_id(INCLUDE_REPEAT_HEADERS, "topic")
 _SOURCE: Final = "the Kafka source"
 
 SINK_OPTIONS: Final = OptionTable(
-    specs=(TOPIC_OPTION, INCLUDE_REPEAT_HEADERS, BATCH_WRITE_ID, *PROVIDER_OPTIONS),
+    specs=(TOPIC_OPTION, INCLUDE_REPEAT_HEADERS, BATCH_WRITE_ID, *LOGIN_OPTIONS),
     foreign=(
         ForeignOption(
             name=INCLUDE_HEADERS.name,
@@ -80,7 +80,7 @@ SINK_OPTIONS: Final = OptionTable(
                 advice="it is an option of the source",
             )
             for spec in KAFKA_OPTIONS.specs
-            if spec is not INCLUDE_HEADERS and spec not in PROVIDER_OPTIONS
+            if spec is not INCLUDE_HEADERS and spec not in LOGIN_OPTIONS
         ),
         SERVICE_CREDENTIAL,
     ),
@@ -108,7 +108,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         *batch_write_problems(reading, BATCH_WRITE_ID, INCLUDE_REPEAT_HEADERS),
         *missing_brokers(client),
         *client.problems,
-        *signer_problems(client.properties, reading),
+        *function_problems(client.properties, reading),
         *access_problems(client.properties),
     )
     if problems:
@@ -119,7 +119,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         topic=None if topic is None else StreamName(topic),
         include_repeat_headers=reading.value(INCLUDE_REPEAT_HEADERS),
         batch_write=reading.value(BATCH_WRITE_ID),
-        client=with_signer(client.properties, reading),
+        client=with_functions(client.properties, reading),
     )
 
 

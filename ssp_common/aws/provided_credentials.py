@@ -7,7 +7,6 @@ chained, since their text may contain a secret.
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import os
@@ -15,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ssp_common.aws.error_translation import (
@@ -24,6 +24,7 @@ from ssp_common.aws.error_translation import (
     provider_error,
 )
 from ssp_common.errors import AccessError
+from ssp_common.user_functions import call_guarded, import_function, type_name
 
 if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials
@@ -163,7 +164,7 @@ class _Guarded:
             if not isinstance(getattr(frozen, name, None), str):
                 raise provider_error(
                     self._path,
-                    f"credentials of type {_type_of(self._credentials)} without {name}",
+                    f"credentials of type {type_name(self._credentials)} without {name}",
                     _EXPECTED,
                     _RETURN_STEP,
                 )
@@ -178,14 +179,14 @@ def load_provided(path: str, call: Callable[[], Any]) -> Loaded:
         credentials = _guarded(
             path,
             returned.get_credentials,
-            f"whose {_type_of(returned)} raised",
+            f"whose {type_name(returned)} raised",
             "call its get_credentials()",
         )
     if not _can(credentials, "get_frozen_credentials"):
-        of_session = "" if credentials is returned else f" with {_type_of(credentials)}"
+        of_session = "" if credentials is returned else f" with {type_name(credentials)}"
         raise provider_error(
             path,
-            f"a function that returned {_type_of(returned)}{of_session}",
+            f"a function that returned {type_name(returned)}{of_session}",
             _EXPECTED,
             _RETURN_STEP,
         )
@@ -205,13 +206,6 @@ def _can(value: object, method: str) -> bool:
     return not isinstance(value, type) and callable(getattr(value, method, None))
 
 
-def _type_of(value: object) -> str:
-    if value is None:
-        return "None"
-    kind = type(value)
-    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
-
-
 def _name_of(error: Exception) -> str:
     if isinstance(error, RuntimeError) and "still expired" in str(error):
         return "refreshed credentials that are expired"
@@ -219,16 +213,14 @@ def _name_of(error: Exception) -> str:
 
 
 def _guarded(path: str, call: Callable[[], Any], what: str, attempt: str) -> Any:
-    try:
-        return call()
-    except Exception as error:  # noqa: BLE001  (the user's code)
-        raise provider_error(
-            path,
-            f"a function {what} {_name_of(error)}",
-            _EXPECTED,
-            f"{attempt} in a Python of the driver and of an executor to see the error, whose text "
-            "is not shown, since it may contain secrets",
-        ) from None
+    return call_guarded(
+        call,
+        partial(provider_error, path),
+        what=what,
+        expected=_EXPECTED,
+        attempt=attempt,
+        name_of=_name_of,
+    )
 
 
 # --- One for each process -------------------------------------------------------------------------
@@ -244,7 +236,7 @@ def provided_credentials(path: str, arguments: str | None) -> RenewedCredentials
     with _loading:
         found = _provided.get(key)
         if found is None:
-            function = _imported(path)
+            function = import_function(path, partial(provider_error, path))
             keywords = json.loads(arguments or "{}")
             _hide_exceptions()
             found = _provided[key] = RenewedCredentials(
@@ -258,30 +250,6 @@ def forget_providers() -> None:
     """Forget the credentials of this process. For tests."""
     _provided.clear()
     _renewable.clear()
-
-
-def _imported(path: str) -> Callable[..., object]:
-    module_name, _, name = path.partition(":")
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001  (the user's code)
-        raise provider_error(
-            path,
-            f"a module that cannot be imported ({_name_of(error)})",
-            "a module that the driver and every executor can import",
-            "check its name, and install it on all machines, or add it to the driver's PYTHONPATH "
-            "and ship it to the executors (spark.submit.pyFiles)",
-        ) from None
-    function = getattr(module, name, None)
-    if not callable(function):
-        exists = hasattr(module, name)
-        raise provider_error(
-            path,
-            f"an attribute of type {_type_of(function)}" if exists else f"no {name} in the module",
-            "a function of the module",
-            "check its name",
-        )
-    return function  # type: ignore[no-any-return]
 
 
 class _WithoutException(logging.Filter):

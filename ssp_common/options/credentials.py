@@ -7,7 +7,7 @@ checked: `ssp_common.aws.provided_credentials` calls the function in every proce
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -23,21 +23,27 @@ from ssp_common.options.spec import (
 )
 
 
-def _provider(text: str) -> str:
-    module, _, name = text.partition(":")
-    if not all(part.isidentifier() for part in (*module.split("."), name)):
-        raise BadValueError(
-            Fault(
-                found=shown(text),
-                expected="a module and a function of it, such as my_company.aws:credentials",
-                next_step="write the module, a colon and the function",
+def function_path(example: str) -> Callable[[str], str]:
+    """Return the converter of an option that names a function as `module:function`."""
+
+    def convert(text: str) -> str:
+        module, _, name = text.partition(":")
+        if not all(part.isidentifier() for part in (*module.split("."), name)):
+            raise BadValueError(
+                Fault(
+                    found=shown(text),
+                    expected=f"a module and a function of it, such as {example}",
+                    next_step="write the module, a colon and the function",
+                )
             )
-        )
-    check_class(f"{module}.{name}")
-    return text
+        check_class(f"{module}.{name}")
+        return text
+
+    return convert
 
 
-def _arguments(text: str) -> str:
+def keyword_arguments(text: str) -> str:
+    """Convert an option with the arguments of a function: the text of a JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -56,7 +62,7 @@ def _arguments(text: str) -> str:
 
 CREDENTIALS_PROVIDER: Final[OptionSpec[str | None]] = OptionSpec(
     name="credentialsProvider",
-    convert=_provider,
+    convert=function_path("my_company.aws:credentials"),
     default=None,
     default_text="none",
     doc="A function that returns botocore credentials or a boto3 session, as `module:function`. "
@@ -66,7 +72,7 @@ CREDENTIALS_PROVIDER: Final[OptionSpec[str | None]] = OptionSpec(
 CREDENTIALS_PROVIDER_ARGUMENTS: Final[OptionSpec[str | None]] = OptionSpec(
     # Spark hides options whose names contain "secret", in every version and by default.
     name="credentialsProviderSecretArguments",
-    convert=_arguments,
+    convert=keyword_arguments,
     default=None,
     default_text="no arguments",
     doc="The keyword arguments of the function, as a JSON object. Never shown.",
@@ -91,14 +97,8 @@ def with_provider(connection: ConnectionOptions, reading: OptionReading) -> Conn
 def provider_problems(reading: OptionReading, others: Iterable[str]) -> Iterator[OptionProblem]:
     """Yield the problems of the two options. `others` are the given options that name credentials
     too, as the user wrote them."""
-    provider, arguments = PROVIDER_OPTIONS
-    if reading.value(arguments) is not None and not reading.given(provider):
-        yield OptionProblem(
-            option=arguments.name,
-            found=f"arguments without {provider.name}",
-            expected="the function that they are for",
-            next_step=f"give {provider.name} too, or remove them",
-        )
+    provider = CREDENTIALS_PROVIDER
+    yield from argument_problems(reading, provider, CREDENTIALS_PROVIDER_ARGUMENTS)
     found = list(others)
     if reading.given(provider) and found:
         yield OptionProblem(
@@ -106,4 +106,17 @@ def provider_problems(reading: OptionReading, others: Iterable[str]) -> Iterator
             found=f"{provider.name} together with {' and '.join(found)}",
             expected="one source of credentials",
             next_step=f"keep {provider.name} and remove {' and '.join(found)}, or the reverse",
+        )
+
+
+def argument_problems(
+    reading: OptionReading, provider: OptionSpec[str | None], arguments: OptionSpec[str | None]
+) -> Iterator[OptionProblem]:
+    """Yield the problem of arguments without the function that they are for."""
+    if reading.value(arguments) is not None and not reading.given(provider):
+        yield OptionProblem(
+            option=arguments.name,
+            found=f"arguments without {provider.name}",
+            expected="the function that they are for",
+            next_step=f"give {provider.name} too, or remove them",
         )

@@ -143,6 +143,10 @@ _PAIRS: Final = (
         kafka=("acceptTopicIds",),
         in_kinesis="a stream that was created again is read with failOnDataLoss=false",
     ),
+    _Pair(
+        kafka=("tokenProvider", "tokenProviderSecretArguments"),
+        in_kinesis="use credentialsProvider and credentialsProviderSecretArguments for AWS",
+    ),
     _Pair(kafka=("includeHeaders",), in_kinesis="a record of Kinesis has no headers"),
     _Pair(kafka=("includeTask",), in_kinesis="a Kinesis query has the column ssp"),
     _Pair(

@@ -146,6 +146,7 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.planning.data_loss": "logs data loss",
     "kafka_source.planning.offset_fetcher": "calls the brokers, with retries",
     "kafka_source.properties.iam_token": "signs with AWS credentials, logs missing ones",
+    "kafka_source.properties.login_tokens": "calls the user's code, fetches tokens from a thread",
     "kafka_source.reading.generation_reader": "calls the brokers from a thread",
     "kafka_source.reading.task_reader": "reads from Kafka until a deadline",
     "kafka_source.reading.topic_id_check": "calls the brokers, caches topic ids",

@@ -28,7 +28,7 @@ from kafka_source.client.arrow_batches import (
     rows_within,
     split_runs,
 )
-from kafka_source.client.client_config import ClientRole, TokenCallback, create_client, secrets_of
+from kafka_source.client.client_config import ClientRole, create_client, secrets_of
 from kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
 from kafka_source.client.error_translation import ErrorKind, describe_error, error_kind, to_error
 from kafka_source.consumers.native.headers import MessageHeaders
@@ -56,6 +56,7 @@ from kafka_source.consumers.native.memory import (
 )
 from kafka_source.consumers.native.timestamps import MessageTimes
 from kafka_source.model.topic import kafka_name, partition_of
+from kafka_source.properties.login_tokens import TokenCallback
 from kafka_source.properties.translation import ClientProperties
 from task_grouping.identifiers import StreamName, SystemStreamPartition
 

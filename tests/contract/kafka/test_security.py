@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import subprocess
@@ -20,6 +21,7 @@ from kafka_source.consumers.pool import ConsumerKey, ConsumerPool
 from kafka_source.model.topic import LogicalOffset, Subscribe, partition_of
 from kafka_source.options.parse import parse_options
 from kafka_source.properties import iam_token
+from kafka_source.properties.login_tokens import stop_token_refresh
 from kafka_source.sink import producer as producing
 from kafka_source.sink.columns import SinkColumns
 from kafka_source.sink.parse import parse_sink_options
@@ -36,6 +38,7 @@ from tests.support.kafka.reading import (
 )
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.kinesis.certificates import write_key_store
+from tests.support.servers import kafka_security
 from tests.support.servers.kafka_security import (
     CLIENT_SECRET,
     PASSWORD,
@@ -53,6 +56,8 @@ WRONG = "wrong-battery-9921"
 STORE_PASSWORD = "changeit-3391"
 SECRETS = (PASSWORD, WRONG, CLIENT_SECRET, STORE_PASSWORD)
 PARTITIONS = 3
+
+Settings = dict[str, str]
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +90,16 @@ def with_token(kafka: SecureKafka, secret: str) -> dict[str, str]:
         "kafka.sasl.login.callback.handler.class": OAUTH_CALLBACK,
         "kafka.sasl.oauthbearer.token.endpoint.url": kafka.tokens.url,
         "kafka.sasl.jaas.config": f'{OAUTH} required clientId="{USER}" clientSecret="{secret}";',
+    }
+
+
+def with_function(kafka: SecureKafka, name: str = "provided_token", **given: object) -> Settings:
+    return {
+        "kafka.bootstrap.servers": kafka.broker.address("SASL_PLAINTEXT"),
+        "kafka.security.protocol": "SASL_PLAINTEXT",
+        "kafka.sasl.mechanism": "OAUTHBEARER",
+        "tokenProvider": f"{kafka_security.__name__}:{name}",
+        "tokenProviderSecretArguments": json.dumps(given),
     }
 
 
@@ -281,6 +296,7 @@ LOGINS: dict[str, Callable[[SecureKafka], dict[str, str]]] = {
     "plain": lambda kafka: with_password(kafka, "PLAIN", PASSWORD),
     "scram": lambda kafka: with_password(kafka, "SCRAM-SHA-256", PASSWORD),
     "token": lambda kafka: with_token(kafka, CLIENT_SECRET),
+    "function": with_function,
     "certificate": with_certificate,
     "pkcs12": with_key_store,
     "numbers of java": lambda kafka: with_certificate(kafka) | NUMBERS_OF_JAVA,
@@ -330,28 +346,42 @@ def test_a_wrong_secret_of_a_client(kafka: SecureKafka, topic: StreamName) -> No
     assert_nothing_secret(error)
 
 
+@pytest.mark.usefixtures("secret_free_log")
+def test_a_token_of_a_function_that_brokers_refuse(kafka: SecureKafka, topic: StreamName) -> None:
+    settings = with_function(kafka, "wrong_token", secret=WRONG) | {"kafka.debug": "all"}
+    error = refusal(settings, topic)
+    assert "tokenProvider" in error.next_step
+    assert_nothing_secret(error)
+    stop_token_refresh()
+
+
 LIFE_S = 8
 """Of a token, whose next one comes after half of that: brokers let nobody log in again within a
 second, so the one that is sent must still have some seconds."""
 
 
-def test_an_aws_identity_stays_logged_in(
-    kafka: SecureKafka, monkeypatch: pytest.MonkeyPatch, secret_free_log: pytest.LogCaptureFixture
+@pytest.mark.parametrize("login", ["aws", "function"])
+def test_a_login_by_tokens_stays_logged_in(
+    kafka: SecureKafka,
+    monkeypatch: pytest.MonkeyPatch,
+    secret_free_log: pytest.LogCaptureFixture,
+    login: str,
 ) -> None:
-    """With a token that this broker understands, in place of the one that Amazon's do: of a few
-    seconds, after which the broker ends a connection that was not renewed."""
+    """With tokens of a few seconds, after which the broker ends a connection that was not renewed;
+    for AWS one that this broker understands, in place of the one that Amazon's do."""
     fetched: list[float] = []
 
     def fetch(*_: object) -> tuple[str, float]:
         fetched.append(time.time())
         return unsigned_token(LIFE_S), time.time() + LIFE_S / 2
 
+    settings = with_function(kafka)
+    if login == "aws":
+        settings = {name: settings[name] for name in settings if name.startswith("kafka.")}
+        settings["kafka.sasl.mechanism"] = "AWS_MSK_IAM"
     monkeypatch.setattr(iam_token, "iam_token", fetch)
-    settings = {
-        "kafka.bootstrap.servers": kafka.broker.address("SASL_PLAINTEXT"),
-        "kafka.security.protocol": "SASL_PLAINTEXT",
-        "kafka.sasl.mechanism": "AWS_MSK_IAM",
-    }
+    monkeypatch.setattr(kafka_security, "provided_token", fetch)
+    stop_token_refresh()
     readings = [
         TaskReading(settings, ConsumerPool(create=make)) for make in (open_native, open_messages)
     ]
@@ -375,7 +405,7 @@ def test_an_aws_identity_stays_logged_in(
         for reading in readings:
             reading.pool.close()
     producing._producers.clear()
-    iam_token.stop_token_refresh()
+    stop_token_refresh()
     assert [one.getMessage() for one in secret_free_log.records if "FAIL" in one.getMessage()] == []
 
 

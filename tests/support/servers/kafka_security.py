@@ -221,3 +221,13 @@ def unsigned_token(lives_s: int = 3600) -> str:
     parts = [json.dumps(part).encode() for part in (header, claims)]
     encoded = [base64.urlsafe_b64encode(part).rstrip(b"=").decode() for part in parts]
     return ".".join((*encoded, ""))
+
+
+def provided_token(*, lives_s: int = 3600) -> tuple[str, float]:
+    """A function for the option `tokenProvider`."""
+    return unsigned_token(lives_s), time.time() + lives_s
+
+
+def wrong_token(*, secret: str) -> tuple[str, float]:
+    """A function for the option `tokenProvider` whose token no broker accepts."""
+    return secret, time.time() + 3600

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import re
+import sys
+import time
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 import pytest
@@ -13,8 +17,9 @@ from kafka_source.options.parse import parse_options as parse_kafka_options
 from kafka_source.options.table import KAFKA_OPTIONS
 from kafka_source.options.values import QueryKind
 from kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
+from kafka_source.properties.login_tokens import provided_token
 from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.properties.translation import PREFIX
+from kafka_source.properties.translation import PREFIX, TokenProvider
 from kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
 from kinesis_source.options.parse import parse_options as parse_kinesis_options
 from kinesis_source.options.table import KINESIS_OPTIONS
@@ -138,7 +143,9 @@ def _logins(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     section = _text(LOGINS)
     for name in re.findall(r'os\.environ\["(\w+)"\]', section):
         monkeypatch.setenv(name, SECRET)
-    for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+    for block in re.findall(
+        r"```python\n(login = .*?|password = .*?|secret = .*?)```", section, re.DOTALL
+    ):
         names: dict[str, Any] = {}
         exec(f"import os\n{block}", names)
         yield names["login"]
@@ -146,13 +153,14 @@ def _logins(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 def test_every_login_of_the_reference_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
     logins = list(_logins(monkeypatch))
-    assert len(logins) == 7
+    assert len(logins) == 8
     for login in logins:
-        assert all(name.startswith(PREFIX) for name in login)
+        assert all(name.startswith((PREFIX, "tokenProvider")) for name in login)
         source = parse_kafka_options({**LEAST, **login}).client
         sink = parse_sink_options({"kafka.bootstrap.servers": "host1:9092", **login}).client
         for client in (source, sink):
-            assert {value for _, value in client.secret} == (set() if client.iam else {SECRET})
+            by_function = client.iam is not None or client.token_provider is not None
+            assert {value for _, value in client.secret} == (set() if by_function else {SECRET})
 
 
 def test_the_two_ways_to_write_a_login_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,6 +168,65 @@ def test_the_two_ways_to_write_a_login_are_one(monkeypatch: pytest.MonkeyPatch) 
     by_token = [client for client in clients if "oauthbearer.method" in repr(client)]
     assert len(by_token) == 2
     assert by_token[0].public == by_token[1].public
+
+
+class _Credential:
+    """What the SDKs of platforms return, as far as the guide uses it."""
+
+    token = "ya29.c"
+    service_account_email = "orders@project.iam.gserviceaccount.com"
+    expiry: datetime | None = None
+
+    def refresh(self, request: object) -> None:
+        self.expiry = datetime.now(UTC).replace(tzinfo=None) + timedelta(hours=1)
+
+    def get_token(self, scope: str) -> tuple[str, int]:
+        return "eyJ.a.b", int(time.time()) + 3600
+
+
+_FUNCTIONS: Final[Mapping[str, str]] = {
+    "entra_token": '{"scope": "https://orders.servicebus.windows.net/.default"}',
+    "google_token": "{}",
+    "databricks_token": '{"name": "orders", "scope": "https://orders.servicebus.windows.net/.default"}',
+}
+
+
+@pytest.mark.parametrize(("name", "arguments"), _FUNCTIONS.items())
+def test_functions_of_the_guide_return_tokens(
+    monkeypatch: pytest.MonkeyPatch, name: str, arguments: str
+) -> None:
+    """With stand-ins for the SDKs of the platforms."""
+    modules: Mapping[str, dict[str, Any]] = {
+        "azure": {},
+        "azure.identity": {"DefaultAzureCredential": _Credential},
+        "google": {},
+        "google.auth": {"default": lambda scopes: (_Credential(), "project")},
+        "google.auth.transport": {},
+        "google.auth.transport.requests": {"Request": object},
+        "databricks": {},
+        "databricks.service_credentials": {
+            "getServiceCredentialsProvider": lambda name: _Credential()
+        },
+        "my_company": {},
+        "my_company.kafka": {},
+    }
+    for module, names in modules.items():
+        made = ModuleType(module)
+        vars(made).update(names)
+        monkeypatch.setitem(sys.modules, module, made)
+        parent, _, child = module.rpartition(".")
+        if parent:
+            monkeypatch.setattr(sys.modules[parent], child, made, raising=False)
+    (block,) = [
+        block
+        for block in re.findall(r"```python\n(# my_company.*?)```", _text(LOGINS), re.DOTALL)
+        if f"def {name}(" in block
+    ]
+    exec(block, vars(sys.modules["my_company.kafka"]))
+    provider = TokenProvider(path=f"my_company.kafka:{name}", secret_arguments=arguments)
+    token, expires = provided_token(provider)
+    assert token.count(".") == 2
+    assert time.time() + 3000 < expires < time.time() + 3700
 
 
 def test_a_sink_takes_the_options_of_a_source() -> None:

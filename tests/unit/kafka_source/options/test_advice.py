@@ -26,6 +26,8 @@ KEYTAB: Final = "useKeyTab=true keyTab='/k' principal='p@R'"
 IAM: Final = "IAMLoginModule required"
 MSK: Final = {"kafka.sasl.mechanism": "AWS_MSK_IAM"}
 PROVIDER: Final = {"credentialsProvider": "my_company.aws:credentials"}
+TOKEN: Final = {"tokenProvider": "my_company.kafka:token"}
+OAUTH: Final = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "OAUTHBEARER"}
 JAAS: Final = "kafka.sasl.jaas.config"
 HANDLER: Final = "kafka.sasl.login.callback.handler.class"
 
@@ -287,6 +289,54 @@ CASES: Final[Mapping[str, Case]] = {
         {"credentialsProviderSecretArguments": "{}", **MSK},
         "give credentialsProvider too",
         PROVIDER,
+    ),
+    "tokens without a mechanism": (
+        _stream,
+        {**TOKEN, "kafka.security.protocol": "SASL_SSL"},
+        "set kafka.sasl.mechanism=OAUTHBEARER",
+        OAUTH,
+    ),
+    "tokens for a login by password": (
+        _sink,
+        {**TOKEN, **OAUTH, "kafka.sasl.mechanism": "PLAIN"},
+        "set kafka.sasl.mechanism=OAUTHBEARER",
+        OAUTH,
+    ),
+    "tokens without a login": (
+        _batch,
+        {**TOKEN, "kafka.sasl.mechanism": "OAUTHBEARER"},
+        "set kafka.security.protocol=SASL_SSL",
+        OAUTH,
+    ),
+    "tokens of two sources": (
+        _sink,
+        {**TOKEN, **OAUTH, JAAS: "OAuthBearerLoginModule required clientId=a clientSecret=b;"},
+        f"remove {JAAS}",
+        {JAAS: "OAuthBearerLoginModule required;"},
+    ),
+    "tokens and a handler": (
+        _stream,
+        {**TOKEN, **OAUTH, HANDLER: "a.OAuthBearerLoginCallbackHandler"},
+        f"remove {HANDLER}",
+        {HANDLER: None, "kafka.sasl.oauthbearer.method": "default"},
+    ),
+    "tokens and extensions": (
+        _stream,
+        {**TOKEN, **OAUTH, "kafka.sasl.oauthbearer.extensions": "a=b"},
+        "remove kafka.sasl.oauthbearer.extensions",
+        {"kafka.sasl.oauthbearer.extensions": None},
+    ),
+    "tokens and a login of aws": (
+        _stream,
+        {**TOKEN, **OAUTH, **MSK},
+        "set kafka.sasl.mechanism=OAUTHBEARER",
+        OAUTH,
+    ),
+    "arguments of no function of tokens": (
+        _stream,
+        {"tokenProviderSecretArguments": "{}", **OAUTH},
+        "give tokenProvider too",
+        TOKEN,
     ),
     "pkcs12 under a name of jks": (
         _stream,

@@ -247,6 +247,8 @@ WRONG = {
     "partitionDiscoveryInterval": ["1ms", "2d", "often"],
     "credentialsProvider": ["my_company.aws", "aws:keys()"],
     "credentialsProviderSecretArguments": ["s3cr3t", '["s3cr3t"]'],
+    "tokenProvider": ["my_company.kafka", "kafka:token()"],
+    "tokenProviderSecretArguments": ["s3cr3t", '["s3cr3t"]'],
 }
 SELECTING = {"subscribe", "subscribePattern", "assign"}
 

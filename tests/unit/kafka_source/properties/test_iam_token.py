@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import base64
-import logging
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import BuiltinMethodType, ModuleType
+from types import ModuleType
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from botocore.credentials import Credentials
 
 from kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client_config
-from kafka_source.client.client_log import ClientLog
 from kafka_source.client.error_translation import redact
 from kafka_source.options.parse import parse_options
 from kafka_source.properties import iam_token as module
-from kafka_source.properties.iam_token import iam_token, stop_token_refresh, token_callback
+from kafka_source.properties.iam_token import iam_token
+from kafka_source.properties.login_tokens import stop_token_refresh
 from kafka_source.properties.translation import ClientProperties, read_properties
 from kafka_source.sink.parse import parse_sink_options
 from ssp_common.aws.provided_credentials import forget_providers
@@ -33,7 +31,6 @@ from tests.support.fakes.scripted_http import Reply, ScriptedHttp
 
 BROKERS = "b-1.orders.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
-NO_ROLE = ConnectionOptions(region="eu-west-1")
 ROLE = ConnectionOptions(region="eu-west-1", role_arn="arn:aws:iam::1:role/etl")
 
 
@@ -46,8 +43,10 @@ def bare_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[No
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
     stop_token_refresh()
+    module._signer.cache_clear()
     yield
     stop_token_refresh()
+    module._signer.cache_clear()
 
 
 def set_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,35 +253,3 @@ def test_a_role_that_is_denied_or_throttled_is_told_apart(
         ):
             iam_token(replace(ROLE, sts_endpoint_url=sts.url), BROKERS)
         assert SECRET not in str(caught.value)
-
-
-def test_tokens_are_renewed_and_a_failure_is_logged_and_tried_again(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "_RETRY_S", 0.0)
-    monkeypatch.setattr(module, "_MIN_WAIT_S", 0.0)
-    answers: Iterator[object] = iter([("one", 0.0), RuntimeError("no way"), ("two", 0.0)])
-    renewed = threading.Event()
-
-    def sign(*_: object) -> object:
-        answer = next(answers, None)
-        if isinstance(answer, Exception):
-            raise answer
-        if answer is None:
-            renewed.set()
-            return ("three", 0.0)
-        return answer
-
-    monkeypatch.setattr(module, "iam_token", sign)
-    with caplog.at_level(logging.DEBUG):
-        fetch = token_callback(ROLE, BROKERS, logger=ClientLog("admin"))
-        assert token_callback(ROLE, BROKERS, logger=ClientLog("admin")) == fetch
-        assert renewed.wait(30)
-    assert fetch(None) == fetch("") != ("one", 0.0)
-    assert "no token for Amazon MSK: no way" in caplog.text
-
-
-def test_no_code_of_python_runs_in_librdkafkas_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The garbage collector could run there, and destroy the client of the thread."""
-    set_keys(monkeypatch)
-    assert isinstance(token_callback(NO_ROLE, BROKERS, logger=ClientLog("a")), BuiltinMethodType)
