@@ -215,19 +215,31 @@ def probe_starved(
     readers use up.
 
     The page is of a time shortly before `now`; if it shows nothing after the start, the shard is
-    probed from there. The task that reads the range checks that the records at its start are there.
+    probed from there, as is one that was quiet at its last probe. The task that reads the range
+    checks that the records at its start are there.
     """
-    if not isinstance(start.position, AfterRecord):
+    position = start.position
+    if not isinstance(position, AfterRecord) or _was_quiet(position, cursor):
         return (yield from probe(start, cursor, now, retention_ms))
     known = ProbeResult(time=now, cursor=cursor)
     found = yield from find_by_time(known, EpochMillis(now - cursor.window_ms))
     if found is not None and found.end is not None:
-        after_start = found.end.order - sequence_order(start.position.sequence_number)
-        if after_start > 0:
+        end, begin = found.end, (sequence_order(position.sequence_number), position.sub)
+        if (end.order, end.last_sub) > begin:
             return found
-        if after_start == 0 and found.at_latest:
-            return replace(known, at_latest=True)
+        if end.order == begin[0] and found.at_latest:
+            cursor = replace(found.cursor, position=position)
+            return replace(found, end=None, found_by_time=False, cursor=cursor)
     return (yield from probe(start, cursor, now, retention_ms))
+
+
+def _was_quiet(position: AfterRecord, cursor: ShardCursor) -> bool:
+    """Return whether the last probe found that nothing had followed `position` for some time. One
+    page from there then has all later records, or there are too many for a quiet shard."""
+    cached = cursor.cached_iterator
+    if cached is None or not cached.at_latest or cursor.position != position:
+        return False
+    return cursor.reached_ms is None or cached.issued - cursor.reached_ms > NEAR_MS
 
 
 def fetch_second_page(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
@@ -443,6 +455,7 @@ def find_by_time(
             result.cursor,
             position=row.position,
             cached_iterator=cached_iterator_after(page),
+            proven=True,
             reached_ms=row.arrival,
         ),
     )

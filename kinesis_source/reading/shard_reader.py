@@ -203,7 +203,8 @@ class ShardReader:
             self._pushed.give_up()
             return False
         finished = self._process(page, part, reservation) or self._is_last_event(page)
-        self._cursor = None
+        if len(page):
+            self._end_wait = EndWait()
         self._pushed.record_event(page)
         return finished
 
@@ -287,7 +288,12 @@ class ShardReader:
 
     def _next_position(self) -> tuple[Position, bool]:
         """Return the position to read from, and whether a record at it is included: the expected
-        record, which after the first page is the last one fetched."""
+        record, which after the first page is the last one fetched.
+
+        The iterator that was used so far is dropped: it is after the record that is expected now,
+        also if a subscription there fails before its first event.
+        """
+        self._cursor = None
         if self._last is not None:
             self._expected = ExpectedRecord(sequence_number=self._last, after_sub=WHOLE_RECORD)
             self._start = ShardState(position=AfterRecord(sequence_number=self._last))

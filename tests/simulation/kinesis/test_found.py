@@ -260,3 +260,32 @@ def test_a_run_to_the_tip_does_not_wait_for_what_came_before_its_start(scenes: E
     orders.start(Trigger.AVAILABLE_NOW, startingPosition=f"at_timestamp {start}")
     orders.run_out()
     assert orders.query.sink == {0: []}
+
+
+def test_a_quiet_trigger_of_a_starved_shard_is_one_call(scenes: ExitStack) -> None:
+    orders = scene(scenes)
+    orders.world.pushes = True
+    orders.put(20)
+    orders.start()
+    orders.run()
+    orders.world.inject(Throttle(), "GetRecords", orders.world.lives(STREAM)[0], 1)
+    orders.run(3)
+    calls = orders.world.state.calls
+    calls.reset()
+    assert orders.trigger() is Outcome.NO_NEWS
+    assert calls.by_operation() == {"GetRecords": 1}
+    orders.check_all_read()
+
+
+def test_a_subscription_that_fails_within_a_polled_range_is_no_data_loss(
+    scenes: ExitStack,
+) -> None:
+    """Half of the subscriptions fail; they are made again while the range is polled."""
+    orders = scene(scenes, shards=10, maxRecordsPerFetch="1")
+    orders.world.pushes = True
+    for life in orders.world.lives(STREAM):
+        for _ in range(100):
+            orders.world.put(STREAM, "key-1", into=life.shard)
+    orders.start()
+    orders.run()
+    orders.check_all_read()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embedded_kinesis.core.faults import Throttle
-from kinesis_source.model.shard import AfterRecord, SequenceNumber, ShardState
+from kinesis_source.model.shard import AfterRecord, EpochMillis, SequenceNumber, ShardState
 from kinesis_source.options.values import FanOutOptions
-from kinesis_source.probing.batch_end_probe import PEEK_RECORDS, probe_starved
+from kinesis_source.probing.batch_end_probe import PEEK_RECORDS, probe, probe_starved
 from kinesis_source.probing.probe_protocol import PROBE_RECORDS, ShardCursor
 from kinesis_source.probing.starved_shards import RETRIES
 from tests.support.fakes.planner_world import World
@@ -59,20 +61,55 @@ def test_a_quiet_shard_is_probed_from_its_start() -> None:
 @given(
     arrivals=st.lists(st.integers(-3_000, -1), min_size=1, max_size=40).map(sorted),
     start=st.integers(0, 39),
+    subs=st.lists(st.integers(0, 2), min_size=40, max_size=40),
+    begun=st.integers(0, 2),
     closed=st.booleans(),
 )
-def test_an_end_is_a_record_after_the_start(arrivals: list[int], start: int, closed: bool) -> None:
-    rows = [row(100 + place, arrival) for place, arrival in enumerate(arrivals)]
+def test_an_end_is_a_record_after_the_start(
+    arrivals: list[int], start: int, subs: list[int], begun: int, closed: bool
+) -> None:
+    """Nor is it taken for lost by the next probe, also if the shard was never caught up with."""
+    rows = [row(100 + place, arrival, sub=subs[place]) for place, arrival in enumerate(arrivals)]
     first = rows[min(start, len(rows) - 1)]
-    position = AfterRecord(sequence_number=first.sequence_number)
-    state = ShardState(position=position, last_caught_up_ms=NOW)
-    found = ModelShard(rows=rows, closed=closed).run(
-        probe_starved(state, ShardCursor(), NOW, DAY_MS)
-    )
-    later = [each for each in rows if each.order > first.order]
+    position = AfterRecord(sequence_number=first.sequence_number, sub=min(begun, first.last_sub))
+    shard = ModelShard(rows=rows, closed=closed)
+    found = shard.run(probe_starved(ShardState(position=position), ShardCursor(), NOW, DAY_MS))
+    later = [each for each in rows if (each.order, each.last_sub) > (first.order, position.sub)]
     assert found.end in later if found.end is not None else not later
     if found.at_latest or found.closed:
         assert found.end == (later[-1] if later else None)
+    reached = ShardState(position=position if found.end is None else found.end.position)
+    assert not found.start_lost
+    for kind in probe, probe_starved:
+        assert not shard.run(kind(reached, found.cursor, NOW, DAY_MS)).start_lost
+
+
+@given(
+    arrivals=st.lists(st.integers(-30_000, -1), max_size=10).map(sorted),
+    memory=st.sampled_from([FRESH, KNOWN, replace(KNOWN, window_ms=60_000)]),
+    periods=st.lists(st.integers(1_001, 60_000), min_size=1, max_size=4),
+)
+def test_a_quiet_shard_costs_one_call(
+    arrivals: list[int], memory: ShardCursor, periods: list[int]
+) -> None:
+    """From the second probe on that finds nothing: the first keeps its iterator."""
+    rows = [row(100, -60_000)]
+    rows += [row(101 + place, arrival) for place, arrival in enumerate(arrivals)]
+    shard = ModelShard(rows=rows)
+    state, cursor = QUIET, memory
+    is_quiet = False
+    for period in [0, 0, 0, *periods]:
+        shard.now = EpochMillis(shard.now + period)
+        before = shard.calls
+        found = shard.run(probe_starved(state, cursor, shard.now, DAY_MS))
+        cursor = found.cursor
+        if is_quiet and period:
+            assert found.at_latest
+            assert shard.calls - before == 1
+        is_quiet = found.end is None and period > 0
+        if found.end is not None:
+            state = replace(state, position=found.end.position)
+    assert state.position == rows[-1].position
 
 
 def test_a_start_that_is_no_record_is_probed_as_ever() -> None:

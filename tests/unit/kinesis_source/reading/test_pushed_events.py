@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from kinesis_source.client.api import SubscriptionError
 from kinesis_source.client.hash_range_cache import HashRangeCache
 from kinesis_source.model.ranges import ShardRange
 from kinesis_source.model.shard import (
@@ -19,7 +20,16 @@ from kinesis_source.model.shard import (
 from kinesis_source.reading.shared_read_rates import ReadRates
 from kinesis_source.reading.task_reader import read_slot
 from task_grouping.identifiers import ShardKey
-from tests.support.fakes.scripted import NOW, FakeTime, ScriptedService, ScriptedShard, recs
+from tests.support.fakes.scripted import (
+    NOW,
+    Do,
+    FakeTime,
+    Page,
+    ScriptedService,
+    ScriptedShard,
+    recs,
+    throttle,
+)
 from tests.support.kinesis.reading import (
     A,
     Row,
@@ -49,13 +59,23 @@ def event(*numbers: int, continuation: int | None, behind: int = 0) -> RecordPag
     )
 
 
+Next = RecordPage | SubscriptionError
+
+
+def fault() -> SubscriptionError:
+    error = SubscriptionError("it", found="a fault", expected="events", next_step="poll")
+    error.code = "ResourceInUseException"
+    return error
+
+
 class OneSubscription:
     """`Subscriber` and `Subscription` of one shard, with these events, of which `left` were not
-    read."""
+    read. With `refusal` there is no subscription."""
 
-    def __init__(self, events: Sequence[RecordPage]) -> None:
+    def __init__(self, events: Sequence[Next], refusal: SubscriptionError | None = None) -> None:
         self.left = list(events)
         self.subscribed = 0
+        self._refusal = refusal
 
     def subscribe(
         self,
@@ -66,13 +86,18 @@ class OneSubscription:
         inclusive: bool = False,
     ) -> OneSubscription:
         self.subscribed += 1
+        if self._refusal is not None:
+            raise self._refusal
         return self
 
     def next_size(self) -> int | None:
         return 100 if self.left else None
 
     def next_page(self) -> RecordPage:
-        return self.left.pop(0)
+        following = self.left.pop(0)
+        if isinstance(following, SubscriptionError):
+            raise following
+        return following
 
     def close(self) -> None:
         """Nothing is open."""
@@ -129,3 +154,45 @@ def test_the_last_event_of_a_shard_ends_its_range() -> None:
     rows = pushed(source, shard_range(A), subscription)
     assert sequences(rows) == list(RECORDS)
     assert not source.fetched
+
+
+@pytest.mark.parametrize(
+    "subscription",
+    [
+        OneSubscription([], refusal=fault()),
+        OneSubscription([fault()]),
+        OneSubscription([]),
+        OneSubscription([event(continuation=4)]),
+        OneSubscription([event(6, continuation=6)]),
+        OneSubscription([event(4, 5, continuation=5), fault()]),
+    ],
+    ids=[
+        "refused",
+        "failed before an event",
+        "ended before an event",
+        "an empty event",
+        "an event without the record polled last",
+        "failed after an event",
+    ],
+)
+def test_a_subscription_within_a_polled_range_may_fail(subscription: OneSubscription) -> None:
+    """GetRecords is throttled after its first page, so the rest is to be pushed. An iterator that
+    was made before does not give the record that must come first."""
+    range_ = replace(shard_range(A, after(2), after(9)), is_polled_first=True)
+    polled, source = service(), service()
+    source.shards[A].script.extend([Page(3), throttle()])
+    assert pushed(source, range_, subscription) == read(polled, range_)
+    assert subscription.subscribed
+
+
+def test_the_wait_for_the_end_begins_again_after_an_event() -> None:
+    """Each wait is shorter than the longest, but both together are not."""
+    source, subscription = service(), OneSubscription([event(5, 6, continuation=6), fault()])
+    shard = source.shards[A]
+    shard.closed, shard.hidden = False, 4
+    waiting = [Page(9)] * 10
+    shard.script.extend([Page(5), *waiting, throttle(), *waiting])
+    shard.script.append(Do(lambda: setattr(shard, "hidden", 0)))
+    range_ = replace(shard_range(A, after(2), after(9)), is_polled_first=True)
+    assert sequences(pushed(source, range_, subscription)) == [3, 4, 5, 6, 7, 8, 9]
+    assert not subscription.left
