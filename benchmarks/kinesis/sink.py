@@ -34,6 +34,7 @@ from embedded_kinesis import EmbeddedKinesis, Limits
 from kinesis_source.client.boto3_client import connect, disconnect
 from kinesis_source.model.shard import StreamRef
 from kinesis_source.options.values import ConnectionOptions
+from kinesis_source.sink import learned_rates
 from kinesis_source.sink.columns import SinkColumns
 from kinesis_source.sink.targets import TargetCache
 from kinesis_source.sink.values import SinkOptions
@@ -124,6 +125,7 @@ def writer(url: str, *, is_aggregating: bool = False) -> RecordWriter:
         target_of=lambda each: cache.get(each, connection, service),
         columns=SinkColumns(data=0, partition_key=1),
         options=SinkOptions(stream=stream, is_aggregating=is_aggregating, connection=connection),
+        learned=learned_rates.PROCESS_WIDE,
     )
 
 

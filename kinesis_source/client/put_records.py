@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, overload
 
 import msgspec
@@ -146,4 +146,4 @@ def parse_outcome(answer: Mapping[str, Any], entries: int) -> PutOutcome:
     if codes and any(not a and not b for a, b in zip(shards, codes, strict=True)):
         raise ValueError("a result with neither a shard nor an error code")
     seconds = answer.get("ResponseMetadata", {}).get(SEND_SECONDS)
-    return outcome if seconds is None else replace(outcome, send_seconds=seconds)
+    return PutOutcome(shards=shards, codes=codes, send_seconds=seconds)

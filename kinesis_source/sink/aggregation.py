@@ -23,6 +23,7 @@ from kinesis_source.aggregation.deaggregation import MAGIC, has_aggregate_magic
 from kinesis_source.aggregation.repeat_keys import COUNT_TAG, WRITE_TAG, RowCounter, WriteId
 from kinesis_source.sink.columns import Rows
 from kinesis_source.sink.shard_map import ShardMap
+from ssp_common.errors import UnsupportedError
 from task_grouping.identifiers import HashRange, ShardId, hash_of
 
 MAX_ROWS: Final = 50_000
@@ -123,6 +124,18 @@ def group_by_shard(rows: Iterable[Row], shard_map: ShardMap) -> dict[ShardId, de
     for row, place in zip(every, places.tolist(), strict=True):
         groups[shard_map.shards[place]].append(row)
     return groups
+
+
+def unsupported_aggregates(stream: str, found: str) -> UnsupportedError:
+    """Return the error for a stream whose keys do not decide the shard of a record: readers could
+    not tell the rows of aggregates apart."""
+    return UnsupportedError(
+        f"stream {stream}",
+        found=f"{found}, with aggregation=true",
+        expected="a stream whose keys decide the shard of a record: one with the record "
+        "distribution strategy AUTO does not support aggregates",
+        next_step="leave aggregation out",
+    )
 
 
 class Packing:

@@ -22,7 +22,7 @@ from typing import Any, Final
 import numpy as np
 
 from kinesis_source.model.shard import PutEntries, PutOutcome
-from kinesis_source.sink.aggregation import PackedRecord, Packing
+from kinesis_source.sink.aggregation import PackedRecord, Packing, unsupported_aggregates
 from kinesis_source.sink.columns import Rows
 from kinesis_source.sink.encoding import RecordRun, encode_by_shard, encode_entry, encode_rows
 from kinesis_source.sink.pacing import ShardPacer, ShardQueue, Use, Waiting
@@ -30,7 +30,7 @@ from kinesis_source.sink.shard_map import ANY_SHARD, ShardMap
 from kinesis_source.sink.values import DeliveryMetrics
 from ssp_common.errors import ServiceUnavailableError
 from ssp_common.times import seconds_text
-from task_grouping.identifiers import HashRange, ShardId
+from task_grouping.identifiers import HashRange, ShardId, hash_of
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 10 << 20
@@ -64,6 +64,9 @@ class PutRequest:
     parts: Sequence[_Part]
     size: int
     """The bytes of its data and keys."""
+    is_cut: bool
+    """True: it has fewer records than the limits of the service and of the shards allow, by the
+    limit that `take` was given."""
 
     @property
     def entries(self) -> PutEntries:
@@ -183,7 +186,8 @@ class StreamDelivery:
         self, shard_map: ShardMap, ranges: Mapping[ShardId, HashRange], now: float
     ) -> None:
         """Use another prediction: the stream was resharded. `ranges` are the hash keys of all
-        shards, also of closed ones; `packing` has the new shards already."""
+        shards, also of closed ones; `packing` has the new shards already. Raises UnsupportedError
+        if keys no longer decide the shard of an aggregate."""
         self.wake_at = _NOW
         before = self._queues
         self._shard_map = shard_map
@@ -204,10 +208,19 @@ class StreamDelivery:
             elif shard not in ranges:
                 self._misplaced.append((run, packed, shard))
             else:
+                self._check_placed_by_key(packed, ranges[shard])
                 self.metrics.repeats[MOVED] += 1
                 self._pack_again(run, packed, None)
         if not self._misplaced:
             self._outdated_since = None
+
+    def _check_placed_by_key(self, packed: PackedRecord, stored_in: HashRange) -> None:
+        """Raise UnsupportedError if a shard has stored an aggregate whose hash key it does not
+        have, which no reshard explains: the next shard would be as wrong, without end."""
+        if hash_of(packed.partition_key, packed.explicit_hash_key) not in stored_in:
+            raise unsupported_aggregates(
+                self._stream, "aggregates in shards that do not have their hash keys"
+            )
 
     def check_listed(self, now: float, found: str) -> None:
         """Raise ServiceUnavailableError if aggregates have waited for too long for a listing of the
@@ -271,6 +284,7 @@ class StreamDelivery:
         if now < self.wake_at:
             return None
         parts: list[_Part] = []
+        is_full = False
         left, room, total = MAX_RECORDS, min(MAX_BYTES, most), 0
         for shard, queue in self._queues.items():
             if not left:
@@ -293,8 +307,10 @@ class StreamDelivery:
                 left -= count
                 room -= used
                 total += used
-            elif size <= room:  # else the request is full, not the shard
+            elif size <= room:
                 queue.budget_at = queue.pacer.next_budget(now, 1)
+            else:  # not the shard
+                is_full = True
         if not parts:
             times = [
                 max(queue.not_before, queue.budget_at)
@@ -303,11 +319,13 @@ class StreamDelivery:
             ]
             self.wake_at = min(times, default=_NEVER)
             return None
+        last = self._queues[parts[-1].shard]
+        is_full = is_full or bool(left and last.count and last.first_size > room)
         for part in parts:
             # Those that were not served come first in the next request.
             self._queues[part.shard] = self._queues.pop(part.shard)
         self.metrics.requests += 1
-        return PutRequest(parts, total)
+        return PutRequest(parts, total, is_full and most < MAX_BYTES)
 
     # --- Answers ---------------------------------------------------------------------------------
 

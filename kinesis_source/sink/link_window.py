@@ -8,6 +8,8 @@ round, and shrinks by a factor when they take longer than `TARGET_S`. Then the r
 together need about that time, whatever their number and the rate of the link.
 
 Only a window that is in use grows: requests that a shard's rate limits say nothing about the link.
+It is in use if half of it is in flight, or if it left out records of a request that is alone: a
+service that is close answers each request before the next is made.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ TARGET_S: Final = 2.0
 (30 s) and with the five minutes for which a signature is valid, and long in comparison with round
 trips, which leave the link unused."""
 _FAST_S: Final = TARGET_S / 4
-"""Requests that leave faster let the window double."""
+"""Requests that leave in half of it let the window double; in more, let it grow by less, so that
+the last doubling does not go far beyond."""
 _LEAST: Final = 32 << 10
 """The first and the least window, in bytes of data and keys. A process sends its first request by
 botocore, for which `readTimeout` is a limit on the whole of it."""
@@ -44,6 +47,8 @@ class Upload:
     """The time that it took to leave."""
     is_measured: bool
     """False: `seconds` includes the time that the service took to answer."""
+    is_cut: bool = False
+    """True: `request_bytes` left out records that were waiting."""
     is_lost: bool = False
     """True: the connection broke, or nothing left or came for too long."""
 
@@ -75,9 +80,10 @@ class LinkWindow:
             least, most = _GENTLE
             left = _SHARP if upload.is_lost else min(most, max(least, TARGET_S / upload.seconds))
             return LinkWindow(size=max(_LEAST, int(self.size * left)), reduced_at=now)
-        if upload.in_flight * 2 < self.size:
+        is_alone = upload.in_flight == upload.size
+        if upload.in_flight * 2 < self.size and not (is_alone and upload.is_cut):
             return self
-        growth = upload.size
-        if upload.seconds > _FAST_S:
-            growth = min(growth, _STEP * upload.size // self.size)
+        step = _STEP / self.size
+        doubling = 2 * (1 - upload.seconds / _FAST_S)
+        growth = int(upload.size * min(1.0, max(step, doubling)))
         return replace(self, size=self.size + growth)

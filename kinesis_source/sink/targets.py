@@ -11,8 +11,8 @@ from typing import Final
 from kinesis_source.client.api import KinesisWriter
 from kinesis_source.model.shard import Shard, StreamDescription, StreamRef
 from kinesis_source.options.values import ConnectionOptions
+from kinesis_source.sink.aggregation import unsupported_aggregates
 from kinesis_source.sink.columns import RecordLimits
-from ssp_common.errors import UnsupportedError
 
 _KEPT_S: Final = 60.0
 """The service allows 20 descriptions a second for all streams of an account, and each executor
@@ -46,13 +46,9 @@ class Target:
     def check_aggregation(self) -> None:
         """Raise UnsupportedError if readers could not tell the rows of aggregates apart."""
         if not self.is_placed_by_key:
-            raise UnsupportedError(
-                f"stream {self.stream.name}",
-                found="the record distribution strategy AUTO, or one that this release does not "
-                "know, with aggregation=true",
-                expected="a stream whose keys decide the shard of a record: others do not support "
-                "aggregates",
-                next_step="leave aggregation out",
+            raise unsupported_aggregates(
+                self.stream.name,
+                "the record distribution strategy AUTO, or one that this release does not know",
             )
 
 

@@ -242,6 +242,7 @@ class RecordWriter:
             in_flight=in_flight,
             seconds=now - began if seconds is None else seconds,
             is_measured=seconds is not None,
+            is_cut=request.is_cut,
             is_lost=isinstance(outcome, UnreachableError) and outcome.code in _LOST,
         )
         self._window = self._window.after(upload, now)

@@ -108,7 +108,8 @@ def _exchange(
     """Return the response, and whether the connection can be used again."""
     seconds: Any = pool.timeout.read_timeout  # the options always give one
     began = monotonic()
-    sock.settimeout(seconds)
+    if sock.gettimeout() != seconds:  # setting it is a system call
+        sock.settimeout(seconds)
     head = _head(headers, len(body))
     # The service may refuse a request before it has received all of it.
     with suppress(BrokenPipeError, ConnectionResetError):

@@ -198,6 +198,23 @@ def test_keys_that_the_service_ignores_may_be_missing(
     assert {one.data for one in kinesis.state.records("auto")} == {b"a", b"b"}
 
 
+def test_a_stream_whose_keys_are_ignored_from_now_on_refuses_aggregates(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    kinesis.state.create_stream("demand", shards=4, mode=StreamMode.ON_DEMAND)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield rows(range(100))
+        kinesis.state.set_distribution("demand", Distribution.AUTO)
+        for _ in range(1_000):
+            yield rows(range(100))
+
+    stream = StreamRef(name=StreamName("demand"))
+    with pytest.raises(UnsupportedError):
+        writer(connected, stream=stream, is_aggregating=True).write(batches())
+    assert len(kinesis.state.records("demand")) < 1_000
+
+
 @pytest.mark.parametrize("distribution", Distribution)
 def test_an_old_botocore_drops_members_of_a_description(
     kinesis: EmbeddedKinesis, connected: Boto3Kinesis, distribution: Distribution

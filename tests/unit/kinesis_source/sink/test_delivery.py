@@ -21,9 +21,10 @@ from kinesis_source.sink.delivery import (
     PutRequest,
     StreamDelivery,
 )
+from kinesis_source.sink.link_window import LinkWindow, Upload
 from kinesis_source.sink.pacing import BYTES_PER_SECOND, RECORDS_PER_SECOND
 from kinesis_source.sink.shard_map import ANY, ShardMap
-from ssp_common.errors import ServiceUnavailableError
+from ssp_common.errors import ServiceUnavailableError, UnsupportedError
 from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
 from tests.support.kinesis.sink_rows import Entry, entries_of, rows_of
 
@@ -315,6 +316,52 @@ def test_an_aggregate_in_a_shard_that_is_not_listed_yet_is_kept_and_not_repeated
     again = delivery.take(11.0)
     assert again is not None
     assert again.entries.count == len({*MAPS[2].place(["a", "b"])})
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("size", [200, 20_000])
+def test_the_window_grows_with_a_service_that_answers_before_the_next_request(
+    layout: int, size: int
+) -> None:
+    window, delivery, now = LinkWindow(), _delivery(is_ordered=False, layout=layout), 0.0
+    cut = 0
+    for number in range(0, 3_000, 100):
+        add(delivery, *((f"key-{each}", size) for each in range(100)), first=number)
+    while delivery.pending:
+        request = delivery.take(now, window.request_bytes)
+        if request is None:
+            now = delivery.wake_at
+            continue
+        sent = Upload(
+            began=now,
+            size=request.size,
+            in_flight=request.size,
+            seconds=0.001,
+            is_measured=True,
+            is_cut=request.is_cut,
+        )
+        now += 0.001
+        cut += request.is_cut
+        window = window.after(sent, now)
+        count = request.entries.count
+        shards = [part.shard for part in request.parts for _ in range(part.count)]
+        delivery.settle(request, PutOutcome(shards=shards, codes=[None] * count), now)
+    assert cut < 15
+
+
+def test_aggregates_in_shards_without_their_hash_keys_fail_the_task() -> None:
+    """The stream was switched to the strategy AUTO. They would be packed again without end."""
+    packing = Packing(MAPS[4], AggregateLimits(record_bytes=1 << 20))
+    delivery = _delivery(is_ordered=False, layout=4, packing=packing)
+    add(delivery, *((f"key-{number}", 8) for number in range(100)))
+    request = delivery.take(0.0)
+    assert request is not None
+    shards = MAPS[4].shards
+    others = [shards[(shards.index(part.shard) + 1) % 4] for part in request.parts]
+    delivery.settle(request, PutOutcome(shards=others, codes=[None] * 4), 0.1)
+    assert delivery.is_outdated
+    with pytest.raises(UnsupportedError, match="AUTO"):
+        delivery.replace_shards(MAPS[4], RANGES, 0.2)
 
 
 def test_records_that_the_service_places_have_one_queue() -> None:

@@ -48,6 +48,7 @@ class Task:
                 in_flight=self.in_flight() + size,
                 seconds=0.0,
                 is_measured=True,
+                is_cut=self.waiting > 0 and size < 10 << 20,
             )
             self.flights.append(Flight(upload, size))
 
@@ -68,6 +69,7 @@ class Task:
                 in_flight=sent.in_flight,
                 seconds=seconds,
                 is_measured=True,
+                is_cut=sent.is_cut,
                 is_lost=is_lost,
             )
             self.window = self.window.after(told, now)
@@ -133,6 +135,7 @@ def upload(**changes: object) -> Upload:
     [
         ({}, 384 << 10),
         ({"in_flight": 100 << 10}, 256 << 10),  # the window was no limit
+        ({"size": 100 << 10, "in_flight": 100 << 10, "is_cut": True}, 356 << 10),
         ({"seconds": 1.5}, 272 << 10),
         ({"seconds": 4.0}, 128 << 10),
         ({"seconds": 4.0, "began": 4.0}, 256 << 10),  # it had begun before the last reduction
