@@ -62,6 +62,8 @@ _TIMEOUT: Final = "socket.timeout.ms"
 _FETCH_WAIT: Final = "fetch.wait.max.ms"
 _CONSUMER_TIMEOUT_MS: Final = 10_000
 _PRODUCER_TIMEOUT_MS: Final = 15_000
+_MOST_TIMEOUT_MS: Final = 300_000
+"""librdkafka's maximum; it refuses a longer wait for records by the name of that property."""
 
 
 def _default_timeout_ms(role: ClientRole, given: Mapping[str, str]) -> int | None:
@@ -77,7 +79,8 @@ def _default_timeout_ms(role: ClientRole, given: Mapping[str, str]) -> int | Non
         case ClientRole.CONSUMER:
             # librdkafka warns of less than a second more than the longest wait for records.
             wait_ms = given.get(_FETCH_WAIT, "")
-            return max(_CONSUMER_TIMEOUT_MS, int(wait_ms) + 2_000 if wait_ms.isdecimal() else 0)
+            longest_ms = int(wait_ms) + 2_000 if wait_ms.isdecimal() else 0
+            return min(max(_CONSUMER_TIMEOUT_MS, longest_ms), _MOST_TIMEOUT_MS)
         case ClientRole.PRODUCER:
             return _PRODUCER_TIMEOUT_MS
 

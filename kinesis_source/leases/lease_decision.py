@@ -15,7 +15,7 @@ wait for, data loss, log lines and the status.
 requested it, and its ancestors are done; from the further one of two positions: the offset's, and
 the checkpoint. A shard read to its end stays in the offset, at SHARD_END, until its row records the
 end, so a restart does not read it again. A row that cannot be parsed is not known to be done: the
-shard is `NotRead`, and its descendants wait.
+shard is `NotRead`, and its descendants wait, also those that another worker owns and has not begun.
 
 **Listed shards without a row.** A row is deleted normally only once a child is being read, and a
 child's row is created normally only once its parents have been read. So a shard without a row is
@@ -483,10 +483,10 @@ class _Stream:
             return Finished()
         at_end = entry is not None and isinstance(entry.position, ShardEnd)
         if not (key in table.held or (at_end and row.holder == table.worker)):
-            others = row.holder not in (None, table.worker)
-            open_ancestors = () if others else self._open(key.shard)
-            if open_ancestors:
-                return Waiting(ancestors=tuple(self._keys(open_ancestors)))
+            if row.holder in (None, table.worker) or self._is_blocked(row):
+                open_ancestors = self._open(key.shard)
+                if open_ancestors:
+                    return Waiting(ancestors=tuple(self._keys(open_ancestors)))
             return Elsewhere(holder=row.holder)
         if entry is not None and at_end:
             children = tuple(self._keys(self._children.get(key.shard, ())))
@@ -498,6 +498,13 @@ class _Stream:
         if entry is not None and not is_checkpoint_after(row.progress, entry.position):
             return Read(state=entry, takes_over=self._start.entry(key) is None)
         return self._from_checkpoint(key, row, inherits=entry is None)
+
+    def _is_blocked(self, row: Lease) -> bool:
+        """Return whether the owner of a lease, which may be dead, cannot begin to read the shard:
+        the row of an ancestor cannot be parsed."""
+        if not self._unreadable or isinstance(row.progress, Processed):
+            return False
+        return not self._unreadable.isdisjoint(self._open(row.shard))
 
     def _from_checkpoint(self, key: ShardKey, row: Lease, *, inherits: bool) -> Read:
         position = from_checkpoint(row.progress, self._facts.option)

@@ -120,9 +120,11 @@ def account() -> Iterator[Account]:
         environment.setenv("AWS_ENDPOINT_URL_STS", proxies["sts"].url)
         environment.setenv("AWS_REGION", REGION)
         client = boto3.client("s3", region_name=REGION, endpoint_url=moto.endpoint_url)
-        client.create_bucket(
-            Bucket="lake", CreateBucketConfiguration={"LocationConstraint": REGION}
-        )
+        # moto keeps the buckets of a process, in which these tests may be set up more than once.
+        if "lake" not in {bucket["Name"] for bucket in client.list_buckets()["Buckets"]}:
+            client.create_bucket(
+                Bucket="lake", CreateBucketConfiguration={"LocationConstraint": REGION}
+            )
         yield Account(kinesis=kinesis, proxies=proxies)
 
 

@@ -387,6 +387,12 @@ def test_the_sibling_of_the_only_row_left_of_a_family_is_read() -> None:
     assert set(scene.put) == set(scene.read)
 
 
+def test_shards_that_a_dead_owner_could_not_begin_are_reported() -> None:
+    """Its row of their parent cannot be parsed, so no worker takes their leases from it."""
+    acts = [("join", 0), ("put", 6), ("damage", 0), ("kill", 0)]
+    _run("AT_TIMESTAMP", [("put", 5), *acts])
+
+
 def test_an_ancestor_of_rows_at_a_time_is_read_from_that_time() -> None:
     """A start at a time creates the rows of a split shard and of its children at once, so the rows
     of the children do not show that the parent was read."""

@@ -44,7 +44,7 @@ ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "glue": (1, "needs Glue"),
     "kafka-lag": (1, "a fragment of a job"),
     "kafka-logins": (11, "the clusters and secrets are those of the reader"),
-    "kinesis": (7, "the account and the modules are those of the reader"),
+    "kinesis": (8, "the account and the modules are those of the reader"),
     "kinesis-fan-out": (1, "a fragment of a job"),
     "kubernetes": (1, "needs Kubernetes"),
     "leases": (3, "fragments of a job"),
