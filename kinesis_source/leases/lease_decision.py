@@ -15,7 +15,8 @@ wait for, data loss, log lines and the status.
 requested it, and its ancestors are done; from the further one of two positions: the offset's, and
 the checkpoint. A shard read to its end stays in the offset, at SHARD_END, until its row records the
 end, so a restart does not read it again. A row that cannot be parsed is not known to be done: the
-shard is `NotRead`, and its descendants wait, also those that another worker owns and has not begun.
+shard is `NotRead`, and its descendants wait, also those of another owner: if it is dead, nobody
+takes over.
 
 **Listed shards without a row.** A row is deleted normally only once a child is being read, and a
 child's row is created normally only once its parents have been read. So a shard without a row is
@@ -500,11 +501,9 @@ class _Stream:
         return self._from_checkpoint(key, row, inherits=entry is None)
 
     def _is_blocked(self, row: Lease) -> bool:
-        """Return whether the owner of a lease, which may be dead, cannot begin to read the shard:
-        the row of an ancestor cannot be parsed."""
-        if not self._unreadable or isinstance(row.progress, Processed):
-            return False
-        return not self._unreadable.isdisjoint(self._open(row.shard))
+        """Return whether no other worker takes the lease from its owner, who may be dead: the row
+        of an ancestor cannot be parsed."""
+        return bool(self._unreadable) and not self._unreadable.isdisjoint(self._open(row.shard))
 
     def _from_checkpoint(self, key: ShardKey, row: Lease, *, inherits: bool) -> Read:
         position = from_checkpoint(row.progress, self._facts.option)

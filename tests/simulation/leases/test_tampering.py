@@ -387,10 +387,14 @@ def test_the_sibling_of_the_only_row_left_of_a_family_is_read() -> None:
     assert set(scene.put) == set(scene.read)
 
 
-def test_shards_that_a_dead_owner_could_not_begin_are_reported() -> None:
-    """Its row of their parent cannot be parsed, so no worker takes their leases from it."""
-    acts = [("join", 0), ("put", 6), ("damage", 0), ("kill", 0)]
-    _run("AT_TIMESTAMP", [("put", 5), *acts])
+@pytest.mark.parametrize("begun", [False, True])
+def test_shards_of_a_dead_owner_are_reported(begun: bool) -> None:
+    """The row of their parent cannot be parsed, so no worker takes their leases."""
+    if begun:
+        acts = [("put", 6), ("damage", 0), ("work", 8), ("put", 1), ("kill", 0)]
+    else:
+        acts = [("put", 5), ("join", 0), ("put", 6), ("damage", 0), ("kill", 0)]
+    _run("AT_TIMESTAMP", acts)
 
 
 def test_an_ancestor_of_rows_at_a_time_is_read_from_that_time() -> None:
