@@ -88,7 +88,7 @@ class Tampered(Scene):
         self._good: dict[str, Item | None] = {}
         """The damaged rows as they were, and None for the invented ones."""
         self._removed: set[str] = set()
-        """The invented rows that were removed as an error advised."""
+        """The invented rows that were removed again."""
         now = EpochMillis(self.company.clock.now_ms())
         positions: dict[str, StartPoint] = {
             "TRIM_HORIZON": TrimHorizon(),
@@ -152,7 +152,7 @@ class Tampered(Scene):
 
     def _remove_invented(self, error: DataLossError) -> None:
         named = [key for key, item in self._good.items() if item is None and key in str(error)]
-        # Another query may have met the row before it was removed.
+        # A query may have met the row before it was removed.
         assert named or any(key in str(error) for key in self._removed), error
         for key in named:
             self.company.table.store.remove_item(key)
@@ -234,6 +234,7 @@ class Tampered(Scene):
             for key in [key for key, item in self._good.items() if item is None]:
                 self.company.table.store.remove_item(key)
                 del self._good[key]
+                self._removed.add(key)
 
     def _invent(self, number: int) -> None:
         key = f"shardId-9000000000{number:02d}"
@@ -314,6 +315,7 @@ class Tampered(Scene):
         self._repair(7)
         for key in [key for key, item in self._good.items() if item is None]:
             self.company.table.store.remove_item(key)
+            self._removed.add(key)
         self._good.clear()
         self._settle(lambda: not set(self.put) - set(self.read))
         assert sorted(set(self.put) - set(self.read)) == []
