@@ -263,7 +263,7 @@ class OffsetFetcher:
     def _request_topics(self, known: Collection[StreamName]) -> Topics:
         """Request the topics to read. The list of all topics, which a pattern is compared with,
         leaves out those that the user may not describe: the known ones that it lacks are requested
-        by name, which tells the two apart."""
+        by name, which distinguishes the two."""
         selection = self._options.selection
         topics = self._service.describe(selection)
         self._denied = None

@@ -86,7 +86,7 @@ class Http2Transport:
 
     def send(self, request: Any) -> AWSResponse | None:
         """Send a prepared request of botocore; return its response once its headers are received,
-        or None if the URL is not to be called this way: without TLS, by a proxy (botocore chooses
+        or None if botocore has to call the URL: without TLS, by a proxy (botocore chooses
         one by the regional endpoint, and SubscribeToShard may go to that of the account), or at a
         host without HTTP/2.
 

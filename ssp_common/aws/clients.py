@@ -168,19 +168,17 @@ def _found(options: ConnectionOptions, core: botocore.session.Session) -> Creden
             options.aws_access_key_id, options.aws_secret_access_key, options.aws_session_token
         )
     chain = core.get_component("credential_provider")
-    found = _from_chain(chain, retry_settings(options))
-    if not is_plain(found):
-        return found
+
+    def load() -> Loaded:
+        credentials = _from_chain(chain, retry_settings(options))
+        return Loaded(credentials, is_plain(credentials))
+
+    found = load()
+    if not found.is_plain:
+        return found.credentials  # type: ignore[no-any-return]
     # Files of keys are rotated too, while queries run.
-    renewed: Any = RenewedCredentials(
-        lambda: _plain_or_refreshing(_from_chain(chain, retry_settings(options))),
-        method=found.method,
-    )
+    renewed: Any = RenewedCredentials(load, method=found.credentials.method, loaded=found)
     return renewed  # type: ignore[no-any-return]
-
-
-def _plain_or_refreshing(credentials: Credentials) -> Loaded:
-    return Loaded(credentials, is_plain(credentials))
 
 
 def _from_chain(chain: CredentialResolver, retry: RetrySettings) -> Credentials:

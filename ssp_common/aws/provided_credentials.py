@@ -65,15 +65,16 @@ class RenewedCredentials:
         *,
         method: str,
         monotonic: Callable[[], float] = time.monotonic,
+        loaded: Loaded | None = None,
     ) -> None:
-        """Load them. `method` names their source, as in botocore. Raises the errors of `load`, an
-        AccessError each."""
+        """Load them, unless they were `loaded` just now. `method` names their source, as in
+        botocore. Raises the errors of `load`, an AccessError each."""
         self.method = method
         self._load = load
         self._monotonic = monotonic
         self._renewing = threading.Lock()
         self._loaded_at = monotonic()
-        self._loaded = load()
+        self._loaded = load() if loaded is None else loaded
         self._renewed_at: float | None = None
         """The time at which a refusal led to other keys."""
         _renewable.add(self)

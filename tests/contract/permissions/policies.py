@@ -36,9 +36,7 @@ class Names:
     """The names in a test and those of the same things in the guides."""
 
     stream: str
-    table: str = "orders-etl"
     consumer: str = "orders-etl"
-    bucket: str = "lake"
 
 
 # --- From calls -----------------------------------------------------------------------------------
