@@ -19,7 +19,7 @@ try:
     )
     from pyspark.sql.types import StructType
 except ImportError as error:
-    from ssp_common.spark.requirement import pyspark_error
+    from spark_ssp.common.spark.requirement import pyspark_error
 
     raise pyspark_error() from error
 
@@ -49,9 +49,9 @@ class DefaultSource(DataSource):
         Spark calls this in `load()`, without the kind of query: the options are parsed here, so
         that options valid for neither kind fail there. Raises InvalidOptionsError.
         """
-        from kafka_source.model.schema import spark_schema
-        from kafka_source.options.parse import parse_at_load
-        from ssp_common.spark.schema_check import check_not_table
+        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.kafka_source.model.schema import spark_schema
+        from spark_ssp.kafka_source.options.parse import parse_at_load
 
         if self._options:  # otherwise the error names the missing ones
             check_not_table(FORMAT, self._options)
@@ -65,13 +65,13 @@ class DefaultSource(DataSource):
         schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
         raises the error.
         """
-        from ssp_common.spark.gc_freeze import without_collections
+        from spark_ssp.common.spark.gc_freeze import without_collections
 
         with without_collections():
-            from kafka_source.source import KafkaStreamReader
-            from ssp_common.errors import SspError
-            from ssp_common.spark.pyspark_api import FailedStreamReader
-            from ssp_common.spark.schema_check import check_not_table
+            from spark_ssp.common.errors import SspError
+            from spark_ssp.common.spark.pyspark_api import FailedStreamReader
+            from spark_ssp.common.spark.schema_check import check_not_table
+            from spark_ssp.kafka_source.source import KafkaStreamReader
 
             try:
                 check_not_table(FORMAT, self._options)
@@ -83,9 +83,9 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""
-        from kafka_source.source import KafkaBatchReader
-        from ssp_common.spark.pyspark_api import replanned
-        from ssp_common.spark.schema_check import check_not_table
+        from spark_ssp.common.spark.pyspark_api import replanned
+        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.kafka_source.source import KafkaBatchReader
 
         check_not_table(FORMAT, self._options)
         reader = KafkaBatchReader(self._options)
@@ -95,9 +95,9 @@ class DefaultSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
         columns that are not parts of records, or UnsupportedError for the mode `overwrite`."""
-        from kafka_source.sink.table_sink import KafkaBatchWriter
-        from ssp_common.errors import UnsupportedError
-        from ssp_common.spark.schema_check import check_not_table
+        from spark_ssp.common.errors import UnsupportedError
+        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.kafka_source.sink.table_sink import KafkaBatchWriter
 
         check_not_table(FORMAT, self._options)
         if overwrite:
@@ -113,13 +113,13 @@ class DefaultSource(DataSource):
         """Return the writer of one batch of a streaming query. Raises the errors of `writer`. The
         output mode complete appends the whole result with each batch, as Spark's Kafka sink
         does."""
-        from kafka_source.sink.table_sink import KafkaStreamWriter
-        from ssp_common.spark.schema_check import check_not_table
+        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.kafka_source.sink.table_sink import KafkaStreamWriter
 
         check_not_table(FORMAT, self._options)
         return KafkaStreamWriter(self._options, schema)
 
     def _check_schema(self, schema: StructType) -> None:
-        from ssp_common.spark.schema_check import check_schema
+        from spark_ssp.common.spark.schema_check import check_schema
 
         check_schema(schema, self.schema(), "it follows from includeHeaders and includeTask")

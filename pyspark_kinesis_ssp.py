@@ -20,7 +20,7 @@ try:
     )
     from pyspark.sql.types import StringType, StructField, StructType
 except ImportError as error:
-    from ssp_common.spark.requirement import pyspark_error
+    from spark_ssp.common.spark.requirement import pyspark_error
 
     raise pyspark_error() from error
 
@@ -49,15 +49,15 @@ class DefaultSource(DataSource):
 
         Spark calls this in `load()`: the options are parsed here, so that a wrong one fails there
         and not when the query starts. Raises InvalidOptionsError. A read that requests a drain
-        (`leases/drain.py`) or the statuses of readers (`ssp_common/spark/reader_status.py`)
+        (`leases/drain.py`) or the statuses of readers (`spark_ssp/common/spark/reader_status.py`)
         returns the answer as the name of a column.
         """
-        from kinesis_source.leases.drain import drain
-        from kinesis_source.model.schema import spark_schema
-        from kinesis_source.options.parse import parse_at_load
-        from ssp_common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
-        from ssp_common.spark.reader_status import find_statuses
-        from ssp_common.spark.schema_check import check_not_table
+        from spark_ssp.common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
+        from spark_ssp.common.spark.reader_status import find_statuses
+        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.kinesis_source.leases.drain import drain
+        from spark_ssp.kinesis_source.model.schema import spark_schema
+        from spark_ssp.kinesis_source.options.parse import parse_at_load
 
         answer = drain(self._options) or find_statuses(self._options)
         if answer is not None:
@@ -72,13 +72,13 @@ class DefaultSource(DataSource):
         schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
         raises the error.
         """
-        from ssp_common.spark.gc_freeze import without_collections
+        from spark_ssp.common.spark.gc_freeze import without_collections
 
         with without_collections():
-            from kinesis_source.source import KinesisStreamReader
-            from ssp_common.errors import SspError
-            from ssp_common.spark.pyspark_api import FailedStreamReader
-            from ssp_common.spark.schema_check import check_not_table
+            from spark_ssp.common.errors import SspError
+            from spark_ssp.common.spark.pyspark_api import FailedStreamReader
+            from spark_ssp.common.spark.schema_check import check_not_table
+            from spark_ssp.kinesis_source.source import KinesisStreamReader
 
             try:
                 check_not_table(FORMAT, self._options)
@@ -90,9 +90,9 @@ class DefaultSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""
-        from kinesis_source.source import KinesisBatchReader
-        from ssp_common.spark.pyspark_api import replanned
-        from ssp_common.spark.schema_check import check_not_table
+        from spark_ssp.common.spark.pyspark_api import replanned
+        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.kinesis_source.source import KinesisBatchReader
 
         check_not_table(FORMAT, self._options)
         reader = KinesisBatchReader(self._options)
@@ -103,8 +103,8 @@ class DefaultSource(DataSource):
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
         columns that are not parts of records, the errors of a stream that does not exist or may not
         be described, or UnsupportedError for the mode `overwrite`."""
-        from kinesis_source.sink.table_sink import KinesisBatchWriter
-        from ssp_common.spark.schema_check import check_not_table
+        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.kinesis_source.sink.table_sink import KinesisBatchWriter
 
         check_not_table(FORMAT, self._options)
         if overwrite:
@@ -119,20 +119,20 @@ class DefaultSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         """Return the writer of one batch of a streaming query. Raises the errors of `writer`. The
         output mode complete appends the whole result with each batch."""
-        from kinesis_source.sink.table_sink import KinesisStreamWriter
-        from ssp_common.spark.schema_check import check_not_table
+        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.kinesis_source.sink.table_sink import KinesisStreamWriter
 
         check_not_table(FORMAT, self._options)
         return KinesisStreamWriter(self._options, schema)
 
 
 def _check_schema(schema: StructType, expected: StructType) -> None:
-    from ssp_common.spark.schema_check import check_schema
+    from spark_ssp.common.spark.schema_check import check_schema
 
     check_schema(schema, expected, "it follows from includeRepeatKeys")
 
 
 def _refuse(subject: str, *, found: str, expected: str, next_step: str) -> NoReturn:
-    from ssp_common.errors import UnsupportedError
+    from spark_ssp.common.errors import UnsupportedError
 
     raise UnsupportedError(subject, found=found, expected=expected, next_step=next_step)

@@ -5,3 +5,8 @@
 workers. `assignments` stores the assignment of Kafka partitions to tasks outside Spark checkpoints.
 `worker_identity` determines the id of a lease owner.
 """
+
+from __future__ import annotations
+
+if __name__ != "spark_ssp.checkpoint":
+    raise ImportError("checkpoint has one import name: spark_ssp.checkpoint")

@@ -9,12 +9,17 @@ import msgspec
 import orjson
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 
-from checkpoint.error_translation import TableLocation, translate
-from ssp_common.aws.botocore_bypass import DirectCalls
-from ssp_common.aws.error_translation import MalformedAnswerError, Severity, code_of, severity_of
-from ssp_common.aws.retries import Retrier
-from ssp_common.aws.service_calls import Answer, ServiceCalls, readable
-from ssp_common.errors import SspError
+from spark_ssp.checkpoint.error_translation import TableLocation, translate
+from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.error_translation import (
+    MalformedAnswerError,
+    Severity,
+    code_of,
+    severity_of,
+)
+from spark_ssp.common.aws.retries import Retrier
+from spark_ssp.common.aws.service_calls import Answer, ServiceCalls, readable
+from spark_ssp.common.errors import SspError
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -135,7 +140,7 @@ def _are_plain(items: list[_Item]) -> bool:
 
 
 DECODERS: Final = {"Scan": _decode_scan, "UpdateItem": _decode_update}
-"""The decoders of frequent calls, for `ssp_common.aws.botocore_bypass`: None leaves an answer to
+"""The decoders of frequent calls, for `common.aws.botocore_bypass`: None leaves an answer to
 botocore."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from checkpoint.errors import LeaseTableError
-from ssp_common.aws.error_translation import (
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.common.aws.error_translation import (
     DeniedCall,
     Severity,
     access_error,
@@ -14,7 +14,7 @@ from ssp_common.aws.error_translation import (
     safe_text,
     severity_of,
 )
-from ssp_common.errors import InvalidRequestError, ServiceUnavailableError, SspError
+from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError, SspError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ssp_common.errors import IncompatibleStateError
+from spark_ssp.common.errors import IncompatibleStateError
 
 
 class LeaseTableError(IncompatibleStateError):

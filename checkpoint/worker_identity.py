@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
-from ssp_common.errors import InvalidOptionsError, OptionProblem
-from ssp_common.options.plugins import PluginSpec
-from ssp_common.options.spec import BadValueError, Fault, shown
-from task_grouping.identifiers import WorkerId as WorkerId
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.common.options.plugins import PluginSpec
+from spark_ssp.common.options.spec import BadValueError, Fault, shown
+from spark_ssp.grouping.identifiers import WorkerId as WorkerId
 
 WORKER_ID: Final = "workerId"
 GENERATOR: Final = "processorIdGenerator"

@@ -13,53 +13,53 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from checkpoint.assignments.store import AssignmentStore
-from checkpoint.assignments.sync import AssignmentSync, with_store_uri
-from kafka_source.client.api import KafkaService
-from kafka_source.model.offset import Offset, without_topics
-from kafka_source.model.ranges import TaskRange, plan_ranges
-from kafka_source.model.topic import AtTime, LogicalOffset, partition_of
-from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.data_loss import log_data_loss
-from kafka_source.planning.grouper_factory import create_grouping
-from kafka_source.planning.missed_expansions import (
+from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.checkpoint.assignments.sync import AssignmentSync, with_store_uri
+from spark_ssp.common.errors import AccessError, IncompatibleStateError
+from spark_ssp.common.logs import abbreviate, count_of, versions
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.fixed_tasks import FixedTasks, PartitionCountError
+from spark_ssp.grouping.identifiers import (
+    EpochMillis,
+    StreamName,
+    SystemStreamPartition,
+    WorkerId,
+)
+from spark_ssp.grouping.merging import SINGLE, inherit
+from spark_ssp.kafka_source.client.api import KafkaService
+from spark_ssp.kafka_source.model.offset import Offset, without_topics
+from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
+from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, partition_of
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.data_loss import log_data_loss
+from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
+from spark_ssp.kafka_source.planning.missed_expansions import (
     SuspectedCount,
     count_expansions,
     find_expansions,
     suspected_counts,
 )
-from kafka_source.planning.moved_topics import (
+from spark_ssp.kafka_source.planning.moved_topics import (
     check_same_offsets,
     may_have_moved,
     moved_topics,
     positions_in,
     with_accepted_ids,
 )
-from kafka_source.planning.offset_bounds import describe_bound
-from kafka_source.planning.offset_fetcher import OffsetFetcher
-from kafka_source.planning.plan_batch import BatchRules, explain_recreated, plan_batch
-from kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
-from kafka_source.planning.record_size_estimator import ReadTask, RecordSizeEstimator
-from kafka_source.planning.spark_checkpoint import (
+from spark_ssp.kafka_source.planning.offset_bounds import describe_bound
+from spark_ssp.kafka_source.planning.offset_fetcher import OffsetFetcher
+from spark_ssp.kafka_source.planning.plan_batch import BatchRules, explain_recreated, plan_batch
+from spark_ssp.kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
+from spark_ssp.kafka_source.planning.record_size_estimator import ReadTask, RecordSizeEstimator
+from spark_ssp.kafka_source.planning.spark_checkpoint import (
     AnyOffset,
     new_partitions_in_batch,
     to_batch,
     to_start_offset,
 )
-from kafka_source.planning.topic_metadata import BatchContext, offsets_of, raise_data_loss
-from ssp_common.errors import AccessError, IncompatibleStateError
-from ssp_common.logs import abbreviate, count_of, versions
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import FixedTasks, PartitionCountError
-from task_grouping.identifiers import (
-    EpochMillis,
-    StreamName,
-    SystemStreamPartition,
-    WorkerId,
-)
-from task_grouping.merging import SINGLE, inherit
+from spark_ssp.kafka_source.planning.topic_metadata import BatchContext, offsets_of, raise_data_loss
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 WORKER: Final = WorkerId("0")
 """The worker in the name of the task of grouper=single, "Task-0": a query is one worker, on any

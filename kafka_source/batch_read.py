@@ -5,13 +5,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from checkpoint.assignments.store import AssignmentStore
-from checkpoint.assignments.sync import with_store_uri
-from kafka_source.batch_planner import WORKER, describe_topics
-from kafka_source.client.api import KafkaService
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from kafka_source.model.ranges import TaskRange, plan_ranges
-from kafka_source.model.topic import (
+from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.checkpoint.assignments.sync import with_store_uri
+from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
+from spark_ssp.common.logs import abbreviate, count_of, versions
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.fixed_tasks import PartitionCountError
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.grouping.merging import restrict_to, up_to
+from spark_ssp.kafka_source.batch_planner import WORKER, describe_topics
+from spark_ssp.kafka_source.client.api import KafkaService
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
+from spark_ssp.kafka_source.model.topic import (
     AtOffsets,
     AtTime,
     AtTimes,
@@ -19,30 +25,24 @@ from kafka_source.model.topic import (
     LogicalOffset,
     kafka_name,
 )
-from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.data_loss import log_data_loss
-from kafka_source.planning.grouper_factory import create_grouping
-from kafka_source.planning.offset_bounds import (
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.data_loss import log_data_loss
+from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
+from spark_ssp.kafka_source.planning.offset_bounds import (
     bounds_by_partition,
     check_names_exactly,
     describe_bound,
     option_name,
 )
-from kafka_source.planning.offset_fetcher import OffsetFetcher
-from kafka_source.planning.topic_metadata import (
+from spark_ssp.kafka_source.planning.offset_fetcher import OffsetFetcher
+from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
     DataLoss,
     offsets_of,
     raise_data_loss,
 )
-from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
-from ssp_common.logs import abbreviate, count_of, versions
-from task_grouping.assignment import NO_ASSIGNMENT
-from task_grouping.fixed_tasks import PartitionCountError
-from task_grouping.identifiers import SystemStreamPartition
-from task_grouping.merging import restrict_to, up_to
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 Ends = Mapping[SystemStreamPartition, int]
 

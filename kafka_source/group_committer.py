@@ -16,11 +16,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from ssp_common.errors import SspError
-from ssp_common.times import seconds_text
-from task_grouping.identifiers import SystemStreamPartition
+from spark_ssp.common.errors import SspError
+from spark_ssp.common.times import seconds_text
+from spark_ssp.grouping.identifiers import SystemStreamPartition
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 Positions = Mapping[SystemStreamPartition, int]
 

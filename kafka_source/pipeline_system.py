@@ -1,4 +1,4 @@
-"""Kafka as a system of a pipeline (`pipeline_planner.services.systems.System`).
+"""Kafka as a system of a pipeline (`spark_ssp.planner.services.systems.System`).
 
 Topics are described and created over the client of this package, and read and written by the format
 `kafka-ssp`.
@@ -10,23 +10,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
-from kafka_source.client.admin_client import connect
-from kafka_source.client.api import TopicDescription
-from kafka_source.model.topic import Selection, Subscribe
-from kafka_source.options import table
-from kafka_source.options.parse import SOURCE, parse_options
-from kafka_source.options.values import GrouperName, KafkaOptions
-from kafka_source.sink.parse import (
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
+from spark_ssp.common.options.spec import left_out, spellings
+from spark_ssp.common.times import seconds_text
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.client.admin_client import connect
+from spark_ssp.kafka_source.client.api import TopicDescription
+from spark_ssp.kafka_source.model.topic import Selection, Subscribe
+from spark_ssp.kafka_source.options import table
+from spark_ssp.kafka_source.options.parse import SOURCE, parse_options
+from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions
+from spark_ssp.kafka_source.sink.parse import (
     BATCH_WRITE_ID,
     INCLUDE_REPEAT_HEADERS,
     TOPIC_OPTION,
 )
-from pipeline_planner.graph.names import SystemKind
-from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists_error
-from ssp_common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
-from ssp_common.options.spec import left_out, spellings
-from ssp_common.times import seconds_text
-from task_grouping.identifiers import StreamName
+from spark_ssp.planner.graph.names import SystemKind
+from spark_ssp.planner.services.systems import SparkFormat, StreamUse, stream_exists_error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -186,7 +186,7 @@ class KafkaSystem:
         """Return the rows of a topic without those that a sink wrote again, as the function
         `drop_duplicates` does."""
         # Only this method needs Spark.
-        from kafka_source.dedup.deduplicate import drop_duplicates
+        from spark_ssp.kafka_source.dedup.deduplicate import drop_duplicates
 
         return drop_duplicates(frame)
 

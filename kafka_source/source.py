@@ -18,13 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
-from kafka_source.options.values import KafkaOptions, QueryKind
-from ssp_common.documents.offset_cache import OffsetCache
-from ssp_common.logs import show_logs
-from ssp_common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
-from ssp_common.spark.gc_freeze import freeze_after_task, freeze_imports, without_collections
-from ssp_common.spark.pyspark_api import (
+from spark_ssp.common.documents.offset_cache import OffsetCache
+from spark_ssp.common.logs import show_logs
+from spark_ssp.common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
+from spark_ssp.common.spark.gc_freeze import freeze_after_task, freeze_imports, without_collections
+from spark_ssp.common.spark.pyspark_api import (
     PYSPARK_WITHOUT_LIMITS,
     PlanningStreamReader,
     ReadAllAvailable,
@@ -32,18 +30,20 @@ from ssp_common.spark.pyspark_api import (
     ReadMaxBytes,
     ReadMaxRows,
 )
-from ssp_common.spark.reader_counters import COUNTERS, ReaderCounters
+from spark_ssp.common.spark.reader_counters import COUNTERS, ReaderCounters
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
+from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from checkpoint.assignments.store import AssignmentStore
-    from kafka_source.batch_planner import BatchPlanner
-    from kafka_source.client.admin_client import KafkaAdminClient
-    from kafka_source.group_committer import GroupCommitter
-    from kafka_source.model.ranges import TaskRange
-    from kafka_source.planning.rate_limit import ReadLimits
-    from kafka_source.planning.spark_checkpoint import AnyOffset
+    from spark_ssp.checkpoint.assignments.store import AssignmentStore
+    from spark_ssp.kafka_source.batch_planner import BatchPlanner
+    from spark_ssp.kafka_source.client.admin_client import KafkaAdminClient
+    from spark_ssp.kafka_source.group_committer import GroupCommitter
+    from spark_ssp.kafka_source.model.ranges import TaskRange
+    from spark_ssp.kafka_source.planning.rate_limit import ReadLimits
+    from spark_ssp.kafka_source.planning.spark_checkpoint import AnyOffset
 
 _NO_LIMIT: Final = (1 << 63) - 1
 _BATCHES: Final = BatchSource(
@@ -67,7 +67,7 @@ class KafkaStreamReader(PlanningStreamReader):
     loaded."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
-        from kafka_source.options.parse import parse_options  # not loaded by executors
+        from spark_ssp.kafka_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
         super().__init__(is_triggered_by_time=self._options.is_triggered_by_time)
@@ -128,7 +128,7 @@ class KafkaStreamReader(PlanningStreamReader):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the lag for the query's progress, where it appears under `latestOffset`, and the
         counts of the reader."""
-        from kafka_source.planning.progress_metrics import lag_metrics
+        from spark_ssp.kafka_source.planning.progress_metrics import lag_metrics
 
         if self._planner is None or self._service is None:
             return None
@@ -163,7 +163,7 @@ class KafkaStreamReader(PlanningStreamReader):
     def _limits(self, limit: ReadLimit) -> ReadLimits | None:
         if isinstance(limit, ReadAllAvailable):
             return None  # No limit is set, or Trigger.Once: Spark reads all available records
-        from kafka_source.planning.rate_limit import ReadLimits
+        from spark_ssp.kafka_source.planning.rate_limit import ReadLimits
 
         return ReadLimits(
             max_offsets=self._options.max_offsets_per_trigger,
@@ -179,9 +179,9 @@ class KafkaStreamReader(PlanningStreamReader):
         return self._planner
 
     def _start(self) -> BatchPlanner:
-        from kafka_source.batch_planner import BatchPlanner
-        from kafka_source.client.admin_client import connect
-        from kafka_source.consumers.pool import check_consumers
+        from spark_ssp.kafka_source.batch_planner import BatchPlanner
+        from spark_ssp.kafka_source.client.admin_client import connect
+        from spark_ssp.kafka_source.consumers.pool import check_consumers
 
         show_logs()
         check_consumers(self._options.client, self._group_id)
@@ -196,8 +196,8 @@ class KafkaStreamReader(PlanningStreamReader):
         )
         group = self._options.commit_offsets_to_group
         if group is not None:
-            from kafka_source.client.group_offsets import GroupOffsets
-            from kafka_source.group_committer import GroupCommitter
+            from spark_ssp.kafka_source.client.group_offsets import GroupOffsets
+            from spark_ssp.kafka_source.group_committer import GroupCommitter
 
             self._committer = GroupCommitter(group, GroupOffsets(self._options.client, group))
             self._committer.flush_on_termination()
@@ -205,7 +205,7 @@ class KafkaStreamReader(PlanningStreamReader):
 
     def _read_task(self, part: TaskRange) -> Iterator[pa.RecordBatch]:
         """Read a range as a task does, to estimate the size of records."""
-        from kafka_source.reading.task_reader import read_task
+        from spark_ssp.kafka_source.reading.task_reader import read_task
 
         return read_task(part, self._options, self._group_id)
 
@@ -220,15 +220,15 @@ class KafkaBatchReader(DataSourceReader):
     """Reads topics between two bounds, once."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
-        from kafka_source.options.parse import parse_options  # not loaded by executors
+        from spark_ssp.kafka_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options, QueryKind.BATCH)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
-        from kafka_source.batch_read import has_fixed_end, plan_read
-        from kafka_source.client.admin_client import connect
-        from kafka_source.consumers.pool import check_consumers
+        from spark_ssp.kafka_source.batch_read import has_fixed_end, plan_read
+        from spark_ssp.kafka_source.client.admin_client import connect
+        from spark_ssp.kafka_source.consumers.pool import check_consumers
 
         show_logs()
         group_id = _group_id(self._options)
@@ -265,13 +265,13 @@ def _group_id(options: KafkaOptions) -> str:
 def _store(options: KafkaOptions) -> AssignmentStore | None:
     if options.assignment_store is None:
         return None
-    from checkpoint.assignments.open import open_assignment_store
+    from spark_ssp.checkpoint.assignments.open import open_assignment_store
 
     return open_assignment_store(options.assignment_store, options.store_connection)
 
 
 def _decode(document: Any) -> AnyOffset:
-    from kafka_source.planning.spark_checkpoint import decode_any
+    from spark_ssp.kafka_source.planning.spark_checkpoint import decode_any
 
     return decode_any(document)
 
@@ -279,7 +279,7 @@ def _decode(document: Any) -> AnyOffset:
 def _read(partition: InputPartition, options: KafkaOptions) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, TaskPartition):
         raise TypeError(f"a TaskPartition is expected, not a {type(partition).__name__}")
-    from kafka_source.reading.task_reader import read_task
+    from spark_ssp.kafka_source.reading.task_reader import read_task
 
     show_logs()
     return freeze_after_task(read_task(partition.value, options, partition.group_id))

@@ -12,10 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 
-from kinesis_source.client.api import KinesisService
-from kinesis_source.model.offset import Offset, StreamEntry
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import StreamNotFoundError
+from spark_ssp.common.logs import Detail
+from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.grouping.slots import mapper_for
+from spark_ssp.kinesis_source.client.api import KinesisService
+from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     KeyPlacement,
     Shard,
@@ -25,8 +29,8 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options.values import KinesisOptions
-from kinesis_source.planning.active_shards import (
+from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.planning.active_shards import (
     MOST_DEFAULT_SLOTS,
     ActiveShards,
     ActiveShardsResult,
@@ -37,46 +41,42 @@ from kinesis_source.planning.active_shards import (
     default_slots,
     is_one_to_one,
 )
-from kinesis_source.planning.admission_control import UNLIMITED, Limits
-from kinesis_source.planning.batch_log import BatchLog, warn_of_next_batches
-from kinesis_source.planning.data_loss import (
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
+from spark_ssp.kinesis_source.planning.batch_log import BatchLog, warn_of_next_batches
+from spark_ssp.kinesis_source.planning.data_loss import (
     report_missed_children,
     report_recreated_stream,
     report_skipped_batches,
     report_vanished_shard,
 )
-from kinesis_source.planning.input_partitions import (
+from spark_ssp.kinesis_source.planning.input_partitions import (
     check_leases,
     max_caught_up_age_ms,
     same_positions,
     skipped_shards,
     without_removed,
 )
-from kinesis_source.planning.key_placement import PlacementWatch
-from kinesis_source.planning.shard_discovery import (
+from spark_ssp.kinesis_source.planning.key_placement import PlacementWatch
+from spark_ssp.kinesis_source.planning.shard_discovery import (
     CONFIRM_PERIOD_S,
     CONFIRMATIONS,
     Doubts,
     ShardDiscovery,
 )
-from kinesis_source.planning.shard_lag import stream_lag
-from kinesis_source.planning.shard_lineage import families, split_waiting
-from kinesis_source.probing.end_offset_finder import EndOffsetFinder
-from kinesis_source.probing.initial_positions import initial_states
-from kinesis_source.probing.position_advance import ShardAdvance
-from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
-from ssp_common.errors import StreamNotFoundError
-from ssp_common.logs import Detail
-from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
-from task_grouping.slots import mapper_for
+from spark_ssp.kinesis_source.planning.shard_lag import stream_lag
+from spark_ssp.kinesis_source.planning.shard_lineage import families, split_waiting
+from spark_ssp.kinesis_source.probing.end_offset_finder import EndOffsetFinder
+from spark_ssp.kinesis_source.probing.initial_positions import initial_states
+from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
+from spark_ssp.kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
 
 if TYPE_CHECKING:
-    from kinesis_source.leases.lease_session import LeaseSession
-    from kinesis_source.leases.lease_worker import LeaseWorker
+    from spark_ssp.kinesis_source.leases.lease_session import LeaseSession
+    from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
 
 T = TypeVar("T")
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 AWAITING_PERIOD_S = 1.0
 """The pause before a shard that has not reached its target is probed again."""
@@ -124,7 +124,7 @@ class BatchPlanner:
         self.leases: LeaseSession | None = None
         if worker is not None:
             # Imported only by queries with leases: a fifth of the imports of this process.
-            from kinesis_source.leases.lease_session import LeaseSession
+            from spark_ssp.kinesis_source.leases.lease_session import LeaseSession
 
             self.leases = LeaseSession(
                 options,

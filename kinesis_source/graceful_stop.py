@@ -11,12 +11,17 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kinesis_source.leases.drain import DRAIN_ACTION, DRAIN_TOKEN, DrainAction, DrainStatus
-from kinesis_source.model.offset import is_offset
-from ssp_common.spark.progress_offsets import Status, parsed
-from ssp_common.spark.query_lag import session_of, source_statuses
+from spark_ssp.common.spark.progress_offsets import Status, parsed
+from spark_ssp.common.spark.query_lag import session_of, source_statuses
+from spark_ssp.kinesis_source.leases.drain import (
+    DRAIN_ACTION,
+    DRAIN_TOKEN,
+    DrainAction,
+    DrainStatus,
+)
+from spark_ssp.kinesis_source.model.offset import is_offset
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _POLL_S: Final = 0.2
 _LONGEST_POLL_S: Final = 2.0

@@ -1,4 +1,4 @@
-"""Kinesis as a system of a pipeline (`pipeline_planner.services.systems.System`): counts the shards
+"""Kinesis as a system of a pipeline (`planner.services.systems.System`): counts the shards
 of streams and creates streams; the format `kinesis-ssp` reads them."""
 
 from __future__ import annotations
@@ -7,15 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Final, Protocol
 
-from kinesis_source.client.api import StreamInUseError
-from kinesis_source.client.boto3_client import connect
-from kinesis_source.model.shard import Shard, StreamDescription, StreamRef
-from kinesis_source.options import table
-from kinesis_source.options.parse import SOURCE, parse_options
-from kinesis_source.options.values import ConnectionOptions
-from pipeline_planner.graph.names import SystemKind
-from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists_error
-from ssp_common.errors import (
+from spark_ssp.common.errors import (
     InvalidOptionsError,
     OptionProblem,
     ServiceUnavailableError,
@@ -23,8 +15,16 @@ from ssp_common.errors import (
     StreamNotFoundError,
     UnsupportedError,
 )
-from ssp_common.options.spec import left_out, spellings
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.options.spec import left_out, spellings
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.client.api import StreamInUseError
+from spark_ssp.kinesis_source.client.boto3_client import connect
+from spark_ssp.kinesis_source.model.shard import Shard, StreamDescription, StreamRef
+from spark_ssp.kinesis_source.options import table
+from spark_ssp.kinesis_source.options.parse import SOURCE, parse_options
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.planner.graph.names import SystemKind
+from spark_ssp.planner.services.systems import SparkFormat, StreamUse, stream_exists_error
 
 TIMEOUT_S: Final = 300.0
 """The longest time in which a stream may become usable, or be deleted. Seconds are usual."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.model.offset import Offset
-from kinesis_source.planning.data_loss import tolerated_losses
-from kinesis_source.planning.status_counts import (
+from spark_ssp.common.aws.error_translation import THROTTLES
+from spark_ssp.common.spark.reader_counters import COUNTERS, ReaderCounters
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.planning.data_loss import tolerated_losses
+from spark_ssp.kinesis_source.planning.status_counts import (
     count_reshards,
     lease_entry,
     new_shards,
     shard_entry,
 )
-from ssp_common.aws.error_translation import THROTTLES
-from ssp_common.spark.reader_counters import COUNTERS, ReaderCounters
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 if TYPE_CHECKING:
-    from kinesis_source.leases.lease_worker import LeaseWorker
+    from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
 
 RECENT_S: Final = 300.0
 """The time for which the status contains the parents of a new shard."""

@@ -19,21 +19,16 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
-from kinesis_source.model.ranges import SlotRange
-from kinesis_source.model.schema import spark_schema
-from kinesis_source.options.values import KinesisOptions, QueryKind
-from kinesis_source.trigger_interval import TriggerInterval
-from ssp_common.documents.offset_cache import OffsetCache
-from ssp_common.logs import show_logs
-from ssp_common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
-from ssp_common.spark.gc_freeze import (
+from spark_ssp.common.documents.offset_cache import OffsetCache
+from spark_ssp.common.logs import show_logs
+from spark_ssp.common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
+from spark_ssp.common.spark.gc_freeze import (
     collect_rarely,
     freeze_after_task,
     freeze_imports,
     without_collections,
 )
-from ssp_common.spark.pyspark_api import (
+from spark_ssp.common.spark.pyspark_api import (
     PYSPARK_WITHOUT_LIMITS,
     PlanningStreamReader,
     ReadAllAvailable,
@@ -41,16 +36,21 @@ from ssp_common.spark.pyspark_api import (
     ReadMaxBytes,
     ReadMaxRows,
 )
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kinesis_source.model.ranges import SlotRange
+from spark_ssp.kinesis_source.model.schema import spark_schema
+from spark_ssp.kinesis_source.options.values import KinesisOptions, QueryKind
+from spark_ssp.kinesis_source.trigger_interval import TriggerInterval
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from kinesis_source.batch_planner import BatchPlanner
-    from kinesis_source.fan_out.fan_out import FanOut
-    from kinesis_source.leases.lease_worker import LeaseWorker
-    from kinesis_source.planning.admission_control import Limits
-    from kinesis_source.reader_activity import ReaderActivity
+    from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+    from spark_ssp.kinesis_source.fan_out.fan_out import FanOut
+    from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
+    from spark_ssp.kinesis_source.planning.admission_control import Limits
+    from spark_ssp.kinesis_source.reader_activity import ReaderActivity
 
 _BATCHES: Final = BatchSource(
     format="kinesis-ssp",
@@ -71,7 +71,7 @@ class KinesisStreamReader(PlanningStreamReader):
     """Reads one query's streams. `raw_options` are Spark's, already checked at load."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
-        from kinesis_source.options.parse import parse_options  # not loaded by executors
+        from spark_ssp.kinesis_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
         super().__init__(is_triggered_by_time=self._options.is_triggered_by_time)
@@ -133,7 +133,7 @@ class KinesisStreamReader(PlanningStreamReader):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the status for the query's progress, under `latestOffset`: the lag, the counts of
         `ReaderActivity`, and the drain token."""
-        from kinesis_source.planning.shard_lag import progress_entry
+        from spark_ssp.kinesis_source.planning.shard_lag import progress_entry
 
         if self._planner is None or self._activity is None:
             return None
@@ -151,7 +151,7 @@ class KinesisStreamReader(PlanningStreamReader):
         self, start: dict[str, Any], end: dict[str, Any]
     ) -> Sequence[InputPartition]:
         """Return one partition for each slot that has records to read."""
-        from kinesis_source.planning.input_partitions import plan_ranges, without_removed
+        from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges, without_removed
 
         streams = {ref.name: ref for ref in self._options.streams}
         begin = self._offsets.decode(start)
@@ -196,12 +196,12 @@ class KinesisStreamReader(PlanningStreamReader):
     def _worker_entry(self) -> dict[str, str]:
         if self._worker is None:
             return {}
-        from kinesis_source.leases.drain import DRAIN_TOKEN
+        from spark_ssp.kinesis_source.leases.drain import DRAIN_TOKEN
 
         return {"worker": self._worker.id, DRAIN_TOKEN: self._worker.drain_signal.token}
 
     def _limits(self, limit: ReadLimit) -> Limits:
-        from kinesis_source.planning.admission_control import UNLIMITED, Limits
+        from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
 
         if isinstance(limit, ReadAllAvailable):
             return UNLIMITED  # Trigger.Once: Spark reads everything
@@ -222,13 +222,13 @@ class KinesisStreamReader(PlanningStreamReader):
         return self._planner
 
     def _start(self) -> BatchPlanner:
-        from kinesis_source.batch_planner import BatchPlanner
-        from kinesis_source.client.boto3_client import connect
-        from kinesis_source.reader_activity import ReaderActivity
+        from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+        from spark_ssp.kinesis_source.client.boto3_client import connect
+        from spark_ssp.kinesis_source.reader_activity import ReaderActivity
 
         show_logs()
         if self._options.leases is not None:
-            from kinesis_source.leases.lease_worker import lease_worker
+            from spark_ssp.kinesis_source.leases.lease_worker import lease_worker
 
             self._worker = lease_worker(self._options)
         service = connect(self._options.connection)
@@ -241,7 +241,7 @@ class KinesisStreamReader(PlanningStreamReader):
         )
         self._activity = ReaderActivity(planner, service, self._worker, monotonic=time.monotonic)
         if self._options.fan_out is not None:
-            from kinesis_source.fan_out.fan_out import open_fan_out
+            from spark_ssp.kinesis_source.fan_out.fan_out import open_fan_out
 
             self._fan_out = open_fan_out(self._options, service)
         return planner
@@ -257,7 +257,7 @@ class KinesisBatchReader(DataSourceReader):
     """Reads streams between two positions, once."""
 
     def __init__(self, raw_options: Mapping[str, str]) -> None:
-        from kinesis_source.options.parse import parse_options  # not loaded by executors
+        from spark_ssp.kinesis_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options, QueryKind.BATCH)
 
@@ -268,10 +268,10 @@ class KinesisBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
-        from kinesis_source.batch_read.bounds import has_fixed_end
-        from kinesis_source.batch_read.read_plan import plan_read
-        from kinesis_source.client.boto3_client import connect
-        from kinesis_source.fan_out.fan_out import open_fan_out
+        from spark_ssp.kinesis_source.batch_read.bounds import has_fixed_end
+        from spark_ssp.kinesis_source.batch_read.read_plan import plan_read
+        from spark_ssp.kinesis_source.client.boto3_client import connect
+        from spark_ssp.kinesis_source.fan_out.fan_out import open_fan_out
 
         show_logs()
         service = connect(self._options.connection)
@@ -294,10 +294,10 @@ class KinesisBatchReader(DataSourceReader):
 def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SlotPartition):
         raise TypeError(f"a SlotPartition is expected, not a {type(partition).__name__}")
-    from kinesis_source.client.boto3_client import connect
-    from kinesis_source.client.subscriptions import open_subscriber
-    from kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES
-    from kinesis_source.reading.task_reader import read_slot
+    from spark_ssp.kinesis_source.client.boto3_client import connect
+    from spark_ssp.kinesis_source.client.subscriptions import open_subscriber
+    from spark_ssp.kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES
+    from spark_ssp.kinesis_source.reading.task_reader import read_slot
 
     show_logs()
     service = connect(options.connection)

@@ -26,7 +26,7 @@ from benchmarks.kafka.feed import fill, new_topic
 from benchmarks.support.ready_source import ReadySource
 from benchmarks.support.report import Report, ratio, spread
 from benchmarks.support.sessions import local_spark
-from local_kafka import LocalKafka
+from spark_ssp.testing.kafka import LocalKafka
 from tests.support.servers.spark_kafka import install
 
 CORES: Final = 2

@@ -29,16 +29,16 @@ from benchmarks.kafka.feed import KEYS, new_topic
 from benchmarks.support.processes import cpu_seconds, used_since
 from benchmarks.support.report import Report, ratio, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from kafka_source.dedup.dedup_headers import (
+from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING
+from spark_ssp.kafka_source.dedup.dedup_headers import (
     POSITION_HEADER,
     SOURCE_HEADER,
     RowCounter,
     WriteId,
     record_hash,
 )
-from kafka_source.dedup.deduplicate import drop_duplicates
-from local_kafka import LocalKafka
-from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING
+from spark_ssp.kafka_source.dedup.deduplicate import drop_duplicates
+from spark_ssp.testing.kafka import LocalKafka
 
 CORES: Final = 2
 REPEATED: Final = 10

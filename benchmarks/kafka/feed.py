@@ -13,7 +13,7 @@ from typing import Final
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
-from local_kafka import LocalKafka
+from spark_ssp.testing.kafka import LocalKafka
 
 KEYS: Final = 10_000
 _CHUNK: Final = 10_000

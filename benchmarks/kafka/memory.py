@@ -27,7 +27,7 @@ from confluent_kafka import Producer
 
 from benchmarks.kafka.feed import new_topic
 from benchmarks.support.report import Report
-from local_kafka import LocalKafka
+from spark_ssp.testing.kafka import LocalKafka
 
 _MIB: Final = 1 << 20
 _ANSWER_S: Final = 600
@@ -170,7 +170,7 @@ def _read(
 
 
 def _batches(range_: object, options: object, most: int) -> Iterator[pa.RecordBatch]:
-    from kafka_source.reading.task_reader import read_task
+    from spark_ssp.kafka_source.reading.task_reader import read_task
 
     reading = read_task(range_, options, "bench")  # type: ignore[arg-type]
     for _ in range(most):

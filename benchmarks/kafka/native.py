@@ -30,7 +30,7 @@ from benchmarks.kafka.native_variants import (
 from benchmarks.support.processes import cpu_seconds, used_since
 from benchmarks.support.report import Report, ratio, spread
 from benchmarks.support.sessions import local_spark
-from local_kafka import LocalKafka
+from spark_ssp.testing.kafka import LocalKafka
 
 _CHECKSUM: Final = "sum(xxhash64(*) % 1000003)"
 

@@ -12,15 +12,20 @@ import numpy as np
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from kafka_source.client.arrow_batches import headers_column, headers_from_counts
-from kafka_source.consumers.confluent_consumer import ConfluentConsumer
-from kafka_source.consumers.native.headers import MessageHeaders
-from kafka_source.consumers.native.librdkafka import NO_ENTRY
-from kafka_source.consumers.native.memory import Words, gather_column
-from kafka_source.consumers.native.timestamps import MessageTimes
-from kafka_source.consumers.pool import PROCESS_POOL, ConsumerKey, consumer_settings, open_consumer
-from kafka_source.source import KafkaBatchReader
 from pyspark_kafka_ssp import DefaultSource
+from spark_ssp.kafka_source.client.arrow_batches import headers_column, headers_from_counts
+from spark_ssp.kafka_source.consumers.confluent_consumer import ConfluentConsumer
+from spark_ssp.kafka_source.consumers.native.headers import MessageHeaders
+from spark_ssp.kafka_source.consumers.native.librdkafka import NO_ENTRY
+from spark_ssp.kafka_source.consumers.native.memory import Words, gather_column
+from spark_ssp.kafka_source.consumers.native.timestamps import MessageTimes
+from spark_ssp.kafka_source.consumers.pool import (
+    PROCESS_POOL,
+    ConsumerKey,
+    consumer_settings,
+    open_consumer,
+)
+from spark_ssp.kafka_source.source import KafkaBatchReader
 
 if TYPE_CHECKING:
     import pyarrow as pa

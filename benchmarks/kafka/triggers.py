@@ -28,7 +28,7 @@ from benchmarks.kafka.feed import new_topic, producing
 from benchmarks.kinesis.triggers import wait_for_batches
 from benchmarks.support.report import Report, quantile, ratio, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from local_kafka import LocalKafka
+from spark_ssp.testing.kafka import LocalKafka
 from tests.support.servers.spark_kafka import install
 
 RATE: Final = 1_000

@@ -23,7 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.support.report import Report
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from embedded_kinesis import EmbeddedKinesis, Limits
+from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
 from tests.support.simulation.catch_up import (
     MEGABYTE,
     STREAM,

@@ -30,7 +30,7 @@ from benchmarks.kafka.feed import fill, new_topic
 from benchmarks.kinesis.service import STREAM, ServiceProcess, kinesis_service
 from benchmarks.support.report import Report, ratio, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from local_kafka import LocalKafka
+from spark_ssp.testing.kafka import LocalKafka
 
 CORES: Final = 2
 _REQUEST: Final = 500

@@ -31,9 +31,9 @@ from benchmarks.kinesis.service import kinesis_service
 from benchmarks.kinesis.triggers import RATE, TRIGGERS, WARM_UP, wait_for_batches
 from benchmarks.support.report import Report, quantile
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from operations.progress.jvm_reports import JsonReports
-from operations.progress.listener import ProgressListener
 from spark_ssp import publish_metrics, serve_live_page
+from spark_ssp.operations.progress.jvm_reports import JsonReports
+from spark_ssp.operations.progress.listener import ProgressListener
 
 _COUNTS: Final = ("shards", "closedShards", "parents", "counters", "leases")
 

@@ -36,7 +36,7 @@ from benchmarks.kinesis.service import STREAM, ServiceProcess, kinesis_service
 from benchmarks.kinesis.triggers import wait_for_batches
 from benchmarks.support.report import Report
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from embedded_kinesis import Limits
+from spark_ssp.testing.kinesis import Limits
 
 SIZE: Final = 1_000
 RATE: Final = 1_000

@@ -8,7 +8,7 @@ shard or, where it is idle, with none: so the figures are this project's work on
 `planning` is the probe of every shard, with its threads, and the assignment to tasks, which an idle
 trigger does not reach. Milliseconds of processor time of one trigger; the first ones warm up and
 are dropped. For comparison: a probe of an idle stream of the embedded service over HTTP, and the
-same through botocore instead of the direct calls (`ssp_common.aws.botocore_bypass`), in turn.
+same through botocore instead of the direct calls (`spark_ssp.common.aws.botocore_bypass`), in turn.
 """
 
 from __future__ import annotations
@@ -22,10 +22,13 @@ from typing import Final
 
 from benchmarks.kinesis.service import STREAM, kinesis_service
 from benchmarks.support.report import Report, Spread, ratio, spread
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.client.boto3_client import connect, disconnect
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
-from kinesis_source.model.shard import (
+from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.documents.offset_cache import OffsetCache
+from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName
+from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     Position,
@@ -36,13 +39,10 @@ from kinesis_source.model.shard import (
     StreamDescription,
     StreamRef,
 )
-from kinesis_source.options.parse import parse_options
-from kinesis_source.options.values import KinesisOptions
-from kinesis_source.planning.admission_control import UNLIMITED
-from kinesis_source.planning.input_partitions import plan_ranges
-from ssp_common.aws.botocore_bypass import DirectCalls
-from ssp_common.documents.offset_cache import OffsetCache
-from task_grouping.identifiers import HashRange, ShardId, StreamName
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED
+from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
 
 PER_LOOK: Final = 3
 WARM_UP: Final = 3

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from embedded_kinesis import EmbeddedKinesis, Limits
+from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
 
 STREAM: Final = "bench"
 RECORD_BYTES: Final = 200

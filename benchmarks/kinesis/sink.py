@@ -30,16 +30,16 @@ from aws_kinesis_agg.aggregator import RecordAggregator
 
 from benchmarks.support.page_server import STREAM, Load, page_server
 from benchmarks.support.report import Report, ratio, spread
-from embedded_kinesis import EmbeddedKinesis, Limits
-from kinesis_source.client.boto3_client import connect, disconnect
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.sink import learned_rates
-from kinesis_source.sink.columns import SinkColumns
-from kinesis_source.sink.targets import TargetCache
-from kinesis_source.sink.values import SinkOptions
-from kinesis_source.sink.writer import RecordWriter
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.sink import learned_rates
+from spark_ssp.kinesis_source.sink.columns import SinkColumns
+from spark_ssp.kinesis_source.sink.targets import TargetCache
+from spark_ssp.kinesis_source.sink.values import SinkOptions
+from spark_ssp.kinesis_source.sink.writer import RecordWriter
+from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
 
 KEYS: Final = 5_000
 _BATCH: Final = 10_000

@@ -26,8 +26,8 @@ from benchmarks.kinesis.sink import writer
 from benchmarks.support.page_server import STREAM
 from benchmarks.support.report import Report
 from benchmarks.support.slow_link import SlowLink
-from embedded_kinesis import EmbeddedKinesis
-from kinesis_source.client.boto3_client import disconnect
+from spark_ssp.kinesis_source.client.boto3_client import disconnect
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 
 ROW: Final = 20_000
 _SHARDS: Final = 64

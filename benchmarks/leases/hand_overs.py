@@ -23,9 +23,9 @@ from typing import Final
 
 from benchmarks.leases.workers import PERIOD_S, Reader, lease_options, new_table, settings_of
 from benchmarks.support.report import Report, spread
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.leases.lease import Lease
-from embedded_kinesis.http.dynamodb import DynamoDbServer
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
 
 _processes = multiprocessing.get_context("spawn")
 

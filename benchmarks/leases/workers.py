@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable
 from itertools import count
 from typing import Any, Final
 
-from checkpoint.agent.client import AgentClient
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.coordination.state import Settings
-from checkpoint.leases.checkpoint_position import Processed, StartAtTrimHorizon
-from checkpoint.leases.lease import Lease, LeaseKey
-from checkpoint.leases.table_schema import TableSettings
-from embedded_kinesis.http.dynamodb import DynamoDbServer
-from ssp_common.options.endpoints import ConnectionOptions
-from task_grouping.identifiers import SequenceNumber, ShardId, WorkerId
+from spark_ssp.checkpoint.agent.client import AgentClient
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.leases.checkpoint_position import Processed, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.grouping.identifiers import SequenceNumber, ShardId, WorkerId
+from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
 
 PERIOD_S: Final = 0.1
 """Between two triggers of a reader that waits for something."""

@@ -25,7 +25,7 @@ import psutil
 
 from benchmarks.leases.workers import CountingServer, Reader, lease_options, new_table, settings_of
 from benchmarks.support.report import Report, Spread, spread
-from checkpoint.coordination.protocol import Status
+from spark_ssp.checkpoint.coordination.protocol import Status
 
 OPERATIONS: Final = ("UpdateItem", "PutItem", "Scan")
 _MIB: Final = 1 << 20

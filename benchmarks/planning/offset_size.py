@@ -20,15 +20,20 @@ from typing import Any
 from benchmarks.planning import partition_planning
 from benchmarks.support.growth import cpu_ms
 from benchmarks.support.report import Report
-from kafka_source.model import offset as kafka
-from kafka_source.planning.plan_batch import BatchRules
-from kafka_source.planning.progress_metrics import lag_metrics
-from kinesis_source.model import offset as kinesis
-from kinesis_source.model.shard import AfterRecord, EpochMillis, SequenceNumber, ShardState
-from ssp_common.documents.versioned_json import Json
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import GroupBySystemStreamPartition
-from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.common.documents.versioned_json import Json
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import GroupBySystemStreamPartition
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.kafka_source.model import offset as kafka
+from spark_ssp.kafka_source.planning.plan_batch import BatchRules
+from spark_ssp.kafka_source.planning.progress_metrics import lag_metrics
+from spark_ssp.kinesis_source.model import offset as kinesis
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
+    SequenceNumber,
+    ShardState,
+)
 
 SLOTS = 64
 

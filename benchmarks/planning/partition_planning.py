@@ -21,20 +21,20 @@ from typing import Final
 
 from benchmarks.support.growth import Work, add_grown, columns, draw, grown
 from benchmarks.support.report import OUTPUT, Report
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
-from kafka_source.model.ranges import plan_ranges
-from kafka_source.model.topic import TopicId
-from kafka_source.planning.plan_batch import BatchPlan, BatchRules, plan_batch
-from kafka_source.planning.rate_limit import ReadLimits
-from kafka_source.planning.topic_metadata import (
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import GroupByPartition
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kafka_source.model.ranges import plan_ranges
+from spark_ssp.kafka_source.model.topic import TopicId
+from spark_ssp.kafka_source.planning.plan_batch import BatchPlan, BatchRules, plan_batch
+from spark_ssp.kafka_source.planning.rate_limit import ReadLimits
+from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
     Metadata,
     PartitionOffsets,
     TopicMetadata,
 )
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import GroupByPartition
-from task_grouping.identifiers import StreamName
 
 TOPIC: Final = StreamName("orders")
 BEHIND: Final = 1_000

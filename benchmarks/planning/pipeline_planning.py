@@ -21,12 +21,12 @@ from typing import Any, Final
 
 from benchmarks.support.growth import Work, add_grown, columns, draw, grown
 from benchmarks.support.report import OUTPUT, Report
-from pipeline_planner import Pipeline
-from pipeline_planner.graph.names import SystemName
-from pipeline_planner.graph.operators import Graph, upstreams
-from pipeline_planner.planning.planning import make_plan
-from pipeline_planner.render.explain import explain
-from pipeline_planner.services.admin import observe
+from spark_ssp.planner import Pipeline
+from spark_ssp.planner.graph.names import SystemName
+from spark_ssp.planner.graph.operators import Graph, upstreams
+from spark_ssp.planner.planning.planning import make_plan
+from spark_ssp.planner.render.explain import explain
+from spark_ssp.planner.services.admin import observe
 
 NAME: Final = "bench"
 PARTITIONS: Final = 8

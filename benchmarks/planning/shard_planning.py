@@ -21,9 +21,11 @@ from typing import Final
 
 from benchmarks.support.growth import Work, add_grown, columns, draw, grown
 from benchmarks.support.report import OUTPUT, Report
-from kinesis_source.model.offset import Offset, StreamEntry, decode, encode
-from kinesis_source.model.ranges import SlotRange
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.grouping.slots import MappableShard, mapper_for
+from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry, decode, encode
+from spark_ssp.kinesis_source.model.ranges import SlotRange
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     SequenceNumber,
@@ -32,11 +34,9 @@ from kinesis_source.model.shard import (
     ShardState,
     StreamRef,
 )
-from kinesis_source.planning.active_shards import advance_streams, assign_slots
-from kinesis_source.planning.input_partitions import plan_ranges
-from kinesis_source.planning.shard_lineage import advance_lineage
-from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
-from task_grouping.slots import MappableShard, mapper_for
+from spark_ssp.kinesis_source.planning.active_shards import advance_streams, assign_slots
+from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.planning.shard_lineage import advance_lineage
 
 STREAM: Final = StreamName("orders")
 _HASH_KEYS: Final = 1 << 128

@@ -25,7 +25,7 @@ from benchmarks.kinesis.service import ServiceProcess, kinesis_service
 from benchmarks.support.ready_source import ReadyStreamSource
 from benchmarks.support.report import Report, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from local_kafka import LocalKafka
+from spark_ssp.testing.kafka import LocalKafka
 from tests.support.servers.spark_kafka import install
 
 CORES: Final = 2

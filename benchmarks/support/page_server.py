@@ -21,8 +21,12 @@ from typing import Any, Final
 import orjson
 import uvicorn
 
-from embedded_kinesis.http.event_stream import CONTENT_TYPE, encode_message, initial_response
-from task_grouping.identifiers import hash_of
+from spark_ssp.grouping.identifiers import hash_of
+from spark_ssp.testing.kinesis.http.event_stream import (
+    CONTENT_TYPE,
+    encode_message,
+    initial_response,
+)
 from tests.support.fan_out.http2 import either_protocol, server_tls
 
 STREAM: Final = "bench"

@@ -22,16 +22,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import IO, Final, NoReturn
 
-from checkpoint.agent.framing import FrameDecoder, encode_frame
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.agent.status_change import StatusChange, apply_change
-from checkpoint.coordination.protocol import LeaseClient, Report, Status
-from checkpoint.leases.lease import Lease, LeaseKey
-from ssp_common.errors import ServiceUnavailableError, SspError
-from ssp_common.helper_process import module_path, start_helper
-from ssp_common.times import seconds_text
+from spark_ssp.checkpoint.agent.framing import FrameDecoder, encode_frame
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.agent.status_change import StatusChange, apply_change
+from spark_ssp.checkpoint.coordination.protocol import LeaseClient, Report, Status
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
+from spark_ssp.common.helper_process import module_path, start_helper
+from spark_ssp.common.times import seconds_text
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S: Final = 60.0
 """Time for a live agent to answer, on top of the time to prepare the table."""
@@ -59,7 +59,7 @@ def start_agent(settings: AgentSettings) -> LeaseClient:
 
 def start_process() -> subprocess.Popen[bytes]:
     """Start a Python process that waits for its `sys.path`, then for its settings."""
-    return start_helper("checkpoint.agent.process")
+    return start_helper("spark_ssp.checkpoint.agent.process")
 
 
 class _AgentProcess:

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.coordination.state import METRICS_EVERY_MS, Monotonic, State
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.state import METRICS_EVERY_MS, Monotonic, State
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
     Conflict,
@@ -32,16 +32,21 @@ from checkpoint.leases.conditional_writes import (
     Take,
     Write,
 )
-from checkpoint.leases.kcl_tables import KclTables
-from checkpoint.leases.lease import LeaseKey
-from checkpoint.leases.lease_store import LeaseStore, Rows
-from checkpoint.leases.worker_metrics import KclObservation, KclRows, RowLocation, observe_kcl
-from ssp_common.errors import SspError
-from ssp_common.logs import abbreviate
-from ssp_common.times import duration_text
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.leases.kcl_tables import KclTables
+from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.lease_store import LeaseStore, Rows
+from spark_ssp.checkpoint.leases.worker_metrics import (
+    KclObservation,
+    KclRows,
+    RowLocation,
+    observe_kcl,
+)
+from spark_ssp.common.errors import SspError
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.times import duration_text
+from spark_ssp.grouping.identifiers import WorkerId
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 ANSWER_WAIT_MS: Final = 1_000
 """The maximum time for which an answer waits for the writes that its report started."""

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import BinaryIO, Final, NoReturn
 
-from checkpoint.agent.event_loop import (
+from spark_ssp.checkpoint.agent.event_loop import (
     SHUTDOWN_MS,
     Event,
     Job,
@@ -34,16 +34,16 @@ from checkpoint.agent.event_loop import (
     WriteCompleted,
     run_guarded,
 )
-from checkpoint.agent.framing import FrameDecoder, encode_frame
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.agent.status_change import to_change
-from checkpoint.agent.tables import open_tables
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.leases.lease import Lease, LeaseKey
-from ssp_common.errors import SspError
-from ssp_common.logs import show_logs
+from spark_ssp.checkpoint.agent.framing import FrameDecoder, encode_frame
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.agent.status_change import to_change
+from spark_ssp.checkpoint.agent.tables import open_tables
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.common.errors import SspError
+from spark_ssp.common.logs import show_logs
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 WATCHDOG_S: Final = SHUTDOWN_MS / 1000 + 2
 """The maximum lifetime of the process after its reader has exited."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from checkpoint.coordination.state import Settings
-from checkpoint.leases.table_schema import TableSettings
-from ssp_common.aws.retries import RetrySettings
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.options.endpoints import ConnectionOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

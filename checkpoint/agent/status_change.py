@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from checkpoint.coordination.protocol import Status
-from checkpoint.leases.lease import Lease, LeaseKey
-from ssp_common.errors import SspError
+from spark_ssp.checkpoint.coordination.protocol import Status
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.common.errors import SspError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

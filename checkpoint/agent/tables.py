@@ -6,16 +6,16 @@ import random
 import time
 from functools import partial
 
-from checkpoint.agent.event_loop import TableOpened
-from checkpoint.agent.settings import AgentSettings, with_short_timeouts
-from checkpoint.dynamodb_calls import DECODERS, DynamoDbCalls
-from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
-from checkpoint.leases.kcl_tables import DynamoDbKclTables
-from checkpoint.leases.table_schema import TableSettings
-from ssp_common.aws.botocore_bypass import DirectCalls
-from ssp_common.aws.clients import create_client
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.checkpoint.agent.event_loop import TableOpened
+from spark_ssp.checkpoint.agent.settings import AgentSettings, with_short_timeouts
+from spark_ssp.checkpoint.dynamodb_calls import DECODERS, DynamoDbCalls
+from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
+from spark_ssp.checkpoint.leases.kcl_tables import DynamoDbKclTables
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.clients import create_client
+from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
+from spark_ssp.common.options.endpoints import ConnectionOptions
 
 
 def open_tables(settings: AgentSettings) -> TableOpened:

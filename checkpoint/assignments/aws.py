@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
-from checkpoint.assignments.errors import AssignmentStoreError, store_subject
-from checkpoint.assignments.uri import StoreUri
-from ssp_common.aws.s3_files import S3Calls, S3Files
-from ssp_common.aws.s3_names import S3Folder
-from ssp_common.aws.store import StoreLocation
-from ssp_common.documents.immutable_files import WriteOnceFiles
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.checkpoint.assignments.errors import AssignmentStoreError, store_subject
+from spark_ssp.checkpoint.assignments.uri import StoreUri
+from spark_ssp.common.aws.s3_files import S3Calls, S3Files
+from spark_ssp.common.aws.s3_names import S3Folder
+from spark_ssp.common.aws.store import StoreLocation
+from spark_ssp.common.documents.immutable_files import WriteOnceFiles
+from spark_ssp.common.options.endpoints import ConnectionOptions
 
 
 def open_s3(uri: StoreUri, connection: ConnectionOptions) -> WriteOnceFiles:

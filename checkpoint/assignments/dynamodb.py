@@ -16,18 +16,22 @@ from typing import TYPE_CHECKING, Any, Final
 
 from botocore.exceptions import ClientError
 
-from checkpoint.assignments.aws import dynamodb_where
-from checkpoint.assignments.errors import conflict
-from checkpoint.assignments.serialization import decode_text, encode_text, unreadable_error
-from checkpoint.assignments.store import AssignmentStore, StoredAssignment, Version
-from checkpoint.assignments.uri import StoreUri
-from checkpoint.dynamodb_calls import DynamoDbCalls
-from ssp_common.aws.error_translation import code_of
-from ssp_common.aws.store import StoreCalls
-from ssp_common.errors import ServiceUnavailableError
-from ssp_common.options.endpoints import ConnectionOptions
-from ssp_common.times import seconds_text
-from task_grouping.assignment import TaskAssignment
+from spark_ssp.checkpoint.assignments.aws import dynamodb_where
+from spark_ssp.checkpoint.assignments.errors import conflict
+from spark_ssp.checkpoint.assignments.serialization import (
+    decode_text,
+    encode_text,
+    unreadable_error,
+)
+from spark_ssp.checkpoint.assignments.store import AssignmentStore, StoredAssignment, Version
+from spark_ssp.checkpoint.assignments.uri import StoreUri
+from spark_ssp.checkpoint.dynamodb_calls import DynamoDbCalls
+from spark_ssp.common.aws.error_translation import code_of
+from spark_ssp.common.aws.store import StoreCalls
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.times import seconds_text
+from spark_ssp.grouping.assignment import TaskAssignment
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from checkpoint.assignments.store import Version
-from ssp_common.errors import IncompatibleStateError, SspError
+from spark_ssp.checkpoint.assignments.store import Version
+from spark_ssp.common.errors import IncompatibleStateError, SspError
 
 
 class AssignmentStoreError(IncompatibleStateError):

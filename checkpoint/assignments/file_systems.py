@@ -4,7 +4,7 @@ How a file is created atomically, with its whole content, only if it does not ex
 
 * local: written under another name, then linked, since a rename replaces an existing file and
   O_EXCL shows readers an incomplete one. This works on NFS too.
-* Google's and Azure's: by the conditions of `ssp_common.documents.immutable_files`.
+* Google's and Azure's: by the conditions of `spark_ssp.common.documents.immutable_files`.
 * `memory`, for tests: fsspec checks and then writes, so this runs under a lock.
 """
 
@@ -19,16 +19,16 @@ from typing import Any, Final, TypeVar
 
 import fsspec
 
-from checkpoint.assignments.errors import AssignmentStoreError, store_subject
-from checkpoint.assignments.uri import StoreKind, StoreUri
-from ssp_common.aws.error_translation import safe_text
-from ssp_common.documents.immutable_files import (
+from spark_ssp.checkpoint.assignments.errors import AssignmentStoreError, store_subject
+from spark_ssp.checkpoint.assignments.uri import StoreKind, StoreUri
+from spark_ssp.common.aws.error_translation import safe_text
+from spark_ssp.common.documents.immutable_files import (
     CONDITIONS,
     PACKAGES,
     WriteOnceFiles,
     missing_package,
 )
-from ssp_common.errors import (
+from spark_ssp.common.errors import (
     AccessError,
     InvalidOptionsError,
     OptionProblem,

@@ -13,12 +13,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from checkpoint.assignments.errors import conflict, store_subject
-from checkpoint.assignments.serialization import decode_text, encode_text
-from checkpoint.assignments.store import StoredAssignment, Version
-from checkpoint.assignments.uri import StoreUri
-from ssp_common.documents.immutable_files import WriteOnceFiles
-from task_grouping.assignment import TaskAssignment
+from spark_ssp.checkpoint.assignments.errors import conflict, store_subject
+from spark_ssp.checkpoint.assignments.serialization import decode_text, encode_text
+from spark_ssp.checkpoint.assignments.store import StoredAssignment, Version
+from spark_ssp.checkpoint.assignments.uri import StoreUri
+from spark_ssp.common.documents.immutable_files import WriteOnceFiles
+from spark_ssp.grouping.assignment import TaskAssignment
 
 _NAME: Final = re.compile(r"([0-9]{8,})\.json", re.ASCII)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from checkpoint.assignments.store import AssignmentStore
-from checkpoint.assignments.uri import StoreKind, parse_store_uri
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+from spark_ssp.common.options.endpoints import ConnectionOptions
 
 
 def open_assignment_store(uri: str, connection: ConnectionOptions | None = None) -> AssignmentStore:
@@ -18,16 +18,16 @@ def open_assignment_store(uri: str, connection: ConnectionOptions | None = None)
     aws = connection or ConnectionOptions()
     match parsed.kind:
         case StoreKind.LOCAL | StoreKind.FSSPEC:
-            from checkpoint.assignments.file_systems import open_files
-            from checkpoint.assignments.files import FileAssignmentStore
+            from spark_ssp.checkpoint.assignments.file_systems import open_files
+            from spark_ssp.checkpoint.assignments.files import FileAssignmentStore
 
             return FileAssignmentStore(parsed, open_files(parsed))
         case StoreKind.S3:
-            from checkpoint.assignments.aws import open_s3
-            from checkpoint.assignments.files import FileAssignmentStore
+            from spark_ssp.checkpoint.assignments.aws import open_s3
+            from spark_ssp.checkpoint.assignments.files import FileAssignmentStore
 
             return FileAssignmentStore(parsed, open_s3(parsed, aws))
         case StoreKind.DYNAMODB:
-            from checkpoint.assignments.dynamodb import open_dynamodb
+            from spark_ssp.checkpoint.assignments.dynamodb import open_dynamodb
 
             return open_dynamodb(parsed, aws)

@@ -1,4 +1,4 @@
-"""The stored form of an assignment: `task_grouping.assignment`, version 1, as JSON on one line.
+"""The stored form of an assignment: `grouping.assignment`, version 1, as JSON on one line.
 
 Version 1 is complete without the rules of a grouper, for other readers of a store and for earlier
 releases; the versions of offsets are also read. Equal assignments have equal text. It contains
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 
-from checkpoint.assignments.errors import AssignmentStoreError
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.assignment import TaskAssignment, decode_assignment, encode_assignment_v1
+from spark_ssp.checkpoint.assignments.errors import AssignmentStoreError
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.assignment import TaskAssignment, decode_assignment, encode_assignment_v1
 
 
 def encode_text(assignment: TaskAssignment) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NewType, Protocol
 
-from task_grouping.assignment import TaskAssignment
+from spark_ssp.grouping.assignment import TaskAssignment
 
 Version = NewType("Version", int)
 """The number of a write, from 1. Opaque to callers."""

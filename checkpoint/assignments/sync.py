@@ -16,17 +16,17 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from checkpoint.assignments.errors import (
+from spark_ssp.checkpoint.assignments.errors import (
     AssignmentConflictError,
     AssignmentContradictionError,
     store_subject,
 )
-from checkpoint.assignments.store import AssignmentStore
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
-from task_grouping.identifiers import SystemStreamPartition
-from task_grouping.merging import (
+from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.grouping.merging import (
     GROUPER,
     SINGLE,
     Contradiction,

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from ssp_common.aws.s3_names import is_bucket
-from ssp_common.options.spec import BadValueError, Fault, shown
+from spark_ssp.common.aws.s3_names import is_bucket
+from spark_ssp.common.options.spec import BadValueError, Fault, shown
 
 EXAMPLES: Final = (
     "a URI such as s3://bucket/assignments/orders, dynamodb://table/orders, gs://bucket/orders, "

@@ -11,11 +11,11 @@ records are lost.
 
 from __future__ import annotations
 
-from checkpoint.coordination.observed_leases import parent_keys
-from checkpoint.coordination.state import Monotonic, ObservedLease, State
-from checkpoint.leases.checkpoint_position import StartAtTimestamp, StartAtTrimHorizon
-from checkpoint.leases.conditional_writes import Delete
-from checkpoint.leases.lease import Lease, LeaseKey, lease_key
+from spark_ssp.checkpoint.coordination.observed_leases import parent_keys
+from spark_ssp.checkpoint.coordination.state import Monotonic, ObservedLease, State
+from spark_ssp.checkpoint.leases.checkpoint_position import StartAtTimestamp, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.conditional_writes import Delete
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, lease_key
 
 
 def _is_due(state: State, now: Monotonic) -> bool:

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.coordination.lease_cleanup import plan_deletes
-from checkpoint.coordination.lease_renewer import (
+from spark_ssp.checkpoint.coordination.lease_cleanup import plan_deletes
+from spark_ssp.checkpoint.coordination.lease_renewer import (
     claim_unheld,
     is_handoff_requested,
     leader_throughput,
     plan_write,
 )
-from checkpoint.coordination.lease_taker import next_expiry, plan_takes
-from checkpoint.coordination.observed_leases import is_overdue, observe_scan
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.coordination.shard_end import children_to_create
-from checkpoint.coordination.state import (
+from spark_ssp.checkpoint.coordination.lease_taker import next_expiry, plan_takes
+from spark_ssp.checkpoint.coordination.observed_leases import is_overdue, observe_scan
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.shard_end import children_to_create
+from spark_ssp.checkpoint.coordination.state import (
     METRICS_EVERY_MS,
     InFlightWrite,
     Monotonic,
@@ -38,7 +38,7 @@ from checkpoint.coordination.state import (
     Steps,
     stream_of,
 )
-from checkpoint.coordination.write_results import (
+from spark_ssp.checkpoint.coordination.write_results import (
     apply_conflict,
     apply_done,
     apply_failure,
@@ -48,8 +48,8 @@ from checkpoint.coordination.write_results import (
     record_steal,
     retry_after_ms,
 )
-from checkpoint.leases.checkpoint_position import Progress, is_forward
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.leases.checkpoint_position import Progress, is_forward
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Conflict,
     Create,
@@ -60,10 +60,10 @@ from checkpoint.leases.conditional_writes import (
     SetChildren,
     Write,
 )
-from checkpoint.leases.lease import LeaseKey
-from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.worker_metrics import KclWorkers
-from ssp_common.errors import ServiceUnavailableError, SspError
+from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
 
 __all__ = [
     "Monotonic",

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
-from checkpoint.coordination.observed_leases import is_overdue
-from checkpoint.coordination.shard_end import is_left_to_others, next_end_write
-from checkpoint.coordination.state import Monotonic, State
-from checkpoint.leases.checkpoint_position import Progress, is_forward
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.coordination.observed_leases import is_overdue
+from spark_ssp.checkpoint.coordination.shard_end import is_left_to_others, next_end_write
+from spark_ssp.checkpoint.coordination.state import Monotonic, State
+from spark_ssp.checkpoint.leases.checkpoint_position import Progress, is_forward
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
     Evict,
@@ -27,7 +27,7 @@ from checkpoint.leases.conditional_writes import (
     SetChildren,
     Write,
 )
-from checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
 
 NOMINAL_KBPS: Final = 1.0
 """The throughput of every lease as long as no worker has measured one."""

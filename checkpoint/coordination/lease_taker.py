@@ -16,11 +16,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, TypeVar
 
-from checkpoint.coordination.observed_leases import count_leases, is_expired, is_readable
-from checkpoint.coordination.state import Monotonic, ObservedLease, State
-from checkpoint.leases.conditional_writes import RequestHandoff, Take, Write
-from checkpoint.leases.lease import LeaseKey
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.coordination.observed_leases import count_leases, is_expired, is_readable
+from spark_ssp.checkpoint.coordination.state import Monotonic, ObservedLease, State
+from spark_ssp.checkpoint.leases.conditional_writes import RequestHandoff, Take, Write
+from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.grouping.identifiers import WorkerId
 
 T = TypeVar("T")
 

@@ -11,11 +11,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeVar
 
-from checkpoint.coordination.state import MAX_COLLISIONS, HeldLease, Monotonic, ObservedLease, State
-from checkpoint.leases.conditional_writes import is_applied
-from checkpoint.leases.lease import Lease, LeaseKey, lease_key
-from checkpoint.leases.lease_store import Rows
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.coordination.state import (
+    MAX_COLLISIONS,
+    HeldLease,
+    Monotonic,
+    ObservedLease,
+    State,
+)
+from spark_ssp.checkpoint.leases.conditional_writes import is_applied
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, lease_key
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.grouping.identifiers import WorkerId
 
 K = TypeVar("K")
 V = TypeVar("V")

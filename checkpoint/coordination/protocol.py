@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from checkpoint.leases.checkpoint_position import Progress
-from checkpoint.leases.lease import Lease, LeaseKey
-from ssp_common.errors import SspError
+from spark_ssp.checkpoint.leases.checkpoint_position import Progress
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.common.errors import SspError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

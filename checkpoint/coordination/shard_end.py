@@ -14,11 +14,11 @@ the next owner reaches the end again.
 
 from __future__ import annotations
 
-from checkpoint.coordination.observed_leases import is_overdue, parent_keys
-from checkpoint.coordination.state import Monotonic, State
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.conditional_writes import Checkpoint, Create, SetChildren
-from checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.coordination.observed_leases import is_overdue, parent_keys
+from spark_ssp.checkpoint.coordination.state import Monotonic, State
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.conditional_writes import Checkpoint, Create, SetChildren
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
 
 
 def missing_child_leases(state: State, key: LeaseKey) -> list[Lease]:

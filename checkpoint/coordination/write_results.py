@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.coordination.observed_leases import (
+from spark_ssp.checkpoint.coordination.observed_leases import (
     drop_lease,
     is_overdue,
     observe,
@@ -12,9 +12,9 @@ from checkpoint.coordination.observed_leases import (
     record_row,
     without,
 )
-from checkpoint.coordination.state import InFlightWrite, Monotonic, State
-from checkpoint.errors import MalformedLeaseError
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.coordination.state import InFlightWrite, Monotonic, State
+from spark_ssp.checkpoint.errors import MalformedLeaseError
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Checkpoint,
     Conflict,
     Delete,
@@ -24,8 +24,8 @@ from checkpoint.leases.conditional_writes import (
     Take,
     Write,
 )
-from checkpoint.leases.lease import LeaseKey
-from ssp_common.errors import ServiceUnavailableError, SspError
+from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
 
 
 def retry_after_ms(failover_ms: int) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from task_grouping.identifiers import EpochMillis, SequenceNumber
+from spark_ssp.grouping.identifiers import EpochMillis, SequenceNumber
 
 
 @dataclass(frozen=True, slots=True)

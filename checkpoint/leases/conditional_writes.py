@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from checkpoint.leases.checkpoint_position import Progress, is_forward
-from checkpoint.leases.lease import AttributeValue, Lease
-from checkpoint.leases.lease_serializer import (
+from spark_ssp.checkpoint.leases.checkpoint_position import Progress, is_forward
+from spark_ssp.checkpoint.leases.lease import AttributeValue, Lease
+from spark_ssp.checkpoint.leases.lease_serializer import (
     Attribute,
     encode,
     encode_progress,
@@ -23,7 +23,7 @@ from checkpoint.leases.lease_serializer import (
     text,
     texts,
 )
-from task_grouping.identifiers import ShardId, WorkerId
+from spark_ssp.grouping.identifiers import ShardId, WorkerId
 
 # --- Writes --------------------------------------------------------------------------------------
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from checkpoint.leases.conditional_writes import DeleteRow, PutRow, RowChange, UpdateRow
-from checkpoint.leases.lease import AttributeValue, LeaseKey
-from checkpoint.leases.lease_serializer import Attribute, text
+from spark_ssp.checkpoint.leases.conditional_writes import DeleteRow, PutRow, RowChange, UpdateRow
+from spark_ssp.checkpoint.leases.lease import AttributeValue, LeaseKey
+from spark_ssp.checkpoint.leases.lease_serializer import Attribute, text
 
 Operation = Literal["PutItem", "UpdateItem", "DeleteItem"]
 

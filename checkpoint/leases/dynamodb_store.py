@@ -11,8 +11,8 @@ from typing import Any, Final, NoReturn
 
 from botocore.exceptions import ClientError
 
-from checkpoint.dynamodb_calls import DynamoDbCalls, has_code, may_have_applied
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.dynamodb_calls import DynamoDbCalls, has_code, may_have_applied
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Conflict,
     DeleteRow,
     Done,
@@ -21,16 +21,21 @@ from checkpoint.leases.conditional_writes import (
     Write,
     to_update,
 )
-from checkpoint.leases.dynamodb_expressions import request_of
-from checkpoint.leases.lease import Item, Lease, LeaseKey
-from checkpoint.leases.lease_serializer import Attribute, text
-from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.row_parsing import LeaseCache, parse_lease, parse_rows
-from checkpoint.leases.table_schema import Readiness, TableSettings, creation_request, readiness
-from checkpoint.leases.write_reconciliation import reconcile
-from ssp_common.aws.error_translation import MalformedAnswerError
-from ssp_common.errors import ServiceUnavailableError
-from ssp_common.times import seconds_text
+from spark_ssp.checkpoint.leases.dynamodb_expressions import request_of
+from spark_ssp.checkpoint.leases.lease import Item, Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease_serializer import Attribute, text
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.leases.row_parsing import LeaseCache, parse_lease, parse_rows
+from spark_ssp.checkpoint.leases.table_schema import (
+    Readiness,
+    TableSettings,
+    creation_request,
+    readiness,
+)
+from spark_ssp.checkpoint.leases.write_reconciliation import reconcile
+from spark_ssp.common.aws.error_translation import MalformedAnswerError
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.times import seconds_text
 
 _POLL_S: Final = 1.0
 

@@ -14,11 +14,11 @@ from typing import Any, Final, Protocol
 
 from botocore.exceptions import ClientError
 
-from checkpoint.dynamodb_calls import DynamoDbCalls, has_code
-from checkpoint.leases.lease import Item
-from checkpoint.leases.lease_serializer import Attribute, text
-from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.worker_metrics import (
+from spark_ssp.checkpoint.dynamodb_calls import DynamoDbCalls, has_code
+from spark_ssp.checkpoint.leases.lease import Item
+from spark_ssp.checkpoint.leases.lease_serializer import Attribute, text
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.leases.worker_metrics import (
     OWN,
     KclRows,
     RowLocation,
@@ -27,10 +27,10 @@ from checkpoint.leases.worker_metrics import (
     own_metric_row,
     state_table,
 )
-from ssp_common.errors import AccessError
-from task_grouping.identifiers import WorkerId
+from spark_ssp.common.errors import AccessError
+from spark_ssp.grouping.identifiers import WorkerId
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 RECHECK_S: Final = 60.0
 """Time for which a table is skipped that is missing or may not be read."""

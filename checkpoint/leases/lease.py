@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NewType
 
-from checkpoint.leases.checkpoint_position import Progress, ShardEnded
-from task_grouping.identifiers import HashRange, ShardId, StreamName, WorkerId
+from spark_ssp.checkpoint.leases.checkpoint_position import Progress, ShardEnded
+from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName, WorkerId
 
 LeaseKey = NewType("LeaseKey", str)
 """The key of a row: the shard id; with several streams `account:stream:epoch:shardId`."""

@@ -20,8 +20,8 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from checkpoint.errors import MalformedLeaseError
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.errors import MalformedLeaseError
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     Progress,
     ShardEnded,
@@ -29,9 +29,15 @@ from checkpoint.leases.checkpoint_position import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from checkpoint.leases.lease import AttributeValue, Item, Lease, PendingCheckpoint, StreamIdentifier
-from ssp_common.options.spec import shown
-from task_grouping.identifiers import (
+from spark_ssp.checkpoint.leases.lease import (
+    AttributeValue,
+    Item,
+    Lease,
+    PendingCheckpoint,
+    StreamIdentifier,
+)
+from spark_ssp.common.options.spec import shown
+from spark_ssp.grouping.identifiers import (
     MAX_HASH_KEY,
     EpochMillis,
     HashRange,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from checkpoint.errors import MalformedLeaseError
-from checkpoint.leases.conditional_writes import Outcome, Write
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.lease_serializer import ForeignRow
+from spark_ssp.checkpoint.errors import MalformedLeaseError
+from spark_ssp.checkpoint.leases.conditional_writes import Outcome, Write
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease_serializer import ForeignRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
-from checkpoint.errors import LeaseTableError, MalformedLeaseError
-from checkpoint.leases.lease import Item, Lease
-from checkpoint.leases.lease_serializer import Attribute, ForeignRow, decode
-from checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.errors import LeaseTableError, MalformedLeaseError
+from spark_ssp.checkpoint.leases.lease import Item, Lease
+from spark_ssp.checkpoint.leases.lease_serializer import Attribute, ForeignRow, decode
+from spark_ssp.checkpoint.leases.lease_store import Rows
 
 Decode = Callable[[Item], Lease | ForeignRow]
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from checkpoint.errors import LeaseTableError
-from checkpoint.leases.lease_serializer import Attribute
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.leases.lease_serializer import Attribute
 
 OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"
 

@@ -18,9 +18,15 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from checkpoint.leases.lease import AttributeValue, Item
-from checkpoint.leases.lease_serializer import Attribute, EntityType, ForeignRow, number, text
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.leases.lease import AttributeValue, Item
+from spark_ssp.checkpoint.leases.lease_serializer import (
+    Attribute,
+    EntityType,
+    ForeignRow,
+    number,
+    text,
+)
+from spark_ssp.grouping.identifiers import WorkerId
 
 ALIVE_MS: Final = 60_000
 """KCL 3: twice `workerMetricsReporterFreqInMillis`."""

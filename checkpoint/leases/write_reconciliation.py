@@ -12,7 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from checkpoint.leases.conditional_writes import Conflict, Done, Outcome, Write, is_applied
+from spark_ssp.checkpoint.leases.conditional_writes import (
+    Conflict,
+    Done,
+    Outcome,
+    Write,
+    is_applied,
+)
 
 Attempt = Callable[[], Outcome]
 

@@ -32,10 +32,17 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import OffsetSpec as SdkOffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
-from kafka_source.client.admin_connection import NO_RESPONSE, AdminConnection, run_in_thread
-from kafka_source.client.api import OffsetSpec, TopicDescription
-from kafka_source.client.client_config import secrets_of
-from kafka_source.client.error_translation import (
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
+from spark_ssp.common.times import seconds_text
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.admin_connection import (
+    NO_RESPONSE,
+    AdminConnection,
+    run_in_thread,
+)
+from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
+from spark_ssp.kafka_source.client.client_config import secrets_of
+from spark_ssp.kafka_source.client.error_translation import (
     ErrorKind,
     describe_error,
     error_kind,
@@ -43,7 +50,7 @@ from kafka_source.client.error_translation import (
     kafka_error,
     to_error,
 )
-from kafka_source.client.retry import (
+from spark_ssp.kafka_source.client.retry import (
     BatchRequest,
     NoResponseError,
     Retrier,
@@ -51,7 +58,7 @@ from kafka_source.client.retry import (
     RetryPolicy,
     SendLimits,
 )
-from kafka_source.model.topic import (
+from spark_ssp.kafka_source.model.topic import (
     Assign,
     AtTime,
     IsolationLevel,
@@ -62,11 +69,8 @@ from kafka_source.model.topic import (
     TopicId,
     kafka_name,
 )
-from kafka_source.options.values import KafkaOptions
-from kafka_source.properties.translation import BOOTSTRAP_SERVERS, ClientProperties
-from ssp_common.errors import ServiceUnavailableError, SspError
-from ssp_common.times import seconds_text
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.properties.translation import BOOTSTRAP_SERVERS, ClientProperties
 
 K = TypeVar("K")
 V = TypeVar("V")

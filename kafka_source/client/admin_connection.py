@@ -22,10 +22,10 @@ from typing import Final, NoReturn, TypeVar
 from confluent_kafka import KafkaError
 from confluent_kafka.admin import AdminClient
 
-from kafka_source.client.client_config import ClientRole, create_client
-from kafka_source.client.error_translation import ErrorKind, error_kind
-from kafka_source.client.retry import SendLimits
-from kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.client.client_config import ClientRole, create_client
+from spark_ssp.kafka_source.client.error_translation import ErrorKind, error_kind
+from spark_ssp.kafka_source.client.retry import SendLimits
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 K = TypeVar("K")
 T = TypeVar("T")

@@ -18,8 +18,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafka_source.model.topic import AtTime, LogicalOffset, Selection, TopicId
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, Selection, TopicId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

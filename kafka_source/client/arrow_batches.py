@@ -19,10 +19,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_source.model.ranges import TaskRange
-from kafka_source.model.topic import kafka_name
-from ssp_common.errors import InvalidRequestError
-from task_grouping.identifiers import SystemStreamPartition
+from spark_ssp.common.errors import InvalidRequestError
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.model.ranges import TaskRange
+from spark_ssp.kafka_source.model.topic import kafka_name
 
 Headers = Sequence[tuple[str, bytes | None]]
 """The headers of a record, in order; names may repeat."""

@@ -13,13 +13,17 @@ from typing import Any, Final, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_source.client.client_log import ClientLog
-from kafka_source.client.error_translation import kafka_error, redact, to_error
-from kafka_source.properties.consumer_properties import ALIASES, words
-from kafka_source.properties.login_tokens import provided_token_callback
-from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.properties.translation import BOOTSTRAP_SERVERS, PREFIX, ClientProperties
-from ssp_common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.kafka_source.client.client_log import ClientLog
+from spark_ssp.kafka_source.client.error_translation import kafka_error, redact, to_error
+from spark_ssp.kafka_source.properties.consumer_properties import ALIASES, words
+from spark_ssp.kafka_source.properties.login_tokens import provided_token_callback
+from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.translation import (
+    BOOTSTRAP_SERVERS,
+    PREFIX,
+    ClientProperties,
+)
 
 C = TypeVar("C")
 
@@ -122,7 +126,7 @@ def client_config(
         )
     elif properties.iam is not None:
         # Imported here because the AWS SDK is slow to import, and most logins do not need it.
-        from kafka_source.properties.iam_token import iam_token_callback
+        from spark_ssp.kafka_source.properties.iam_token import iam_token_callback
 
         config[TOKEN_CALLBACK] = iam_token_callback(
             properties.iam, config.get(BOOTSTRAP_SERVERS, ""), logger=config["logger"]

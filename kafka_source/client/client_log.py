@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafka_source.client.error_translation import redact
+from spark_ssp.kafka_source.client.error_translation import redact
 
 PERIOD_S: Final = 60.0
 _MAX_KINDS: Final = 1_000

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kafka_source.client.arrow_batches import RecordColumns
-from kafka_source.client.error_translation import ErrorKind
-from ssp_common.errors import SspError
-from task_grouping.identifiers import SystemStreamPartition
+from spark_ssp.common.errors import SspError
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.client.arrow_batches import RecordColumns
+from spark_ssp.kafka_source.client.error_translation import ErrorKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

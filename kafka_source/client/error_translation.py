@@ -15,8 +15,7 @@ from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_source.properties.login_tokens import tokens_in_use
-from ssp_common.errors import (
+from spark_ssp.common.errors import (
     AccessError,
     DataLossError,
     InvalidRequestError,
@@ -24,6 +23,7 @@ from ssp_common.errors import (
     SspError,
     StreamNotFoundError,
 )
+from spark_ssp.kafka_source.properties.login_tokens import tokens_in_use
 
 
 class ErrorKind(StrEnum):

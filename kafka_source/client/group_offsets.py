@@ -22,9 +22,16 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from kafka_source.client.admin_connection import AdminConnection
-from kafka_source.client.client_config import secrets_of
-from kafka_source.client.error_translation import (
+from spark_ssp.common.errors import (
+    AccessError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    SspError,
+)
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.client.admin_connection import AdminConnection
+from spark_ssp.kafka_source.client.client_config import secrets_of
+from spark_ssp.kafka_source.client.error_translation import (
     ErrorKind,
     describe_error,
     error_kind,
@@ -32,15 +39,8 @@ from kafka_source.client.error_translation import (
     kafka_error,
     to_error,
 )
-from kafka_source.client.retry import send_limits
-from kafka_source.properties.translation import ClientProperties
-from ssp_common.errors import (
-    AccessError,
-    InvalidRequestError,
-    ServiceUnavailableError,
-    SspError,
-)
-from task_grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.client.retry import send_limits
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 _PAUSE_S: Final = 0.5
 """Between two requests without an answer, or with a transient error."""

@@ -16,10 +16,15 @@ from typing import Final, Generic, TypeVar
 
 from confluent_kafka import KafkaError
 
-from kafka_source.client.error_translation import ErrorKind, describe_error, error_kind, to_error
-from ssp_common.times import seconds_text
+from spark_ssp.common.times import seconds_text
+from spark_ssp.kafka_source.client.error_translation import (
+    ErrorKind,
+    describe_error,
+    error_kind,
+    to_error,
+)
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 V = TypeVar("V")

@@ -12,7 +12,8 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from kafka_source.client.arrow_batches import (
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.arrow_batches import (
     Headers,
     RecordColumns,
     Runs,
@@ -24,18 +25,17 @@ from kafka_source.client.arrow_batches import (
     split_runs,
     unreadable_headers,
 )
-from kafka_source.client.client_config import ClientRole, create_client, secrets_of
-from kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
-from kafka_source.client.error_translation import (
+from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
+from spark_ssp.kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
+from spark_ssp.kafka_source.client.error_translation import (
     ErrorKind,
     describe_error,
     error_kind,
     kafka_error,
     to_error,
 )
-from kafka_source.model.topic import kafka_name, partition_of
-from kafka_source.properties.translation import ClientProperties
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 
 class ConfluentConsumer:

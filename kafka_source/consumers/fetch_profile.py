@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 from typing import Final
 
-from kafka_source.model.ranges import PartitionRange
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.model.ranges import PartitionRange
 
 
 class FetchProfile(StrEnum):

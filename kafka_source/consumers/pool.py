@@ -20,14 +20,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafka_source.client.consumer_api import PartitionConsumer
-from kafka_source.consumers.confluent_consumer import ConfluentConsumer
-from kafka_source.consumers.fetch_profile import FetchProfile, profile_settings
-from kafka_source.consumers.native.librdkafka import library
-from kafka_source.consumers.native.native_consumer import NativeConsumer
-from kafka_source.model.topic import TopicId
-from kafka_source.properties.translation import GROUP_ID, ClientProperties
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.client.consumer_api import PartitionConsumer
+from spark_ssp.kafka_source.consumers.confluent_consumer import ConfluentConsumer
+from spark_ssp.kafka_source.consumers.fetch_profile import FetchProfile, profile_settings
+from spark_ssp.kafka_source.consumers.native.librdkafka import library
+from spark_ssp.kafka_source.consumers.native.native_consumer import NativeConsumer
+from spark_ssp.kafka_source.model.topic import TopicId
+from spark_ssp.kafka_source.properties.translation import GROUP_ID, ClientProperties
 
 IDLE_TIMEOUT_S: Final = 300.0
 """Consumers idle for longer are closed when the next one is acquired or released."""

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final
 
-from kafka_source.dedup.dedup_headers import Position
+from spark_ssp.kafka_source.dedup.dedup_headers import Position
 
 ROW_ID_BYTES: Final = 16
 RowId = bytes

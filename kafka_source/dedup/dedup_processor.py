@@ -9,9 +9,9 @@ from typing import Any, Final
 
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from kafka_source.dedup.dedup_headers import POSITION_HEADER
-from kafka_source.dedup.dedup_state import KEY_SCHEMA, VALUE_SCHEMA, DedupState
-from ssp_common.times import duration_text
+from spark_ssp.common.times import duration_text
+from spark_ssp.kafka_source.dedup.dedup_headers import POSITION_HEADER
+from spark_ssp.kafka_source.dedup.dedup_state import KEY_SCHEMA, VALUE_SCHEMA, DedupState
 
 MAX_SOURCES: Final = 1_000
 """Sources remembered for each partition: the most recent ones."""
@@ -19,7 +19,7 @@ MAX_SOURCES: Final = 1_000
 MAX_CLOCK_SKEW_MS: Final = 5 * 60 * 1000
 """The longest time that the clock of a writing driver may be ahead of that of a reading worker."""
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 
 class DedupProcessor(StatefulProcessor):
@@ -43,7 +43,7 @@ class DedupProcessor(StatefulProcessor):
         spills reorders those of one partition.
         """
         # For each query, Spark starts a process only to call `init`, which needs no Arrow.
-        from kafka_source.dedup.row_blocks import read_blocks
+        from spark_ssp.kafka_source.dedup.row_blocks import read_blocks
 
         max_attempt_ms = int(self._now() * 1000) + MAX_CLOCK_SKEW_MS
         state = DedupState(self._entries, self._forget_after_ms, MAX_SOURCES, max_attempt_ms)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from kafka_source.dedup.dedup_filter import (
+from spark_ssp.kafka_source.dedup.dedup_filter import (
     ROW_ID_BYTES,
     DedupFilter,
     RowId,

@@ -27,17 +27,17 @@ from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from kafka_source.dedup.dedup_headers import (
+from spark_ssp.common.errors import InvalidRowsError, UnsupportedError
+from spark_ssp.common.spark.pyspark_api import LIMITS_STATE_BYTES, check_state_in_pandas
+from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
+from spark_ssp.kafka_source.dedup.dedup_headers import (
     POSITION_HEADER,
     POSITION_PATTERN,
     SOURCE_HEADER,
 )
-from kafka_source.dedup.dedup_processor import DedupProcessor
-from kafka_source.dedup.passed_columns import CONVERTED, HEADERS, passed_as, spread
-from kafka_source.dedup.row_blocks import BLOCK_BYTES, BLOCKS_SCHEMA, TYPES, BlockWriter
-from ssp_common.errors import InvalidRowsError, UnsupportedError
-from ssp_common.spark.pyspark_api import LIMITS_STATE_BYTES, check_state_in_pandas
-from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
+from spark_ssp.kafka_source.dedup.dedup_processor import DedupProcessor
+from spark_ssp.kafka_source.dedup.passed_columns import CONVERTED, HEADERS, passed_as, spread
+from spark_ssp.kafka_source.dedup.row_blocks import BLOCK_BYTES, BLOCKS_SCHEMA, TYPES, BlockWriter
 
 _COLUMNS: Final = {"topic": "string", "partition": "int", "offset": "bigint"}
 _SOURCE: Final = "ssp_source"

@@ -19,9 +19,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kafka_source.dedup.dedup_filter import ROW_ID_BYTES, RowId, hash_row
-from kafka_source.dedup.dedup_headers import NUMBER_PATTERN, ROW_PATTERN
-from kafka_source.dedup.offset_order import sort_by_offset
+from spark_ssp.kafka_source.dedup.dedup_filter import ROW_ID_BYTES, RowId, hash_row
+from spark_ssp.kafka_source.dedup.dedup_headers import NUMBER_PATTERN, ROW_PATTERN
+from spark_ssp.kafka_source.dedup.offset_order import sort_by_offset
 
 if TYPE_CHECKING:
     import pandas as pd

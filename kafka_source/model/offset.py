@@ -11,7 +11,7 @@
   tolerated gap. It is the position where reading starts, instead of the one in the previous
   offset, in the form of `next`. So a batch can be planned again from its two offsets, without
   options and without a request.
-* `assignment` (`task_grouping.assignment`) has the same partitions, and the partition counts that
+* `assignment` (`grouping.assignment`) has the same partitions, and the partition counts that
   the topics have had, which define the generations of partitions.
 * The offset before a query's first batch is empty.
 
@@ -27,18 +27,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kafka_source.model.topic import SYSTEM, TopicId, kafka_name, partition_of
-from ssp_common.documents.versioned_json import Codec, Json, VersionedDocument, whole_number
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.assignment import (
+from spark_ssp.common.documents.versioned_json import Codec, Json, VersionedDocument, whole_number
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.assignment import (
     NO_ASSIGNMENT,
     TaskAssignment,
     decode_assignment,
     encode_assignment,
     encode_assignment_v1,
 )
-from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
-from task_grouping.merging import restrict_to
+from spark_ssp.grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
+from spark_ssp.grouping.merging import restrict_to
+from spark_ssp.kafka_source.model.topic import SYSTEM, TopicId, kafka_name, partition_of
 
 OFFSET_VERSION = 2
 

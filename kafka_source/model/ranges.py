@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kafka_source.model.offset import Offset
-from kafka_source.model.topic import TopicId, kafka_name
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.identifiers import SystemStreamPartition, TaskName
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.identifiers import SystemStreamPartition, TaskName
+from spark_ssp.kafka_source.model.offset import Offset
+from spark_ssp.kafka_source.model.topic import TopicId, kafka_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NewType
 
-from task_grouping.identifiers import EpochMillis, StreamName, SystemName, SystemStreamPartition
+from spark_ssp.grouping.identifiers import (
+    EpochMillis,
+    StreamName,
+    SystemName,
+    SystemStreamPartition,
+)
 
 SYSTEM: Final = SystemName("kafka")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from ssp_common.options.spec import OptionSpec
-from ssp_common.options.values import matching
+from spark_ssp.common.options.spec import OptionSpec
+from spark_ssp.common.options.values import matching
 
 GROUP_ID_PREFIX: Final[OptionSpec[str | None]] = OptionSpec(
     name="groupIdPrefix",

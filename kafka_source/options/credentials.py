@@ -7,10 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from checkpoint.assignments.uri import StoreKind, parse_store_uri
-from kafka_source.properties.logins import DEFAULT_METHOD, MECHANISM, METHOD, OAUTHBEARER
-from kafka_source.properties.translation import PREFIX, ClientProperties, TokenProvider
-from ssp_common.options.credentials import (
+from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+from spark_ssp.common.options.credentials import (
     CREDENTIALS_PROVIDER,
     PROVIDER_OPTIONS,
     argument_problems,
@@ -19,7 +17,9 @@ from ssp_common.options.credentials import (
     provider_problems,
     with_provider,
 )
-from ssp_common.options.spec import OptionProblem, OptionReading, OptionSpec
+from spark_ssp.common.options.spec import OptionProblem, OptionReading, OptionSpec
+from spark_ssp.kafka_source.properties.logins import DEFAULT_METHOD, MECHANISM, METHOD, OAUTHBEARER
+from spark_ssp.kafka_source.properties.translation import PREFIX, ClientProperties, TokenProvider
 
 _PROTOCOL: Final = "security.protocol"
 _TOKEN_PROPERTIES: Final = ("sasl.oauthbearer.", "enable.sasl.oauthbearer.")

@@ -13,9 +13,15 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from kafka_source.model.topic import AtOffsets, AtTimes, LogicalOffset, TopicId, partition_of
-from ssp_common.options.spec import BadValueError, Fault, shown
-from task_grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
+from spark_ssp.common.options.spec import BadValueError, Fault, shown
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.model.topic import (
+    AtOffsets,
+    AtTimes,
+    LogicalOffset,
+    TopicId,
+    partition_of,
+)
 
 T = TypeVar("T")
 

@@ -10,7 +10,19 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kafka_source.model.topic import (
+from spark_ssp.common.errors import printable
+from spark_ssp.common.options.credentials import with_provider
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.options.spec import (
+    InvalidOptionsError,
+    OptionProblem,
+    OptionReading,
+    OptionSpec,
+    read_options,
+)
+from spark_ssp.common.options.trigger import TRIGGER, trigger_problems
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.model.topic import (
     Assign,
     AtOffsets,
     AtTimes,
@@ -22,34 +34,26 @@ from kafka_source.model.topic import (
     SubscribePattern,
     kafka_name,
 )
-from kafka_source.options import table
-from kafka_source.options.consumer_groups import COMMIT_OFFSETS_TO_GROUP, GROUP_ID_PREFIX
-from kafka_source.options.credentials import function_problems, unused_problems, with_functions
-from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
-from kafka_source.properties.property_access import access_problems, access_warnings
-from kafka_source.properties.translation import (
+from spark_ssp.kafka_source.options import table
+from spark_ssp.kafka_source.options.consumer_groups import COMMIT_OFFSETS_TO_GROUP, GROUP_ID_PREFIX
+from spark_ssp.kafka_source.options.credentials import (
+    function_problems,
+    unused_problems,
+    with_functions,
+)
+from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
+from spark_ssp.kafka_source.properties.property_access import access_problems, access_warnings
+from spark_ssp.kafka_source.properties.translation import (
     ISOLATION_LEVEL,
     PREFIX,
     ParsedProperties,
     missing_brokers,
     read_properties,
 )
-from ssp_common.errors import printable
-from ssp_common.options.credentials import with_provider
-from ssp_common.options.endpoints import ConnectionOptions
-from ssp_common.options.spec import (
-    InvalidOptionsError,
-    OptionProblem,
-    OptionReading,
-    OptionSpec,
-    read_options,
-)
-from ssp_common.options.trigger import TRIGGER, trigger_problems
-from task_grouping.identifiers import SystemStreamPartition
 
 SOURCE: Final = "kafka-ssp"
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _STARTS: Final = (
     table.STARTING_TIMESTAMP,

@@ -11,22 +11,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from checkpoint.assignments.uri import StoreKind, parse_store_uri
-from kafka_source.model.topic import AtTime, Bound, LogicalOffset, NoMatch, TopicId
-from kafka_source.options.consumer_groups import COMMIT_OFFSETS_TO_GROUP, GROUP_ID_PREFIX
-from kafka_source.options.credentials import LOGIN_OPTIONS
-from kafka_source.options.offset_json import (
-    TOPIC,
-    TOPIC_RULE,
-    parse_offsets,
-    parse_partitions,
-    parse_timestamps,
-    parse_topic_ids,
-)
-from kafka_source.options.values import GrouperName
-from ssp_common.options.allowlists import check_path
-from ssp_common.options.sibling_format import KAFKA, options_of_sister
-from ssp_common.options.spec import (
+from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+from spark_ssp.common.options.allowlists import check_path
+from spark_ssp.common.options.sibling_format import KAFKA, options_of_sister
+from spark_ssp.common.options.spec import (
     Alias,
     BadValueError,
     Fault,
@@ -35,11 +23,23 @@ from ssp_common.options.spec import (
     OptionTable,
     shown,
 )
-from ssp_common.options.trigger import TRIGGER
-from ssp_common.options.values import boolean, choice, duration, integer, size
-from task_grouping.expansion import load_expansion_algorithm
-from task_grouping.fixed_tasks import OnPartitionCountChange
-from task_grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
+from spark_ssp.common.options.trigger import TRIGGER
+from spark_ssp.common.options.values import boolean, choice, duration, integer, size
+from spark_ssp.grouping.expansion import load_expansion_algorithm
+from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.model.topic import AtTime, Bound, LogicalOffset, NoMatch, TopicId
+from spark_ssp.kafka_source.options.consumer_groups import COMMIT_OFFSETS_TO_GROUP, GROUP_ID_PREFIX
+from spark_ssp.kafka_source.options.credentials import LOGIN_OPTIONS
+from spark_ssp.kafka_source.options.offset_json import (
+    TOPIC,
+    TOPIC_RULE,
+    parse_offsets,
+    parse_partitions,
+    parse_timestamps,
+    parse_topic_ids,
+)
+from spark_ssp.kafka_source.options.values import GrouperName
 
 _SPARK: Final = "Spark"
 

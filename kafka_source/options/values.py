@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from kafka_source.model.topic import Bound, IsolationLevel, NoMatch, Selection, TopicId
-from kafka_source.properties.translation import ClientProperties
-from ssp_common.errors import InvalidOptionsError
-from ssp_common.options.endpoints import ConnectionOptions
-from task_grouping.fixed_tasks import OnPartitionCountChange
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.model.topic import Bound, IsolationLevel, NoMatch, Selection, TopicId
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 __all__ = [
     "ClientProperties",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from kafka_source.planning.topic_metadata import DataLoss
+from spark_ssp.kafka_source.planning.topic_metadata import DataLoss
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 
 def log_data_loss(losses: Iterable[DataLoss]) -> None:

@@ -8,20 +8,20 @@ checkpoint decides if the options do not, so that a query keeps its tasks.
 
 from __future__ import annotations
 
-from kafka_source.options.values import GrouperName, KafkaOptions
-from task_grouping.expansion import (
+from spark_ssp.grouping.expansion import (
     ModuloExpansion,
     PartitionExpansionAlgorithm,
     load_expansion_algorithm,
 )
-from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange
-from task_grouping.groupers import (
+from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange
+from spark_ssp.grouping.groupers import (
     AllSspToSingleTask,
     GroupByPartition,
     GroupBySystemStreamPartition,
     Grouper,
 )
-from task_grouping.identifiers import WorkerId
+from spark_ssp.grouping.identifiers import WorkerId
+from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions
 
 
 def create_grouping(options: KafkaOptions, worker: WorkerId, label: str = "") -> FixedTasks:

@@ -12,9 +12,13 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from kafka_source.client.api import TopicDescription
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
-from kafka_source.model.topic import (
+from spark_ssp.common.errors import ServiceUnavailableError, StreamNotFoundError
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.grouping.assignment import TaskAssignment, counts_up_to
+from spark_ssp.grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
+from spark_ssp.kafka_source.client.api import TopicDescription
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
+from spark_ssp.kafka_source.model.topic import (
     Assign,
     Selection,
     Subscribe,
@@ -23,7 +27,7 @@ from kafka_source.model.topic import (
     kafka_name,
     partition_of,
 )
-from kafka_source.planning.topic_metadata import (
+from spark_ssp.kafka_source.planning.topic_metadata import (
     Metadata,
     PartitionOffsets,
     TopicMetadata,
@@ -31,10 +35,6 @@ from kafka_source.planning.topic_metadata import (
     partitions_of,
     recreated_topics,
 )
-from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
-from ssp_common.logs import abbreviate
-from task_grouping.assignment import TaskAssignment, counts_up_to
-from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
 
 Topics = Mapping[StreamName, TopicDescription]
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from task_grouping.assignment import TaskAssignment
-from task_grouping.identifiers import SystemStream
+from spark_ssp.grouping.assignment import TaskAssignment
+from spark_ssp.grouping.identifiers import SystemStream
 
 _CHANCE: Final = 1 / 1_000
 """The largest probability of a false alarm at which a warning is logged."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from kafka_source.model.offset import Offset, Positions
-from kafka_source.model.topic import TopicId, kafka_name
-from kafka_source.planning.topic_metadata import HasTopicId
-from ssp_common.errors import DataLossError
-from ssp_common.logs import abbreviate
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.common.errors import DataLossError
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.model.offset import Offset, Positions
+from spark_ssp.kafka_source.model.topic import TopicId, kafka_name
+from spark_ssp.kafka_source.planning.topic_metadata import HasTopicId
 
 TopicIds = Mapping[StreamName, TopicId]
 

@@ -8,12 +8,19 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Set
 from typing import Final, Literal
 
-from kafka_source.client.api import OffsetSpec
-from kafka_source.model.topic import AtOffsets, AtTime, AtTimes, Bound, LogicalOffset, kafka_name
-from ssp_common.errors import InvalidOptionsError, OptionProblem
-from ssp_common.logs import abbreviate
-from ssp_common.times import time_text
-from task_grouping.identifiers import SystemStreamPartition
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.times import time_text
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.client.api import OffsetSpec
+from spark_ssp.kafka_source.model.topic import (
+    AtOffsets,
+    AtTime,
+    AtTimes,
+    Bound,
+    LogicalOffset,
+    kafka_name,
+)
 
 _SOURCE: Final = "kafka-ssp"
 _MAX_SHOWN: Final = 5

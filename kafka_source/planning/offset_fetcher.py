@@ -22,9 +22,13 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from kafka_source.client.api import KafkaService, OffsetSpec
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
-from kafka_source.model.topic import (
+from spark_ssp.common.errors import AccessError
+from spark_ssp.common.logs import Detail, abbreviate
+from spark_ssp.grouping.assignment import TaskAssignment
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.api import KafkaService, OffsetSpec
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
+from spark_ssp.kafka_source.model.topic import (
     AtTime,
     LogicalOffset,
     NoMatch,
@@ -34,8 +38,8 @@ from kafka_source.model.topic import (
     kafka_name,
     partition_of,
 )
-from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.metadata_checks import (
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.metadata_checks import (
     Topics,
     build_metadata,
     missing_names,
@@ -48,7 +52,7 @@ from kafka_source.planning.metadata_checks import (
     unconfirmed_losses,
     unknown_offsets_error,
 )
-from kafka_source.planning.offset_bounds import (
+from spark_ssp.kafka_source.planning.offset_bounds import (
     PartitionBounds,
     bounds_by_partition,
     check_names_exactly,
@@ -56,13 +60,9 @@ from kafka_source.planning.offset_bounds import (
     no_offset_for_time,
     option_name,
 )
-from kafka_source.planning.topic_metadata import Metadata, offsets_of, recreated_topics
-from ssp_common.errors import AccessError
-from ssp_common.logs import Detail, abbreviate
-from task_grouping.assignment import TaskAssignment
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.planning.topic_metadata import Metadata, offsets_of, recreated_topics
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 Offsets = Mapping[SystemStreamPartition, int | None]
 Partitions = Collection[SystemStreamPartition]

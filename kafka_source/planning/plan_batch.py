@@ -14,10 +14,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from kafka_source.model.offset import Offset, Positions
-from kafka_source.model.topic import SYSTEM, TopicId
-from kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
-from kafka_source.planning.topic_metadata import (
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.fixed_tasks import REGROUP_OR_AFRESH, FixedTasks, PartitionCountError
+from spark_ssp.grouping.identifiers import StreamName, SystemStream, SystemStreamPartition, TaskName
+from spark_ssp.grouping.merging import inherit
+from spark_ssp.kafka_source.model.offset import Offset, Positions
+from spark_ssp.kafka_source.model.topic import SYSTEM, TopicId
+from spark_ssp.kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
+from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
     DataLoss,
     Metadata,
@@ -25,10 +29,6 @@ from kafka_source.planning.topic_metadata import (
     offsets_of,
     raise_data_loss,
 )
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import REGROUP_OR_AFRESH, FixedTasks, PartitionCountError
-from task_grouping.identifiers import StreamName, SystemStream, SystemStreamPartition, TaskName
-from task_grouping.merging import inherit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

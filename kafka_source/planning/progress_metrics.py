@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
 
 
 def lag_metrics(lag: Mapping[StreamName, Mapping[int, int]]) -> dict[str, Any] | None:

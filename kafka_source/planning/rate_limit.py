@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 
 Lags = Mapping[SystemStreamPartition, int]
 """The number of offsets to read in each partition, 1 or more."""

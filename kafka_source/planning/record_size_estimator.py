@@ -13,11 +13,11 @@ from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kafka_source.model.offset import Positions
-from kafka_source.model.ranges import PartitionRange, TaskRange
-from kafka_source.model.topic import kafka_name
-from kafka_source.planning.topic_metadata import Metadata, offsets_of
-from task_grouping.identifiers import StreamName, SystemStreamPartition, TaskName
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition, TaskName
+from spark_ssp.kafka_source.model.offset import Positions
+from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
+from spark_ssp.kafka_source.model.topic import kafka_name
+from spark_ssp.kafka_source.planning.topic_metadata import Metadata, offsets_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

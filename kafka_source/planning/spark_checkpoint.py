@@ -16,15 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions, decode
-from kafka_source.model.topic import kafka_name, partition_of
-from kafka_source.planning.topic_metadata import DataLoss
-from ssp_common.documents.versioned_json import Json, whole_number
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.identifiers import StreamName, SystemStreamPartition
-from task_grouping.merging import up_to
+from spark_ssp.common.documents.versioned_json import Json, whole_number
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.grouping.merging import up_to
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions, decode
+from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
+from spark_ssp.kafka_source.planning.topic_metadata import DataLoss
 
 _SUBJECT: Final = "checkpoint of a kafka-ssp query"
 

@@ -22,10 +22,16 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
-from kafka_source.model.topic import Selection, TopicId, is_selected, kafka_name, partition_of
-from ssp_common.errors import DataLossError
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.common.errors import DataLossError
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
+from spark_ssp.kafka_source.model.topic import (
+    Selection,
+    TopicId,
+    is_selected,
+    kafka_name,
+    partition_of,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

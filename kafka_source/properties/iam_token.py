@@ -18,10 +18,8 @@ from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kafka_source.properties.login_tokens import Log, TokenCallback, token_callback
-from kafka_source.properties.logins import region_of
-from ssp_common.aws.clients import Signer, signer
-from ssp_common.aws.error_translation import (
+from spark_ssp.common.aws.clients import Signer, signer
+from spark_ssp.common.aws.error_translation import (
     CredentialsProviderError,
     ProviderFailedError,
     Severity,
@@ -29,8 +27,10 @@ from ssp_common.aws.error_translation import (
     refresh_error,
     severity_of,
 )
-from ssp_common.errors import AccessError, InvalidOptionsError, ServiceUnavailableError
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.common.errors import AccessError, InvalidOptionsError, ServiceUnavailableError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.kafka_source.properties.login_tokens import Log, TokenCallback, token_callback
+from spark_ssp.kafka_source.properties.logins import region_of
 
 TOKEN_LIFETIME_S: Final = 900
 """The lifetime in the signature, as in Amazon's clients."""

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kafka_source.properties.property_draft import KEYSTORE, PropertyDraft
-from ssp_common.options.spec import BadValueError, Fault, shown
+from spark_ssp.common.options.spec import BadValueError, Fault, shown
+from spark_ssp.kafka_source.properties.property_draft import KEYSTORE, PropertyDraft
 
 _KEYSTORE_TYPE: Final = "ssl.keystore.type"
 _TRUSTSTORE: Final = "ssl.truststore.location"

@@ -23,10 +23,10 @@ from functools import partial
 from numbers import Real
 from typing import Final, Protocol, cast
 
-from kafka_source.properties.translation import TokenProvider
-from ssp_common.errors import AccessError, ServiceUnavailableError, SspError
-from ssp_common.times import seconds_text
-from ssp_common.user_functions import call_guarded, import_function, type_name
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError
+from spark_ssp.common.times import seconds_text
+from spark_ssp.common.user_functions import call_guarded, import_function, type_name
+from spark_ssp.kafka_source.properties.translation import TokenProvider
 
 PATIENCE_S: Final = 60.0
 """The time in which a token is expected."""

@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kafka_source.properties.consumer_properties import words
-from kafka_source.properties.jaas import LoginModule, parse_jaas
-from kafka_source.properties.property_draft import PropertyDraft
-from kafka_source.properties.property_values import url_without_user
-from ssp_common.options.endpoints import ConnectionOptions
-from ssp_common.options.spec import BadValueError, Fault, closest, shown
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.options.spec import BadValueError, Fault, closest, shown
+from spark_ssp.kafka_source.properties.consumer_properties import words
+from spark_ssp.kafka_source.properties.jaas import LoginModule, parse_jaas
+from spark_ssp.kafka_source.properties.property_draft import PropertyDraft
+from spark_ssp.kafka_source.properties.property_values import url_without_user
 
 _JAAS: Final = "sasl.jaas.config"
 _LOGIN_HANDLER: Final = "sasl.login.callback.handler.class"

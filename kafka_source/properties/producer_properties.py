@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kafka_source.properties.consumer_properties import (
+from spark_ssp.kafka_source.properties.consumer_properties import (
     ALIASES,
     MAX_INT,
     RANGES,

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from kafka_source.properties.translation import PREFIX, ClientProperties
-from ssp_common.options.allowlists import CLASSES, PATHS, check_path, is_restricted
-from ssp_common.options.spec import BadValueError, OptionProblem, shown
-from ssp_common.options.values import is_readable_on_the_way
+from spark_ssp.common.options.allowlists import CLASSES, PATHS, check_path, is_restricted
+from spark_ssp.common.options.spec import BadValueError, OptionProblem, shown
+from spark_ssp.common.options.values import is_readable_on_the_way
+from spark_ssp.kafka_source.properties.translation import PREFIX, ClientProperties
 
 _FILES: Final = (".location", ".file", ".keytab")
 """Suffixes of librdkafka's properties that name a file or a folder."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafka_source.properties.consumer_properties import COMBINED, PropertyNames
-from ssp_common.options.endpoints import ConnectionOptions
-from ssp_common.options.spec import BadValueError, OptionProblem
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.options.spec import BadValueError, OptionProblem
+from spark_ssp.kafka_source.properties.consumer_properties import COMBINED, PropertyNames
 
 PREFIX: Final = "kafka."
 KEYSTORE: Final = "ssl.keystore.location"

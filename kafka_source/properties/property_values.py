@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from kafka_source.properties.consumer_properties import RECOVERY
-from kafka_source.properties.property_draft import PropertyDraft, option_of
-from ssp_common.options.spec import BadValueError, Fault, shown
-from ssp_common.options.values import boolean, choice, integer
+from spark_ssp.common.options.spec import BadValueError, Fault, shown
+from spark_ssp.common.options.values import boolean, choice, integer
+from spark_ssp.kafka_source.properties.consumer_properties import RECOVERY
+from spark_ssp.kafka_source.properties.property_draft import PropertyDraft, option_of
 
 ISOLATION_LEVEL: Final = "isolation.level"
 MAY_BE_EMPTY: Final = frozenset({"ssl.endpoint.identification.algorithm"})

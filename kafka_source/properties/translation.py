@@ -13,13 +13,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafka_source.properties import property_draft, property_values
-from kafka_source.properties.consumer_properties import COMBINED, CONSUMER, SECRETS, PropertyNames
-from kafka_source.properties.key_stores import read_stores
-from kafka_source.properties.logins import read_logins
-from kafka_source.properties.property_draft import KEYSTORE, PropertyDraft, option_of
-from ssp_common.options.endpoints import ConnectionOptions
-from ssp_common.options.spec import OptionProblem, closest
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.options.spec import OptionProblem, closest
+from spark_ssp.kafka_source.properties import property_draft, property_values
+from spark_ssp.kafka_source.properties.consumer_properties import (
+    COMBINED,
+    CONSUMER,
+    SECRETS,
+    PropertyNames,
+)
+from spark_ssp.kafka_source.properties.key_stores import read_stores
+from spark_ssp.kafka_source.properties.logins import read_logins
+from spark_ssp.kafka_source.properties.property_draft import KEYSTORE, PropertyDraft, option_of
 
 PREFIX: Final = property_draft.PREFIX
 BOOTSTRAP_SERVERS: Final = "bootstrap.servers"

@@ -11,25 +11,28 @@ from typing import Final
 
 import pyarrow as pa
 
-from kafka_source.client.admin_connection import run_in_thread
-from kafka_source.client.api import KafkaService
-from kafka_source.client.arrow_batches import record_batch
-from kafka_source.client.consumer_api import (
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
+from spark_ssp.common.times import duration_text
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.client.admin_connection import run_in_thread
+from spark_ssp.kafka_source.client.api import KafkaService
+from spark_ssp.kafka_source.client.arrow_batches import record_batch
+from spark_ssp.kafka_source.client.consumer_api import (
     Event,
     PartitionConsumer,
     PartitionEof,
     ReadError,
     RecordRun,
 )
-from kafka_source.client.error_translation import LIMIT_STEP, ErrorKind
-from kafka_source.model.ranges import TaskRange
-from kafka_source.model.topic import Assign, LogicalOffset, kafka_name
-from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.data_loss import log_data_loss
-from kafka_source.planning.topic_metadata import raise_data_loss
-from kafka_source.properties.consumer_properties import NO_LIMIT, RECEIVE_BYTES
-from kafka_source.reading.range_progress import RangeProgress
-from kafka_source.reading.stall_diagnosis import (
+from spark_ssp.kafka_source.client.error_translation import LIMIT_STEP, ErrorKind
+from spark_ssp.kafka_source.model.ranges import TaskRange
+from spark_ssp.kafka_source.model.topic import Assign, LogicalOffset, kafka_name
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.data_loss import log_data_loss
+from spark_ssp.kafka_source.planning.topic_metadata import raise_data_loss
+from spark_ssp.kafka_source.properties.consumer_properties import NO_LIMIT, RECEIVE_BYTES
+from spark_ssp.kafka_source.reading.range_progress import RangeProgress
+from spark_ssp.kafka_source.reading.stall_diagnosis import (
     CONFIRM_INTERVAL_S,
     CONFIRMATIONS,
     PartitionStatus,
@@ -38,9 +41,6 @@ from kafka_source.reading.stall_diagnosis import (
     is_recreated,
     to_data_loss,
 )
-from ssp_common.errors import ServiceUnavailableError, SspError
-from ssp_common.times import duration_text
-from task_grouping.identifiers import SystemStreamPartition
 
 BATCH_ROWS: Final = 10_000
 BATCH_BYTES: Final = 4 << 20

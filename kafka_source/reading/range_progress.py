@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from kafka_source.model.ranges import PartitionRange
-from task_grouping.identifiers import SystemStreamPartition
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.model.ranges import PartitionRange
 
 
 def split_generations(ranges: Iterable[PartitionRange]) -> list[tuple[PartitionRange, ...]]:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from kafka_source.client.api import TopicDescription
-from kafka_source.model.ranges import PartitionRange
-from kafka_source.model.topic import TopicId, kafka_name
-from kafka_source.planning.topic_metadata import DataLoss
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.client.api import TopicDescription
+from spark_ssp.kafka_source.model.ranges import PartitionRange
+from spark_ssp.kafka_source.model.topic import TopicId, kafka_name
+from spark_ssp.kafka_source.planning.topic_metadata import DataLoss
 
 CONFIRMATIONS: Final = 3
 """The number of checks that must agree that a topic or partition is deleted or recreated."""

@@ -9,16 +9,17 @@ from functools import partial
 
 import pyarrow as pa
 
-from kafka_source.consumers.fetch_profile import choose_profile
-from kafka_source.consumers.pool import PROCESS_POOL, ConsumerKey, ConsumerPool
-from kafka_source.model.ranges import PartitionRange, TaskRange
-from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.data_loss import log_data_loss
-from kafka_source.planning.topic_metadata import raise_data_loss
-from kafka_source.properties.translation import GROUP_ID
-from kafka_source.reading.generation_reader import GenerationReader
-from kafka_source.reading.range_progress import RangeProgress, split_generations
-from kafka_source.reading.stall_diagnosis import (
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.consumers.fetch_profile import choose_profile
+from spark_ssp.kafka_source.consumers.pool import PROCESS_POOL, ConsumerKey, ConsumerPool
+from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.data_loss import log_data_loss
+from spark_ssp.kafka_source.planning.topic_metadata import raise_data_loss
+from spark_ssp.kafka_source.properties.translation import GROUP_ID
+from spark_ssp.kafka_source.reading.generation_reader import GenerationReader
+from spark_ssp.kafka_source.reading.range_progress import RangeProgress, split_generations
+from spark_ssp.kafka_source.reading.stall_diagnosis import (
     CONFIRM_INTERVAL_S,
     CONFIRMATIONS,
     PartitionStatus,
@@ -26,8 +27,7 @@ from kafka_source.reading.stall_diagnosis import (
     is_recreated,
     to_data_loss,
 )
-from kafka_source.reading.topic_id_check import TopicIdChecker, checker_of_process
-from task_grouping.identifiers import StreamName
+from spark_ssp.kafka_source.reading.topic_id_check import TopicIdChecker, checker_of_process
 
 
 def read_task(

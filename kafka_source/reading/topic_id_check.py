@@ -14,13 +14,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kafka_source.client.admin_client import connect
-from kafka_source.client.api import KafkaService, TopicDescription
-from kafka_source.model.ranges import PartitionRange
-from kafka_source.model.topic import Subscribe, TopicId
-from kafka_source.options.values import KafkaOptions
-from kafka_source.properties.translation import ClientProperties
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.client.admin_client import connect
+from spark_ssp.kafka_source.client.api import KafkaService, TopicDescription
+from spark_ssp.kafka_source.model.ranges import PartitionRange
+from spark_ssp.kafka_source.model.topic import Subscribe, TopicId
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 VALID_S: Final = 60.0
 """The time for which an answer is valid. The driver checks before each batch as well."""

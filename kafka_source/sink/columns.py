@@ -12,8 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
-from kafka_source.dedup.dedup_headers import DEDUP_HEADERS, Header
-from ssp_common.errors import InvalidRowsError
+from spark_ssp.common.errors import InvalidRowsError
+from spark_ssp.kafka_source.dedup.dedup_headers import DEDUP_HEADERS, Header
 
 NO_HEADERS: Final[tuple[Header, ...]] = ()
 

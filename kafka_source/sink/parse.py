@@ -6,22 +6,10 @@ import logging
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kafka_source.options.credentials import LOGIN_OPTIONS, function_problems, with_functions
-from kafka_source.options.offset_json import TOPIC, TOPIC_RULE
-from kafka_source.options.table import INCLUDE_HEADERS, KAFKA_OPTIONS, SERVICE_CREDENTIAL
-from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.properties.property_access import access_problems, access_warnings
-from kafka_source.properties.translation import (
-    PREFIX,
-    ParsedProperties,
-    missing_brokers,
-    read_properties,
-)
-from kafka_source.sink.values import SinkOptions
-from ssp_common.errors import printable
-from ssp_common.options.batch_write import batch_write_id, batch_write_problems
-from ssp_common.options.credentials import CREDENTIALS_PROVIDER
-from ssp_common.options.spec import (
+from spark_ssp.common.errors import printable
+from spark_ssp.common.options.batch_write import batch_write_id, batch_write_problems
+from spark_ssp.common.options.credentials import CREDENTIALS_PROVIDER
+from spark_ssp.common.options.spec import (
     ForeignOption,
     InvalidOptionsError,
     OptionProblem,
@@ -30,15 +18,31 @@ from ssp_common.options.spec import (
     OptionTable,
     read_options,
 )
-from ssp_common.options.values import boolean, matching
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.options.values import boolean, matching
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.options.credentials import (
+    LOGIN_OPTIONS,
+    function_problems,
+    with_functions,
+)
+from spark_ssp.kafka_source.options.offset_json import TOPIC, TOPIC_RULE
+from spark_ssp.kafka_source.options.table import INCLUDE_HEADERS, KAFKA_OPTIONS, SERVICE_CREDENTIAL
+from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.property_access import access_problems, access_warnings
+from spark_ssp.kafka_source.properties.translation import (
+    PREFIX,
+    ParsedProperties,
+    missing_brokers,
+    read_properties,
+)
+from spark_ssp.kafka_source.sink.values import SinkOptions
 
 SINK: Final = "kafka-ssp"
 _PARTITIONER: Final = "partitioner"
 _RANDOM_PARTITIONERS: Final = frozenset({"random", "consistent_random"})
 """The second one also chooses a random partition for empty keys, and not only for null ones."""
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _topic: Final = matching(TOPIC.pattern, TOPIC_RULE, "give the name of one topic")
 

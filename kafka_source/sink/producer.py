@@ -13,11 +13,16 @@ from typing import Any, Final, NoReturn
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from kafka_source.client.client_config import ClientRole, create_client, secrets_of
-from kafka_source.client.error_translation import ErrorKind, error_kind, kafka_error, to_error
-from kafka_source.dedup.dedup_headers import Header
-from kafka_source.properties.translation import ClientProperties
-from ssp_common.errors import InvalidRequestError, SspError
+from spark_ssp.common.errors import InvalidRequestError, SspError
+from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
+from spark_ssp.kafka_source.client.error_translation import (
+    ErrorKind,
+    error_kind,
+    kafka_error,
+    to_error,
+)
+from spark_ssp.kafka_source.dedup.dedup_headers import Header
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 DELIVERY_TIMEOUT: Final = "delivery.timeout.ms"
 

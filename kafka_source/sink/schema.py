@@ -15,8 +15,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from kafka_source.sink.columns import SinkColumns
-from ssp_common.spark.record_columns import RecordColumn, find_columns, is_text, of_types
+from spark_ssp.common.spark.record_columns import RecordColumn, find_columns, is_text, of_types
+from spark_ssp.kafka_source.sink.columns import SinkColumns
 
 HEADERS_TYPE: Final = "array<struct<key:string,value:binary>>"
 

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from kafka_source.dedup.dedup_headers import WriteId
-from kafka_source.sink.columns import SinkColumns
-from kafka_source.sink.producer import acquire_producer, release_producer
-from kafka_source.sink.schema import resolve_columns
-from kafka_source.sink.values import SinkOptions
-from kafka_source.sink.writer import write_rows
-from ssp_common.logs import show_logs
-from ssp_common.spark.pyspark_api import RecordBatchStreamWriter
-from ssp_common.spark.task_context import TaskWrite, task_of_batch_write, task_of_query
+from spark_ssp.common.logs import show_logs
+from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
+from spark_ssp.common.spark.task_context import TaskWrite, task_of_batch_write, task_of_query
+from spark_ssp.kafka_source.dedup.dedup_headers import WriteId
+from spark_ssp.kafka_source.sink.columns import SinkColumns
+from spark_ssp.kafka_source.sink.producer import acquire_producer, release_producer
+from spark_ssp.kafka_source.sink.schema import resolve_columns
+from spark_ssp.kafka_source.sink.values import SinkOptions
+from spark_ssp.kafka_source.sink.writer import write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -69,7 +69,7 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
         self._options, self._columns = _prepare(raw_options, schema)
         super().__init__(schema, self._columns.indices())
         if self._options.batch_write is not None:
-            from ssp_common.options.batch_write import batch_write_in_stream_error
+            from spark_ssp.common.options.batch_write import batch_write_in_stream_error
 
             raise batch_write_in_stream_error("kafka-ssp")
         self._attempt_ms = _now_ms()
@@ -90,7 +90,7 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
 
 
 def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
-    from kafka_source.sink.parse import parse_sink_options  # not loaded by executors
+    from spark_ssp.kafka_source.sink.parse import parse_sink_options  # not loaded by executors
 
     show_logs()
     options = parse_sink_options(raw_options)

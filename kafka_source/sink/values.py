@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kafka_source.properties.translation import ClientProperties
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,10 +11,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from kafka_source.dedup.dedup_headers import RowCounter, WriteId, record_hash
-from kafka_source.sink.columns import Row, SinkColumns, iter_rows
-from kafka_source.sink.producer import RecordProducer, acquire_producer, release_producer
-from kafka_source.sink.values import SinkOptions
+from spark_ssp.kafka_source.dedup.dedup_headers import RowCounter, WriteId, record_hash
+from spark_ssp.kafka_source.sink.columns import Row, SinkColumns, iter_rows
+from spark_ssp.kafka_source.sink.producer import RecordProducer, acquire_producer, release_producer
+from spark_ssp.kafka_source.sink.values import SinkOptions
 
 _ROWS_PER_POLL: Final = 1_000
 """Rows between two polls for delivery errors."""

@@ -27,10 +27,10 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, hash_of
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, hash_of
 
 if TYPE_CHECKING:
-    from kinesis_source.aggregation.kpl_proto import AggregatedRecord, Table
+    from spark_ssp.kinesis_source.aggregation.kpl_proto import AggregatedRecord, Table
 
 _T = TypeVar("_T")
 
@@ -124,7 +124,7 @@ def open_aggregate(data: bytes) -> Aggregate | None:
     if hashlib.md5(message, usedforsecurity=False).digest() != data[-_DIGEST_BYTES:]:
         return None
     # Imported here, since most streams have no aggregates and protobuf is slow to import.
-    from kinesis_source.aggregation import kpl_proto
+    from spark_ssp.kinesis_source.aggregation import kpl_proto
 
     parsed = kpl_proto.parse(message)
     # Of no records that are known, the unknown fields may be the data.

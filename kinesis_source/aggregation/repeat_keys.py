@@ -23,11 +23,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Final
 
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
 
 if TYPE_CHECKING:
-    from kinesis_source.aggregation.deaggregation import Aggregate
-    from kinesis_source.aggregation.kpl_proto import Record
+    from spark_ssp.kinesis_source.aggregation.deaggregation import Aggregate
+    from spark_ssp.kinesis_source.aggregation.kpl_proto import Record
 
 WRITE_TAG: Final = "ssp-write"
 COUNT_TAG: Final = "ssp-count"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kinesis_source.model.read_loss import admit_child
-from kinesis_source.model.shard import (
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.read_loss import admit_child
+from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     Latest,
     Shard,
@@ -14,14 +16,12 @@ from kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from kinesis_source.planning.shard_lineage import (
+from spark_ssp.kinesis_source.planning.shard_lineage import (
     UnnamedShardError,
     check_named_shards,
     start_points,
 )
-from kinesis_source.probing.latest_probe import EndPoint
-from ssp_common.logs import abbreviate
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.probing.latest_probe import EndPoint
 
 
 def start_states(

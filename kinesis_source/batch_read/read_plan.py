@@ -11,37 +11,37 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from kinesis_source.batch_read.bounds import end_points, start_states
-from kinesis_source.batch_read.task_order import divide_ranges
-from kinesis_source.client.api import KinesisService
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
-from kinesis_source.model.ranges import ExpectedSize, SlotRange
-from kinesis_source.model.read_loss import is_start_point
-from kinesis_source.model.shard import (
+from spark_ssp.common.logs import count_of, versions
+from spark_ssp.grouping.identifiers import ShardKey, SlotId
+from spark_ssp.grouping.slots import mapper_for
+from spark_ssp.kinesis_source.batch_read.bounds import end_points, start_states
+from spark_ssp.kinesis_source.batch_read.task_order import divide_ranges
+from spark_ssp.kinesis_source.client.api import KinesisService
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize, SlotRange
+from spark_ssp.kinesis_source.model.read_loss import is_start_point
+from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     Latest,
     ShardEnd,
     ShardState,
     StartingPosition,
 )
-from kinesis_source.options.values import KinesisOptions
-from kinesis_source.planning.active_shards import Listings, default_slots
-from kinesis_source.planning.admission_control import Limits
-from kinesis_source.planning.batch_log import describe_position, describe_streams
-from kinesis_source.planning.data_loss import report_recreated_stream
-from kinesis_source.planning.input_partitions import plan_ranges
-from kinesis_source.planning.shard_discovery import ShardDiscovery
-from kinesis_source.probing.end_offset_finder import EndOffsetFinder
-from kinesis_source.probing.given_positions import VerifiedStates
-from kinesis_source.probing.initial_positions import check_not_future
-from kinesis_source.probing.latest_probe import EndPoint
-from kinesis_source.probing.position_advance import ShardAdvance
-from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
-from ssp_common.logs import count_of, versions
-from task_grouping.identifiers import ShardKey, SlotId
-from task_grouping.slots import mapper_for
+from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.planning.active_shards import Listings, default_slots
+from spark_ssp.kinesis_source.planning.admission_control import Limits
+from spark_ssp.kinesis_source.planning.batch_log import describe_position, describe_streams
+from spark_ssp.kinesis_source.planning.data_loss import report_recreated_stream
+from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
+from spark_ssp.kinesis_source.probing.end_offset_finder import EndOffsetFinder
+from spark_ssp.kinesis_source.probing.given_positions import VerifiedStates
+from spark_ssp.kinesis_source.probing.initial_positions import check_not_future
+from spark_ssp.kinesis_source.probing.latest_probe import EndPoint
+from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
+from spark_ssp.kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 AWAITING_PERIOD_S: Final = 1.0
 """The pause before shards that have not shown their ends are probed again."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kinesis_source.model.ranges import ShardRange, SlotRange
-from kinesis_source.model.shard import Shard
-from kinesis_source.planning.active_shards import Listings
-from kinesis_source.planning.shard_lineage import ancestors, children_of
-from task_grouping.identifiers import ShardId, ShardKey, SlotId
-from task_grouping.slots import MappableShard, ShardPartitionMapper
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId
+from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper
+from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
+from spark_ssp.kinesis_source.model.shard import Shard
+from spark_ssp.kinesis_source.planning.active_shards import Listings
+from spark_ssp.kinesis_source.planning.shard_lineage import ancestors, children_of
 
 
 def divide_ranges(

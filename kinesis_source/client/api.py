@@ -18,7 +18,9 @@ from __future__ import annotations
 
 from typing import Final, Protocol
 
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import SspError
+from spark_ssp.grouping.identifiers import ShardId, ShardKey
+from spark_ssp.kinesis_source.model.shard import (
     ConsumerArn,
     EpochMillis,
     Position,
@@ -30,8 +32,6 @@ from kinesis_source.model.shard import (
     StreamDescription,
     StreamRef,
 )
-from ssp_common.errors import SspError
-from task_grouping.identifiers import ShardId, ShardKey
 
 MAX_PAGE_BYTES: Final = 10 << 20
 """The most bytes of keys and data in one answer of GetRecords (Kinesis API reference)."""

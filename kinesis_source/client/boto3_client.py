@@ -1,6 +1,6 @@
 """Calls Kinesis by boto3: the only implementation of `KinesisService` that uses a network.
 
-botocore's own retries are off: calls are retried by `ssp_common.aws.retries`, so that the retry
+botocore's own retries are off: calls are retried by `common.aws.retries`, so that the retry
 options apply exactly and each retry is logged.
 """
 
@@ -18,8 +18,22 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kinesis_source.client import put_records, responses
-from kinesis_source.client.error_translation import (
+from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.clients import create_client
+from spark_ssp.common.aws.error_translation import (
+    BODY_ERRORS,
+    MalformedAnswerError,
+    Severity,
+    StaleCredentialsError,
+    status_of,
+    unreadable,
+)
+from spark_ssp.common.aws.provided_credentials import renew_refused
+from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
+from spark_ssp.common.errors import AccessError, InvalidRequestError, StreamNotFoundError
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.client import put_records, responses
+from spark_ssp.kinesis_source.client.error_translation import (
     ApiCall,
     ExpiredTokenError,
     FutureTimeError,
@@ -30,9 +44,9 @@ from kinesis_source.client.error_translation import (
     stream_not_found,
     translate,
 )
-from kinesis_source.client.server_clock import ServerClock
-from kinesis_source.client.timestamps import register_exact_times
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.client.server_clock import ServerClock
+from spark_ssp.kinesis_source.client.timestamps import register_exact_times
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -47,21 +61,7 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options.values import ConnectionOptions
-from ssp_common.aws.botocore_bypass import DirectCalls
-from ssp_common.aws.clients import create_client
-from ssp_common.aws.error_translation import (
-    BODY_ERRORS,
-    MalformedAnswerError,
-    Severity,
-    StaleCredentialsError,
-    status_of,
-    unreadable,
-)
-from ssp_common.aws.provided_credentials import renew_refused
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
-from ssp_common.errors import AccessError, InvalidRequestError, StreamNotFoundError
-from task_grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient

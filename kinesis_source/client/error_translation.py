@@ -10,17 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kinesis_source.client.api import (
-    ExpiredIteratorError,
-    InvalidPositionError,
-    ShardNotFoundError,
-    StreamInUseError,
-    ThrottledError,
-    UnreachableError,
-)
-from kinesis_source.model.shard import AfterRecord, AtTimestamp, Position
-from ssp_common.aws import error_translation as aws_errors
-from ssp_common.aws.error_translation import (
+from spark_ssp.common.aws import error_translation as aws_errors
+from spark_ssp.common.aws.error_translation import (
     DeniedCall,
     Severity,
     code_of,
@@ -29,13 +20,22 @@ from ssp_common.aws.error_translation import (
     quoted,
     safe_text,
 )
-from ssp_common.errors import (
+from spark_ssp.common.errors import (
     InvalidRequestError,
     ServiceUnavailableError,
     SspError,
     StreamNotFoundError,
 )
-from task_grouping.identifiers import ShardId, StreamName
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client.api import (
+    ExpiredIteratorError,
+    InvalidPositionError,
+    ShardNotFoundError,
+    StreamInUseError,
+    ThrottledError,
+    UnreachableError,
+)
+from spark_ssp.kinesis_source.model.shard import AfterRecord, AtTimestamp, Position
 
 _REFUSALS: Final = frozenset({"InvalidArgumentException", "ValidationException"})
 

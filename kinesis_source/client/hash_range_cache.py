@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kinesis_source.client.api import KinesisService, ShardNotFoundError
-from kinesis_source.model.ranges import ShardRange
-from kinesis_source.model.shard import EpochMillis, StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from task_grouping.identifiers import HashRange, ShardId
+from spark_ssp.grouping.identifiers import HashRange, ShardId
+from spark_ssp.kinesis_source.client.api import KinesisService, ShardNotFoundError
+from spark_ssp.kinesis_source.model.ranges import ShardRange
+from spark_ssp.kinesis_source.model.shard import EpochMillis, StreamRef
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 
 MAX_KEPT: Final = 64
 """The most streams, by connection, in the cache. Session credentials are part of a connection, so a

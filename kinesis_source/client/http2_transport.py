@@ -27,7 +27,7 @@ from awscrt.io import ClientBootstrap, ClientTlsContext, SocketOptions, TlsConte
 from botocore.awsrequest import AWSResponse
 from botocore.utils import get_environ_proxies
 
-from ssp_common.times import seconds_text
+from spark_ssp.common.times import seconds_text
 
 _PORT: Final = 443
 _NO_HTTP2: Final = "AWS_ERROR_HTTP_UNSUPPORTED_PROTOCOL"

@@ -11,9 +11,9 @@ from typing import Any, Final, overload
 import msgspec
 import orjson
 
-from kinesis_source.model.shard import PutEntries, PutOutcome
-from ssp_common.aws.botocore_bypass import SEND_SECONDS
-from task_grouping.identifiers import ShardId
+from spark_ssp.common.aws.botocore_bypass import SEND_SECONDS
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.model.shard import PutEntries, PutOutcome
 
 _OUTCOME: Final = "SparkSspOutcome"
 

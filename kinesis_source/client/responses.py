@@ -24,8 +24,11 @@ from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
 
 import msgspec
 
-from kinesis_source.client.put_records import decode_put, encode_put
-from kinesis_source.model.shard import (
+from spark_ssp.common.aws.botocore_bypass import protocol_of
+from spark_ssp.common.aws.error_translation import MalformedAnswerError as MalformedAnswerError
+from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName
+from spark_ssp.kinesis_source.client.put_records import decode_put, encode_put
+from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     RecordPage,
     SequenceNumber,
@@ -33,9 +36,6 @@ from kinesis_source.model.shard import (
     ShardIterator,
     StreamDescription,
 )
-from ssp_common.aws.botocore_bypass import protocol_of
-from ssp_common.aws.error_translation import MalformedAnswerError as MalformedAnswerError
-from task_grouping.identifiers import HashRange, ShardId, StreamName
 
 _COLUMNS: Final = "SparkSspColumns"
 _SUMMARY: Final = "SparkSspSummary"
@@ -163,7 +163,7 @@ DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
     "ListShards": _decode_listing,
     "PutRecords": decode_put,
 }
-"""The decoders of the most frequent calls, for `ssp_common.aws.botocore_bypass`."""
+"""The decoders of the most frequent calls, for `spark_ssp.common.aws.botocore_bypass`."""
 ENCODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], bytes]]] = {
     "PutRecords": encode_put,
 }

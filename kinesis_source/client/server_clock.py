@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-from kinesis_source.model.shard import EpochMillis
+from spark_ssp.kinesis_source.model.shard import EpochMillis
 
 _DRIFT: Final = 0.0005
 """500 parts per million: the most that NTP slews a clock by; quartz drifts by a tenth of that."""

@@ -19,28 +19,28 @@ from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
 
-from kinesis_source.client.api import SubscriptionError
-from kinesis_source.client.boto3_client import connect, position_parameters
-from kinesis_source.client.event_stream import BrokenStreamError, Message, MessageStream
-from kinesis_source.client.responses import parse_date, parse_event
-from kinesis_source.model.shard import ConsumerArn, EpochMillis, Position, RecordPage
-from kinesis_source.options.values import ConnectionOptions
-from ssp_common.aws.clients import trusted_certificates
-from ssp_common.aws.error_translation import (
+from spark_ssp.common.aws.clients import trusted_certificates
+from spark_ssp.common.aws.error_translation import (
     Severity,
     code_of,
     quoted,
     severity_of,
     severity_of_code,
 )
-from ssp_common.aws.provided_credentials import renew_refused
-from ssp_common.errors import AccessError, SspError
-from task_grouping.identifiers import ShardKey
+from spark_ssp.common.aws.provided_credentials import renew_refused
+from spark_ssp.common.errors import AccessError, SspError
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import SubscriptionError
+from spark_ssp.kinesis_source.client.boto3_client import connect, position_parameters
+from spark_ssp.kinesis_source.client.event_stream import BrokenStreamError, Message, MessageStream
+from spark_ssp.kinesis_source.client.responses import parse_date, parse_event
+from spark_ssp.kinesis_source.model.shard import ConsumerArn, EpochMillis, Position, RecordPage
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 SILENCE_MS: Final = 5_000
 """The longest time without an event. The service sends one at least every few seconds, also if
@@ -138,7 +138,7 @@ def _http2_transport(endpoint: str, options: ConnectionOptions, window: int) -> 
     if not endpoint.startswith("https:"):
         return None
     try:
-        from kinesis_source.client.http2_transport import Http2Transport
+        from spark_ssp.kinesis_source.client.http2_transport import Http2Transport
     except ImportError:
         _log.info(
             "subscriptions use HTTP/1.1, with a connection for each: install spark-ssp[efo] for "

@@ -11,7 +11,7 @@ import json
 from datetime import datetime
 from typing import Any, Final
 
-from kinesis_source.client.responses import Events
+from spark_ssp.kinesis_source.client.responses import Events
 
 _JSON: Final = "application/x-amz-json"
 _WANTED: Final = "spark_ssp_timestamp"

@@ -26,14 +26,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, Final
 
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from ssp_common.errors import SspError
-from ssp_common.file_lock import FileLock
-from ssp_common.helper_process import module_path, start_helper
-from ssp_common.logs import show_logs
+from spark_ssp.common.errors import SspError
+from spark_ssp.common.file_lock import FileLock
+from spark_ssp.common.helper_process import module_path, start_helper
+from spark_ssp.common.logs import show_logs
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _READY: Final = b"ready\n"
 _LOCK_TIMEOUT_S: Final = 30.0
@@ -174,8 +174,8 @@ def _is_alive(process: int) -> bool:
 
 
 def _deregister(streams: Sequence[StreamRef], settings: GuardSettings) -> None:
-    from kinesis_source.client.boto3_client import connect
-    from kinesis_source.fan_out.consumers import Boto3Consumers
+    from spark_ssp.kinesis_source.client.boto3_client import connect
+    from spark_ssp.kinesis_source.fan_out.consumers import Boto3Consumers
 
     kinesis = connect(settings.connection)
     service = Boto3Consumers(kinesis)

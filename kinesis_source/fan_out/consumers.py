@@ -12,15 +12,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from kinesis_source.client.api import ThrottledError
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import ConsumerArn, StreamRef
-from kinesis_source.options.values import ConsumerLifecycle, FanOutOptions
-from ssp_common.errors import SspError, StreamNotFoundError
-from ssp_common.times import seconds_text
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import SspError, StreamNotFoundError
+from spark_ssp.common.times import seconds_text
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.client.api import ThrottledError
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.model.shard import ConsumerArn, StreamRef
+from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, FanOutOptions
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 ACTIVE: Final = "ACTIVE"
 WAIT_S: Final = 60.0

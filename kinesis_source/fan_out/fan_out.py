@@ -9,13 +9,21 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.fan_out.consumer_guard import ConsumerGuard, GuardSettings, start_guard
-from kinesis_source.fan_out.consumers import Boto3Consumers, QueryConsumers
-from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, choose_pushed, pushed_shards
-from kinesis_source.model.ranges import SlotRange
-from kinesis_source.options.values import ConsumerLifecycle, KinesisOptions
-from task_grouping.identifiers import ShardKey, StreamName
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.fan_out.consumer_guard import (
+    ConsumerGuard,
+    GuardSettings,
+    start_guard,
+)
+from spark_ssp.kinesis_source.fan_out.consumers import Boto3Consumers, QueryConsumers
+from spark_ssp.kinesis_source.fan_out.push_choice import (
+    RESUBSCRIBE_AFTER_S,
+    choose_pushed,
+    pushed_shards,
+)
+from spark_ssp.kinesis_source.model.ranges import SlotRange
+from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, KinesisOptions
 
 
 class FanOut:

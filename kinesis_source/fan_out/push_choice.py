@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange
-from kinesis_source.model.shard import ConsumerArn
-from task_grouping.identifiers import ShardKey, StreamName
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange
+from spark_ssp.kinesis_source.model.shard import ConsumerArn
 
 RESUBSCRIBE_AFTER_S: Final = 5.5
 """The time from one batch that pushes a shard to the next. The tasks of two batches do not begin

@@ -16,10 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kinesis_source.client.api import Subscriber, Subscription, SubscriptionError
-from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, is_worth_pushing
-from kinesis_source.model.ranges import ShardRange
-from kinesis_source.model.shard import (
+from spark_ssp.common.logs import count_of
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import Subscriber, Subscription, SubscriptionError
+from spark_ssp.kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S, is_worth_pushing
+from spark_ssp.kinesis_source.model.ranges import ShardRange
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     ConsumerArn,
     Position,
@@ -27,10 +29,8 @@ from kinesis_source.model.shard import (
     SequenceNumber,
     sequence_order,
 )
-from ssp_common.logs import count_of
-from task_grouping.identifiers import ShardKey
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 MAX_FAULTS: Final = 3
 """The number of failed subscriptions after which a range is polled to its end."""

@@ -29,11 +29,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from ssp_common.errors import AccessError, InvalidOptionsError, OptionProblem
-from ssp_common.options.spec import shown
-from ssp_common.private_folder import check_private, make_private, private_folder
+from spark_ssp.common.errors import AccessError, InvalidOptionsError, OptionProblem
+from spark_ssp.common.options.spec import shown
+from spark_ssp.common.private_folder import check_private, make_private, private_folder
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _REQUESTED: Final = "asked"
 _DRAINED: Final = "drained"

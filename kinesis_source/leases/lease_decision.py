@@ -49,23 +49,24 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from checkpoint.coordination.protocol import Status
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.coordination.protocol import Status
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     StartAtLatest,
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_keys import (
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
+from spark_ssp.kinesis_source.leases.lease_keys import (
     LeaseKeys,
     from_checkpoint,
     is_checkpoint_after,
     is_position_after,
     to_checkpoint,
 )
-from kinesis_source.model.offset import Offset
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     EpochMillis,
     Latest,
@@ -75,9 +76,8 @@ from kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from kinesis_source.planning.active_shards import Listings
-from kinesis_source.planning.shard_lineage import ancestors, children_of, start_points
-from task_grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
+from spark_ssp.kinesis_source.planning.active_shards import Listings
+from spark_ssp.kinesis_source.planning.shard_lineage import ancestors, children_of, start_points
 
 V = TypeVar("V")
 

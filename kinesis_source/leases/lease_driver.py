@@ -11,10 +11,14 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.leases.checkpoint_position import Processed, Progress
-from checkpoint.leases.lease import Lease, LeaseKey
-from kinesis_source.leases.lease_decision import (
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.leases.checkpoint_position import Processed, Progress
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.times import duration_text
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
+from spark_ssp.kinesis_source.leases.lease_decision import (
     Decision,
     Facts,
     LeaseTableView,
@@ -26,35 +30,38 @@ from kinesis_source.leases.lease_decision import (
     new_lease,
     repeated_checkpoint,
 )
-from kinesis_source.leases.lease_keys import (
+from spark_ssp.kinesis_source.leases.lease_keys import (
     LeaseKeys,
     check_leases_match,
     make_lease_keys,
     recreated_error,
     to_checkpoint,
 )
-from kinesis_source.leases.lease_worker import LeaseWorker
-from kinesis_source.leases.listing_facts import ListingFacts
-from kinesis_source.model.offset import Offset
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
+from spark_ssp.kinesis_source.leases.listing_facts import ListingFacts
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     ShardEnd,
     ShardState,
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options.values import KinesisOptions
-from kinesis_source.planning.active_shards import Listings
-from kinesis_source.planning.data_loss import report_missed_children, report_vanished_shard
-from kinesis_source.planning.input_partitions import max_caught_up_age_ms
-from kinesis_source.planning.shard_discovery import Doubts, ShardDiscovery
-from kinesis_source.probing.initial_positions import ResolveLatest, initial_states, latest_states
-from ssp_common.errors import ServiceUnavailableError
-from ssp_common.logs import abbreviate
-from ssp_common.times import duration_text
-from task_grouping.identifiers import ShardKey, StreamName
+from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.planning.active_shards import Listings
+from spark_ssp.kinesis_source.planning.data_loss import (
+    report_missed_children,
+    report_vanished_shard,
+)
+from spark_ssp.kinesis_source.planning.input_partitions import max_caught_up_age_ms
+from spark_ssp.kinesis_source.planning.shard_discovery import Doubts, ShardDiscovery
+from spark_ssp.kinesis_source.probing.initial_positions import (
+    ResolveLatest,
+    initial_states,
+    latest_states,
+)
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _ROUNDS: Final = 3
 """The maximum number of exchanges in a trigger, without those that wait."""

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     Progress,
     ShardEnded,
@@ -18,8 +18,10 @@ from checkpoint.leases.checkpoint_position import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from checkpoint.leases.lease import Item, Lease, LeaseKey, StreamIdentifier, lease_key
-from kinesis_source.model.shard import (
+from spark_ssp.checkpoint.leases.lease import Item, Lease, LeaseKey, StreamIdentifier, lease_key
+from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     Latest,
@@ -32,8 +34,6 @@ from kinesis_source.model.shard import (
     TrimHorizon,
     sequence_order,
 )
-from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 STREAM_ATTRIBUTE: Final = "sspStream"
 """The stream (S) of a lease created by this source whose key does not contain it. A KCL keeps

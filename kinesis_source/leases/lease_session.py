@@ -10,30 +10,30 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_decision import (
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.leases.lease_decision import (
     LeaseWait,
     ahead_of_checkpoint,
     children_of_ended,
     departed,
     update_wait,
 )
-from kinesis_source.leases.lease_driver import LeaseDriver, LeaseSnapshot
-from kinesis_source.leases.lease_worker import LeaseWorker
-from kinesis_source.model.offset import Offset, StreamEntry
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.leases.lease_driver import LeaseDriver, LeaseSnapshot
+from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
+from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
+from spark_ssp.kinesis_source.model.shard import (
     ShardEnd,
     ShardState,
     StreamRef,
 )
-from kinesis_source.options.values import KinesisOptions
-from kinesis_source.planning.active_shards import ActiveShards, ActiveShardsResult
-from kinesis_source.planning.shard_discovery import ShardDiscovery
-from kinesis_source.probing.initial_positions import ResolveLatest
-from ssp_common.logs import abbreviate
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.planning.active_shards import ActiveShards, ActiveShardsResult
+from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
+from spark_ssp.kinesis_source.probing.initial_positions import ResolveLatest
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 WAITING_PERIOD_S: Final = 0.2
 """The pause between two exchanges while leases are about to change."""

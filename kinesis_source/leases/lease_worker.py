@@ -20,19 +20,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from checkpoint.agent.client import start_agent
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.coordination.protocol import LeaseClient
-from checkpoint.coordination.state import Settings
-from checkpoint.leases.table_schema import Capacity, TableSettings
-from checkpoint.worker_identity import Query, worker_id
-from kinesis_source.leases.drain import DrainSignal, new_token
-from kinesis_source.options.values import KinesisOptions, LeaseOptions
-from ssp_common.errors import AccessError, UnsupportedError
-from ssp_common.file_lock import FileLock
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.agent.client import start_agent
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.coordination.protocol import LeaseClient
+from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.leases.table_schema import Capacity, TableSettings
+from spark_ssp.checkpoint.worker_identity import Query, worker_id
+from spark_ssp.common.errors import AccessError, UnsupportedError
+from spark_ssp.common.file_lock import FileLock
+from spark_ssp.grouping.identifiers import WorkerId
+from spark_ssp.kinesis_source.leases.drain import DrainSignal, new_token
+from spark_ssp.kinesis_source.options.values import KinesisOptions, LeaseOptions
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 PATIENCE_S: Final = 10.0
 """The time that the process of a stopped query may take to end before the next one is refused."""

@@ -14,17 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_decision import Create, Decision
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.planning.active_shards import Listings
-from kinesis_source.planning.shard_discovery import (
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
+from spark_ssp.kinesis_source.leases.lease_decision import Create, Decision
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.planning.active_shards import Listings
+from spark_ssp.kinesis_source.planning.shard_discovery import (
     CONFIRM_PERIOD_S,
     CONFIRMATIONS,
     ShardDiscovery,
 )
-from task_grouping.identifiers import ShardKey, StreamName
 
 
 class ListingFacts:

@@ -31,7 +31,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from kinesis_source.model.shard import (
+from spark_ssp.common.documents.versioned_json import Codec, Json, VersionedDocument, whole_number
+from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -45,8 +47,6 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from ssp_common.documents.versioned_json import Codec, Json, VersionedDocument, whole_number
-from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 
 OFFSET_VERSION = 1
 

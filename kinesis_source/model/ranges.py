@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     ConsumerArn,
@@ -21,7 +22,6 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId
 
 RangeStart = TrimHorizon | AtTimestamp | AfterRecord
 """A range always begins before something: a shard at `ShardEnd` has nothing left to read."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
     AfterRecord,
     AtTimestamp,

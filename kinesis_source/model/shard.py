@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
-from task_grouping.identifiers import EpochMillis as EpochMillis
-from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
-from task_grouping.identifiers import SequenceNumber as SequenceNumber
+from spark_ssp.grouping.identifiers import EpochMillis as EpochMillis
+from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
+from spark_ssp.grouping.identifiers import SequenceNumber as SequenceNumber
 
 ShardIterator = NewType("ShardIterator", str)
 """An opaque cursor of the service; lives five minutes (Kinesis API reference, GetShardIterator)."""

@@ -2,14 +2,14 @@
 
 The names are taken from the documentation of Databricks' source and from the code of awslabs'
 spark-sql-kinesis-connector; one is an option of Spark's Kafka source that users may try. The names
-of this project's Kafka source are in `ssp_common.options.sibling_format`.
+of this project's Kafka source are in `spark_ssp.common.options.sibling_format`.
 """
 
 from __future__ import annotations
 
 from typing import Final
 
-from ssp_common.options.spec import ForeignOption
+from spark_ssp.common.options.spec import ForeignOption
 
 _SUBSCRIPTIONS: Final = "a subscription that fails is replaced by GetRecords at once"
 _PLANNED: Final = (

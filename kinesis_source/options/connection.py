@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kinesis_source.options.values import ConnectionOptions
-from ssp_common.options.credentials import PROVIDER_OPTIONS
-from ssp_common.options.spec import Alias, OptionSpec
-from ssp_common.options.values import (
+from spark_ssp.common.options.credentials import PROVIDER_OPTIONS
+from spark_ssp.common.options.spec import Alias, OptionSpec
+from spark_ssp.common.options.values import (
     credentials_url,
     credentials_url_or_host,
     duration,
     integer,
     matching,
 )
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 
 _DATABRICKS: Final = "Databricks"
 _AWSLABS: Final = "awslabs"

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.options import connection, table
-from kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, names_lease_role
-from kinesis_source.options.values import ConnectionOptions
-from ssp_common.options.credentials import provider_problems, with_provider
-from ssp_common.options.spec import OptionProblem, OptionReading, OptionSpec, shown
-from ssp_common.options.values import is_readable_on_the_way
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.options.credentials import provider_problems, with_provider
+from spark_ssp.common.options.spec import OptionProblem, OptionReading, OptionSpec, shown
+from spark_ssp.common.options.values import is_readable_on_the_way
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options import connection, table
+from spark_ssp.kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, names_lease_role
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _AWS_HOST: Final = re.compile(
     r"(?:.+\.)?(?:data-|control-)?kinesis(?:-fips)?\.(?P<region>[a-z]{2,}(?:-[a-z]+)+-[0-9]+)\."

@@ -10,10 +10,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any, Final
 
-from kinesis_source.model.shard import ConsumerArn, StreamRef
-from kinesis_source.options.leases import APPLICATION_NAME, LEASE_TABLE
-from kinesis_source.options.values import ConsumerLifecycle, FanOutOptions
-from ssp_common.options.spec import (
+from spark_ssp.common.options.spec import (
     Alias,
     BadValueError,
     Fault,
@@ -22,8 +19,11 @@ from ssp_common.options.spec import (
     OptionSpec,
     shown,
 )
-from ssp_common.options.values import choice, listed, matching
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.options.values import choice, listed, matching
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import ConsumerArn, StreamRef
+from spark_ssp.kinesis_source.options.leases import APPLICATION_NAME, LEASE_TABLE
+from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, FanOutOptions
 
 _DATABRICKS: Final = "Databricks"
 _AWSLABS: Final = "awslabs"

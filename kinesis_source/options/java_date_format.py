@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
-from ssp_common.options.spec import BadValueError, Fault, shown
+from spark_ssp.common.options.spec import BadValueError, Fault, shown
 
 _MONTHS: Final = (
     "january",

@@ -6,10 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from checkpoint.worker_identity import find_fault
-from kinesis_source.options.connection import external_id, role_arn
-from kinesis_source.options.values import LeaseOptions, LeaseRole
-from ssp_common.options.spec import (
+from spark_ssp.checkpoint.worker_identity import find_fault
+from spark_ssp.common.options.spec import (
     Alias,
     BadValueError,
     Fault,
@@ -18,7 +16,9 @@ from ssp_common.options.spec import (
     OptionSpec,
     shown,
 )
-from ssp_common.options.values import duration, integer, matching, url, url_or_host
+from spark_ssp.common.options.values import duration, integer, matching, url, url_or_host
+from spark_ssp.kinesis_source.options.connection import external_id, role_arn
+from spark_ssp.kinesis_source.options.values import LeaseOptions, LeaseRole
 
 _KCL: Final = "KCL"
 _DSTREAM: Final = "Spark's DStream"
@@ -142,7 +142,7 @@ PROCESSOR_ID_GENERATOR: Final[OptionSpec[str | None]] = OptionSpec(
     default=None,
     default_text="a random UUID",
     doc="The dotted path of a class that generates the worker id, such as "
-    "`checkpoint.worker_identity.HostAndQueryGenerator`. `workerId` overrides it.",
+    "`spark_ssp.HostAndQueryGenerator`. `workerId` overrides it.",
 )
 
 FAILOVER_TIME: Final[OptionSpec[int]] = OptionSpec(

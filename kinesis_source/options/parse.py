@@ -8,7 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kinesis_source.model.shard import (
+from spark_ssp.common.options.spec import (
+    BadValueError,
+    InvalidOptionsError,
+    OptionProblem,
+    OptionReading,
+    OptionSpec,
+    read_options,
+)
+from spark_ssp.common.options.trigger import TRIGGER, trigger_problems
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     Latest,
@@ -17,8 +27,8 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options import table
-from kinesis_source.options.connection_parsing import (
+from spark_ssp.kinesis_source.options import table
+from spark_ssp.kinesis_source.options.connection_parsing import (
     connection_of,
     credential_problems,
     region_problems,
@@ -27,25 +37,15 @@ from kinesis_source.options.connection_parsing import (
     warn,
     warn_in_batch_read,
 )
-from kinesis_source.options.fan_out import fan_out_options, fan_out_problems
-from kinesis_source.options.leases import (
+from spark_ssp.kinesis_source.options.fan_out import fan_out_options, fan_out_problems
+from spark_ssp.kinesis_source.options.leases import (
     APPLICATION_NAME,
     LEASE_TABLE,
     lease_options,
     lease_problems,
 )
-from kinesis_source.options.starting_position import ParsedStart, resolve_start
-from kinesis_source.options.values import KinesisOptions, QueryKind
-from ssp_common.options.spec import (
-    BadValueError,
-    InvalidOptionsError,
-    OptionProblem,
-    OptionReading,
-    OptionSpec,
-    read_options,
-)
-from ssp_common.options.trigger import TRIGGER, trigger_problems
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.options.starting_position import ParsedStart, resolve_start
+from spark_ssp.kinesis_source.options.values import KinesisOptions, QueryKind
 
 SOURCE: Final = "kinesis-ssp"
 

@@ -22,7 +22,9 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from kinesis_source.model.shard import (
+from spark_ssp.common.options.spec import BadValueError, Fault, closest, shown
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -32,9 +34,7 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from kinesis_source.options.java_date_format import parse_java_time
-from ssp_common.options.spec import BadValueError, Fault, closest, shown
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.options.java_date_format import parse_java_time
 
 _WORDS: Final[Mapping[str, StartPoint]] = {
     "latest": Latest(),

@@ -8,21 +8,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kinesis_source.model.shard import Latest
-from kinesis_source.options.compatibility import OTHER_CONNECTORS_OPTIONS
-from kinesis_source.options.connection import CONNECTION_OPTIONS
-from kinesis_source.options.fan_out import FAN_OUT_OPTIONS
-from kinesis_source.options.leases import LEASE_OPTIONS
-from kinesis_source.options.starting_position import ParsedStart, parse_end, parse_start
-from kinesis_source.options.values import SlotAssignment
-from ssp_common.options.sibling_format import KINESIS, options_of_sister
-from ssp_common.options.spec import (
+from spark_ssp.common.options.sibling_format import KINESIS, options_of_sister
+from spark_ssp.common.options.spec import (
     Alias,
     OptionSpec,
     OptionTable,
 )
-from ssp_common.options.trigger import TRIGGER
-from ssp_common.options.values import (
+from spark_ssp.common.options.trigger import TRIGGER
+from spark_ssp.common.options.values import (
     boolean,
     choice,
     duration,
@@ -33,6 +26,13 @@ from ssp_common.options.values import (
     url,
     url_or_host,
 )
+from spark_ssp.kinesis_source.model.shard import Latest
+from spark_ssp.kinesis_source.options.compatibility import OTHER_CONNECTORS_OPTIONS
+from spark_ssp.kinesis_source.options.connection import CONNECTION_OPTIONS
+from spark_ssp.kinesis_source.options.fan_out import FAN_OUT_OPTIONS
+from spark_ssp.kinesis_source.options.leases import LEASE_OPTIONS
+from spark_ssp.kinesis_source.options.starting_position import ParsedStart, parse_end, parse_start
+from spark_ssp.kinesis_source.options.values import SlotAssignment
 
 _DATABRICKS: Final = "Databricks"
 _AWSLABS: Final = "awslabs"

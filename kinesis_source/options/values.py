@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from kinesis_source.model.shard import ConsumerArn, StartingPosition, StreamRef
-from ssp_common.errors import InvalidOptionsError
-from ssp_common.options.endpoints import ConnectionOptions
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import ConsumerArn, StartingPosition, StreamRef
 
 __all__ = [
     "ConnectionOptions",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from kinesis_source.model.offset import Offset, StreamEntry
-from kinesis_source.model.read_loss import admit_child, is_start_point
-from kinesis_source.model.shard import Shard, ShardEnd, ShardState
-from kinesis_source.planning.shard_lineage import advance_lineage
-from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
-from task_grouping.slots import MappableShard, ShardPartitionMapper
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper
+from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
+from spark_ssp.kinesis_source.model.read_loss import admit_child, is_start_point
+from spark_ssp.kinesis_source.model.shard import Shard, ShardEnd, ShardState
+from spark_ssp.kinesis_source.planning.shard_lineage import advance_lineage
 
 Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
 

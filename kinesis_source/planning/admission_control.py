@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from task_grouping.identifiers import ShardKey
+from spark_ssp.grouping.identifiers import ShardKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,11 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 
-from kinesis_source.model.offset import Offset
-from kinesis_source.model.shard import (
+from spark_ssp.common.logs import abbreviate, count_of, versions
+from spark_ssp.common.times import time_text
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     ShardEnd,
@@ -16,11 +19,8 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from ssp_common.logs import abbreviate, count_of, versions
-from ssp_common.times import time_text
-from task_grouping.identifiers import ShardKey, StreamName
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 
 class BatchLog:

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from kinesis_source.model.read_loss import Evidence, Verdict, judge
-from kinesis_source.model.shard import AfterRecord, ShardState
-from ssp_common.errors import DataLossError, SspError
-from ssp_common.logs import abbreviate
-from ssp_common.times import duration_text, time_text
-from task_grouping.identifiers import SequenceNumber, ShardKey, StreamName
+from spark_ssp.common.errors import DataLossError, SspError
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.times import duration_text, time_text
+from spark_ssp.grouping.identifiers import SequenceNumber, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.read_loss import Evidence, Verdict, judge
+from spark_ssp.kinesis_source.model.shard import AfterRecord, ShardState
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 
 _counts: Final[Counter[str]] = Counter()

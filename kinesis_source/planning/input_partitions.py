@@ -16,10 +16,12 @@ from collections.abc import Collection, Mapping
 from types import MappingProxyType
 from typing import TypeVar
 
-from kinesis_source.model.offset import Offset
-from kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
-from kinesis_source.model.read_loss import admit_child
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
+from spark_ssp.kinesis_source.model.read_loss import admit_child
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     Latest,
@@ -31,9 +33,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
     sequence_order,
 )
-from kinesis_source.planning.shard_lineage import ancestors
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.kinesis_source.planning.shard_lineage import ancestors
 
 T = TypeVar("T")
 

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kinesis_source.client.api import KinesisService
-from kinesis_source.model.shard import EpochMillis, StreamRef
-from ssp_common.errors import SspError
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import SspError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.client.api import KinesisService
+from spark_ssp.kinesis_source.model.shard import EpochMillis, StreamRef
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 CHECK_PERIOD_S: Final = 10.0
 """The interval of descriptions of a stream if nothing requires one earlier."""

@@ -8,16 +8,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from kinesis_source.client.api import KinesisService
-from kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
-from kinesis_source.planning.active_shards import Listings
-from ssp_common.errors import ServiceUnavailableError
-from ssp_common.logs import Detail, abbreviate
-from task_grouping.identifiers import ShardId, StreamName
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.logs import Detail, abbreviate
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client.api import KinesisService
+from spark_ssp.kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
+from spark_ssp.kinesis_source.planning.active_shards import Listings
 
 T = TypeVar("T")
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 UNDISCOVERED_INTERVAL_MS = 1000
 """The shortest interval of early refreshes because children are missing from the listing."""

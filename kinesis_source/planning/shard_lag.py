@@ -17,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     EpochMillis,
     Shard,
@@ -25,8 +26,7 @@ from kinesis_source.model.shard import (
     ShardState,
     StreamDescription,
 )
-from kinesis_source.planning.shard_lineage import ancestors
-from task_grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.planning.shard_lineage import ancestors
 
 MAX_REPORTED_SHARDS = 100
 """The most shards of a stream that a query's progress lists, which Spark keeps and logs for every

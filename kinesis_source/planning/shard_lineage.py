@@ -23,7 +23,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import SspError
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import (
     Latest,
     Shard,
     ShardEnd,
@@ -32,9 +35,6 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from ssp_common.errors import SspError
-from ssp_common.logs import abbreviate
-from task_grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
 
 
 class UnnamedShardError(SspError):

@@ -10,11 +10,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from checkpoint.leases.lease import Lease
-from kinesis_source.model.offset import Offset
-from kinesis_source.model.shard import Shard, ShardEnd
-from kinesis_source.planning.active_shards import Listings
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import Shard, ShardEnd
+from spark_ssp.kinesis_source.planning.active_shards import Listings
 
 MAX_LISTED_SHARDS: Final = 100
 MAX_LISTED_OWNERS: Final = 20

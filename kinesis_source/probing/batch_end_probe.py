@@ -15,10 +15,10 @@ import math
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 
-from kinesis_source.client.api import ExpiredIteratorError, ThrottledError
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.read_loss import Evidence, Verdict, judge
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.client.api import ExpiredIteratorError, ThrottledError
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.read_loss import Evidence, Verdict, judge
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -26,7 +26,7 @@ from kinesis_source.model.shard import (
     ShardState,
     sequence_order,
 )
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     MIN_WINDOW_MS,
     PAGE_RECORDS,
     PROBE_RECORDS,

@@ -8,18 +8,26 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from kinesis_source.client.api import (
+from spark_ssp.common.errors import ServiceUnavailableError, SspError, StreamNotFoundError
+from spark_ssp.common.options.endpoints import is_loopback
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.client.api import (
     InvalidPositionError,
     KinesisService,
     ShardNotFoundError,
     ThrottledError,
     UnreachableError,
 )
-from kinesis_source.model import read_loss
-from kinesis_source.model.offset import Offset
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.read_loss import Evidence, is_start_point, is_unpromised, limited_start
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model import read_loss
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.read_loss import (
+    Evidence,
+    is_start_point,
+    is_unpromised,
+    limited_start,
+)
+from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     Position,
     Shard,
@@ -27,22 +35,22 @@ from kinesis_source.model.shard import (
     ShardState,
     StreamRef,
 )
-from kinesis_source.options.values import KinesisOptions
-from kinesis_source.planning.active_shards import Listings
-from kinesis_source.planning.admission_control import Limits
-from kinesis_source.planning.data_loss import (
+from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.planning.active_shards import Listings
+from spark_ssp.kinesis_source.planning.admission_control import Limits
+from spark_ssp.kinesis_source.planning.data_loss import (
     check_absent_start,
     report_absent_end,
     warn_start_moved,
     warn_unreadable_shard,
 )
-from kinesis_source.planning.shard_discovery import CONFIRMATIONS, ShardDiscovery
-from kinesis_source.planning.shard_lag import max_lag_ms
-from kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
-from kinesis_source.probing.fixed_targets import FixedTargets
-from kinesis_source.probing.given_positions import GivenPositions, VerifiedStates
-from kinesis_source.probing.latest_probe import NO_ENDS, EndPoint, is_end_of
-from kinesis_source.probing.limit_shares import (
+from spark_ssp.kinesis_source.planning.shard_discovery import CONFIRMATIONS, ShardDiscovery
+from spark_ssp.kinesis_source.planning.shard_lag import max_lag_ms
+from spark_ssp.kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
+from spark_ssp.kinesis_source.probing.fixed_targets import FixedTargets
+from spark_ssp.kinesis_source.probing.given_positions import GivenPositions, VerifiedStates
+from spark_ssp.kinesis_source.probing.latest_probe import NO_ENDS, EndPoint, is_end_of
+from spark_ssp.kinesis_source.probing.limit_shares import (
     FAR_EXCESS,
     admit_results,
     admit_share,
@@ -51,8 +59,8 @@ from kinesis_source.probing.limit_shares import (
     reduce_by_debt,
     second_shares,
 )
-from kinesis_source.probing.limited_end_probe import LimitShare
-from kinesis_source.probing.position_advance import (
+from spark_ssp.kinesis_source.probing.limited_end_probe import LimitShare
+from spark_ssp.kinesis_source.probing.position_advance import (
     LatestRecord,
     ShardAdvance,
     Target,
@@ -62,21 +70,18 @@ from kinesis_source.probing.position_advance import (
     truncate_to_target,
     with_last_caught_up,
 )
-from kinesis_source.probing.probe_history import ProbeHistory
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.probe_history import ProbeHistory
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     PositionAnswer,
     ProbeResult,
     ShardCursor,
     without_end,
 )
-from kinesis_source.probing.probe_rate_limiter import ProbeRateLimiter, count_fetches
-from kinesis_source.probing.probe_runner import Probe, ProbeRunner, R, Steps
-from kinesis_source.probing.starved_shards import StarvedShards
-from ssp_common.errors import ServiceUnavailableError, SspError, StreamNotFoundError
-from ssp_common.options.endpoints import is_loopback
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.probing.probe_rate_limiter import ProbeRateLimiter, count_fetches
+from spark_ssp.kinesis_source.probing.probe_runner import Probe, ProbeRunner, R, Steps
+from spark_ssp.kinesis_source.probing.starved_shards import StarvedShards
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _NOTHING_KNOWN: Final = ShardCursor()
 END_TRIES: Final = 60

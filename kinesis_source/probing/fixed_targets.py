@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     Position,
@@ -12,14 +13,13 @@ from kinesis_source.model.shard import (
     ShardState,
     sequence_order,
 )
-from kinesis_source.planning.input_partitions import is_behind
-from kinesis_source.probing.position_advance import (
+from spark_ssp.kinesis_source.planning.input_partitions import is_behind
+from spark_ssp.kinesis_source.probing.position_advance import (
     LatestRecord,
     ShardAdvance,
     Target,
     is_target_reached,
 )
-from task_grouping.identifiers import ShardKey, StreamName
 
 
 class FixedTargets:

@@ -19,9 +19,12 @@ from enum import Enum, auto
 from functools import partial
 from typing import Final, Protocol
 
-from kinesis_source.client.api import InvalidPositionError
-from kinesis_source.model.offset import Offset
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import DataLossError, SspError
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import InvalidPositionError
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     Position,
@@ -30,19 +33,16 @@ from kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from kinesis_source.planning.active_shards import Listings
-from kinesis_source.planning.data_loss import trimmed_record, warn_position_replaced
-from kinesis_source.probing.position_check import (
+from spark_ssp.kinesis_source.planning.active_shards import Listings
+from spark_ssp.kinesis_source.planning.data_loss import trimmed_record, warn_position_replaced
+from spark_ssp.kinesis_source.probing.position_check import (
     BAD,
     PositionVerdict,
     check_position,
     judge_position,
 )
-from kinesis_source.probing.probe_protocol import PositionAnswer, ShardCursor
-from kinesis_source.probing.probe_runner import Steps
-from ssp_common.errors import DataLossError, SspError
-from ssp_common.logs import abbreviate
-from task_grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.probing.probe_protocol import PositionAnswer, ShardCursor
+from spark_ssp.kinesis_source.probing.probe_runner import Steps
 
 _OLDEST: Final = ShardState(position=TrimHorizon())
 

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.common.times import duration_text, time_text
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
     AtTimestamp,
     EpochMillis,
@@ -17,11 +20,8 @@ from kinesis_source.model.shard import (
     ShardState,
     StartingPosition,
 )
-from kinesis_source.planning.shard_lineage import start_points
-from kinesis_source.probing.probe_protocol import ProbeResult
-from ssp_common.errors import InvalidOptionsError, OptionProblem
-from ssp_common.times import duration_text, time_text
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.planning.shard_lineage import start_points
+from spark_ssp.kinesis_source.probing.probe_protocol import ProbeResult
 
 ResolveLatest = Callable[[Collection[ShardKey], EpochMillis], Mapping[ShardKey, ProbeResult]]
 """Resolves LATEST for shards at a moment; one that has expired is left out."""

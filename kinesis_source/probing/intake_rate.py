@@ -12,8 +12,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Protocol
 
-from kinesis_source.model.shard import EpochMillis
-from kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS, INTAKE_RECORDS_PER_MS
+from spark_ssp.kinesis_source.model.shard import EpochMillis
+from spark_ssp.kinesis_source.planning.admission_control import (
+    INTAKE_BYTES_PER_MS,
+    INTAKE_RECORDS_PER_MS,
+)
 
 AGREEMENT: Final = 2.0
 """Two counts are averaged if their rates differ by no more than this factor."""

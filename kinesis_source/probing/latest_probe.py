@@ -11,8 +11,9 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from kinesis_source.client.api import InvalidPositionError
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import InvalidPositionError
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -21,7 +22,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
     sequence_order,
 )
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     PAGE_RECORDS,
     PROBE_RECORDS,
     PageSteps,
@@ -33,7 +34,6 @@ from kinesis_source.probing.probe_protocol import (
     follow_iterator,
     open_iterator,
 )
-from task_grouping.identifiers import ShardKey
 
 EndPoint = AtTimestamp | AfterRecord
 """The end of a batch read in a shard: everything before a time, or up to a record."""

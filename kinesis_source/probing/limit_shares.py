@@ -6,15 +6,15 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Final
 
-from kinesis_source.planning.admission_control import Candidate, Limits, admit
-from kinesis_source.probing.limited_end_probe import (
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.planning.admission_control import Candidate, Limits, admit
+from spark_ssp.kinesis_source.probing.limited_end_probe import (
     EXACT_BYTES,
     EXACT_RECORDS,
     MANY_RECORDS,
     LimitShare,
 )
-from kinesis_source.probing.probe_protocol import PAGE_RECORDS, ProbeResult
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.probing.probe_protocol import PAGE_RECORDS, ProbeResult
 
 KEPT_RECORDS: Final = 200_000
 """The records that up to 200 shards keep together, to be cut and for the next batches: 50 MB."""

@@ -16,10 +16,10 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from kinesis_source.client.api import MAX_PAGE_BYTES, ExpiredIteratorError, ThrottledError
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, ShardState
-from kinesis_source.probing.batch_end_probe import (
+from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES, ExpiredIteratorError, ThrottledError
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, ShardState
+from spark_ssp.kinesis_source.probing.batch_end_probe import (
     ITERATOR_LIFE_MS,
     NEAR_MS,
     FirstPage,
@@ -32,9 +32,9 @@ from kinesis_source.probing.batch_end_probe import (
     search_near_latest,
     to_result,
 )
-from kinesis_source.probing.intake_rate import count
-from kinesis_source.probing.position_advance import Target
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.intake_rate import count
+from spark_ssp.kinesis_source.probing.position_advance import Target
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     Lookahead,
     PageView,
     ProbeResult,

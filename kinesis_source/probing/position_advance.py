@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.read_loss import is_start_point
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.read_loss import is_start_point
+from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     EpochMillis,
     Position,
@@ -15,14 +16,13 @@ from kinesis_source.model.shard import (
     ShardEnd,
     ShardState,
 )
-from kinesis_source.planning.input_partitions import is_behind
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.planning.input_partitions import is_behind
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     Lookahead,
     ProbeResult,
     RecordRef,
     ShardCursor,
 )
-from task_grouping.identifiers import ShardKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

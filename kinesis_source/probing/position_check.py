@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from kinesis_source.client.api import InvalidPositionError
-from kinesis_source.model.read_loss import Evidence, Verdict, judge
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.client.api import InvalidPositionError
+from spark_ssp.kinesis_source.model.read_loss import Evidence, Verdict, judge
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     SequenceNumber,
@@ -25,7 +25,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
     sequence_order,
 )
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     CheckSteps,
     PageView,
     PositionAnswer,

@@ -10,15 +10,15 @@ import logging
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from kinesis_source.client.api import ThrottledError, UnreachableError
-from kinesis_source.model.shard import EpochMillis, ShardEnd
-from kinesis_source.planning.shard_lag import LastProbe
-from kinesis_source.probing.position_advance import ShardAdvance
-from ssp_common.logs import Detail
-from ssp_common.times import duration_text
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.common.logs import Detail
+from spark_ssp.common.times import duration_text
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.client.api import ThrottledError, UnreachableError
+from spark_ssp.kinesis_source.model.shard import EpochMillis, ShardEnd
+from spark_ssp.kinesis_source.planning.shard_lag import LastProbe
+from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 WARN_AFTER_PROBES = 3
 WARN_AFTER_MS = 10_000

@@ -17,9 +17,9 @@ import math
 from collections.abc import Generator
 from dataclasses import dataclass, field, replace
 
-from kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     Position,
@@ -28,7 +28,7 @@ from kinesis_source.model.shard import (
     ShardIterator,
     sequence_order,
 )
-from kinesis_source.probing.intake_rate import Intake
+from spark_ssp.kinesis_source.probing.intake_rate import Intake
 
 PAGE_RECORDS = 10_000
 """The most records one GetRecords answers (Kinesis API reference)."""

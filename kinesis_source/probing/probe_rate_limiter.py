@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection
 
-from kinesis_source.client.api import BYTES_PER_SECOND, MAX_PAGE_BYTES
-from kinesis_source.model.ranges import ExpectedSize
-from task_grouping.identifiers import ShardKey
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import BYTES_PER_SECOND, MAX_PAGE_BYTES
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 
 CALLS_PER_SECOND = 5
 SHARE = 0.595

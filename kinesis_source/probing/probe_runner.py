@@ -9,15 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import TypeVar
 
-from kinesis_source.aggregation.deaggregation import last_sub
-from kinesis_source.client.api import (
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.aggregation.deaggregation import last_sub
+from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,
     KinesisService,
     ThrottledError,
 )
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     FetchPage,
     OpenIterator,
     PageView,
@@ -27,7 +28,6 @@ from kinesis_source.probing.probe_protocol import (
     Response,
     page_view,
 )
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
 
 MAX_PROBE_THREADS = 32
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Final
 
-from kinesis_source.probing.probe_protocol import ProbeResult
-from task_grouping.identifiers import ShardKey
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.probing.probe_protocol import ProbeResult
 
 STARVED_S: Final = 60.0
 """The time after a throttled probe in which a shard counts as starved."""

@@ -16,8 +16,8 @@ from typing import TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from kinesis_source.model.shard import EpochMillis, SequenceNumber
-from task_grouping.identifiers import ShardKey, SlotId
+from spark_ssp.grouping.identifiers import ShardKey, SlotId
+from spark_ssp.kinesis_source.model.shard import EpochMillis, SequenceNumber
 
 T = TypeVar("T")
 

@@ -8,15 +8,20 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from kinesis_source.client.api import KinesisService
-from kinesis_source.model.ranges import ShardRange
-from kinesis_source.model.read_loss import Evidence, Verdict, anchor_of, judge
-from kinesis_source.model.shard import AfterRecord, SequenceNumber, ShardState, StreamDescription
-from kinesis_source.planning.data_loss import report_data_loss, warn_start_moved
-from ssp_common.errors import SspError, StreamNotFoundError
-from ssp_common.times import duration_text, time_text
+from spark_ssp.common.errors import SspError, StreamNotFoundError
+from spark_ssp.common.times import duration_text, time_text
+from spark_ssp.kinesis_source.client.api import KinesisService
+from spark_ssp.kinesis_source.model.ranges import ShardRange
+from spark_ssp.kinesis_source.model.read_loss import Evidence, Verdict, anchor_of, judge
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    SequenceNumber,
+    ShardState,
+    StreamDescription,
+)
+from spark_ssp.kinesis_source.planning.data_loss import report_data_loss, warn_start_moved
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

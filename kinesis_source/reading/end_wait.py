@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, STALL_TIMEOUT_MS
+from spark_ssp.kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, STALL_TIMEOUT_MS
 
 LONGEST_STEP_S: Final = 10.0
 """The most that the time between two pages counts. It is longer if the service throttles or the

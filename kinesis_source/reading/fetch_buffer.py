@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from kinesis_source.reading.arrow_batches import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Chunk
+from spark_ssp.kinesis_source.reading.arrow_batches import MAX_BATCH_BYTES, MAX_BATCH_ROWS, Chunk
 
 ENOUGH_ROWS: Final = 10_000
 ENOUGH_BYTES: Final = 4 << 20

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from kinesis_source.client.api import BYTES_PER_SECOND
-from kinesis_source.model.shard import RecordPage
-from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES, memory_bytes
-from ssp_common.errors import ServiceUnavailableError
-from ssp_common.times import duration_text
-from task_grouping.identifiers import ShardKey
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.times import duration_text
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import BYTES_PER_SECOND
+from spark_ssp.kinesis_source.model.shard import RecordPage
+from spark_ssp.kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES, memory_bytes
 
 CALL_INTERVAL_MS: Final = 250
 """The time between two calls on a shard that is far behind: 4 of its 5 calls per second."""

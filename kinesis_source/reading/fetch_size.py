@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kinesis_source.client.api import MAX_PAGE_BYTES
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
+from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
 
 MIN_RESERVED_BYTES: Final = 1 << 20
 _FEW: Final = 100

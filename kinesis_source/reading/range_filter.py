@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from kinesis_source.model.ranges import RangeEnd
-from kinesis_source.model.shard import AfterRecord, SequenceNumber, sequence_order
+from spark_ssp.kinesis_source.model.ranges import RangeEnd
+from spark_ssp.kinesis_source.model.shard import AfterRecord, SequenceNumber, sequence_order
 
 WHOLE_RECORD: Final = sys.maxsize
 """The number of a user record after the last one of any record."""

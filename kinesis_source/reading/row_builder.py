@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
-from kinesis_source.aggregation.deaggregation import (
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.aggregation.deaggregation import (
     MAGIC,
     Aggregate,
     KeyFilter,
@@ -21,13 +22,12 @@ from kinesis_source.aggregation.deaggregation import (
     open_aggregate,
     user_records,
 )
-from kinesis_source.aggregation.repeat_keys import repeat_keys
-from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber
-from kinesis_source.reading.arrow_batches import Chunk, memory_bytes
-from kinesis_source.reading.range_filter import WHOLE_RECORD, PageSlice
-from task_grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.aggregation.repeat_keys import repeat_keys
+from spark_ssp.kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber
+from spark_ssp.kinesis_source.reading.arrow_batches import Chunk, memory_bytes
+from spark_ssp.kinesis_source.reading.range_filter import WHOLE_RECORD, PageSlice
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _FIRST_BYTES: Final = itemgetter(slice(len(MAGIC)))
 """A C function rather than a lambda, since it is called for every record."""

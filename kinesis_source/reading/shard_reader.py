@@ -24,8 +24,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from kinesis_source.aggregation.deaggregation import KeyFilter
-from kinesis_source.client.api import (
+from spark_ssp.common.errors import ServiceUnavailableError, StreamNotFoundError
+from spark_ssp.common.times import duration_text, seconds_text
+from spark_ssp.kinesis_source.aggregation.deaggregation import KeyFilter
+from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,
     KinesisService,
@@ -33,10 +35,10 @@ from kinesis_source.client.api import (
     Subscriber,
     Subscription,
 )
-from kinesis_source.client.hash_range_cache import HashRangeCache
-from kinesis_source.fan_out.pushed_pages import PROCESS_WIDE_FAULTS, FaultLog, PushedPages
-from kinesis_source.model.ranges import ShardRange
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
+from spark_ssp.kinesis_source.fan_out.pushed_pages import PROCESS_WIDE_FAULTS, FaultLog, PushedPages
+from spark_ssp.kinesis_source.model.ranges import ShardRange
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Position,
     RecordPage,
@@ -46,26 +48,24 @@ from kinesis_source.model.shard import (
     ShardState,
     TrimHorizon,
 )
-from kinesis_source.options.values import KinesisOptions
-from kinesis_source.reading.arrow_batches import memory_bytes
-from kinesis_source.reading.clock import Clock
-from kinesis_source.reading.data_loss_checks import DataLossChecks
-from kinesis_source.reading.end_wait import EndWait, WaitResult
-from kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
-from kinesis_source.reading.fetch_rate import block_ms, page_bytes, pause_ms
-from kinesis_source.reading.fetch_size import FetchSizer
-from kinesis_source.reading.range_filter import (
+from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.reading.arrow_batches import memory_bytes
+from spark_ssp.kinesis_source.reading.clock import Clock
+from spark_ssp.kinesis_source.reading.data_loss_checks import DataLossChecks
+from spark_ssp.kinesis_source.reading.end_wait import EndWait, WaitResult
+from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
+from spark_ssp.kinesis_source.reading.fetch_rate import block_ms, page_bytes, pause_ms
+from spark_ssp.kinesis_source.reading.fetch_size import FetchSizer
+from spark_ssp.kinesis_source.reading.range_filter import (
     WHOLE_RECORD,
     ExpectedRecord,
     Match,
     PageSlice,
     slice_page,
 )
-from kinesis_source.reading.row_builder import StragglerFilter, build_rows
-from kinesis_source.reading.shard_retry import ShardRetry
-from kinesis_source.reading.shared_read_rates import ReadRates
-from ssp_common.errors import ServiceUnavailableError, StreamNotFoundError
-from ssp_common.times import duration_text, seconds_text
+from spark_ssp.kinesis_source.reading.row_builder import StragglerFilter, build_rows
+from spark_ssp.kinesis_source.reading.shard_retry import ShardRetry
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
 
 ITERATOR_LIFETIME_S: Final = 240.0
 """The age up to which an iterator is used. It expires after five minutes (Kinesis API

@@ -12,16 +12,16 @@ import logging
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-from kinesis_source.client.api import ThrottledError, UnreachableError
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.reading.clock import Clock
-from kinesis_source.reading.fetch_rate import backoff_ms
-from ssp_common.errors import ServiceUnavailableError
-from ssp_common.logs import Detail
-from ssp_common.times import seconds_text
-from task_grouping.identifiers import ShardKey
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.logs import Detail
+from spark_ssp.common.times import seconds_text
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import ThrottledError, UnreachableError
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.reading.clock import Clock
+from spark_ssp.kinesis_source.reading.fetch_rate import backoff_ms
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

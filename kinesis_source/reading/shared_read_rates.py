@@ -11,10 +11,10 @@ import threading
 from dataclasses import dataclass, field
 from typing import Final
 
-from kinesis_source.model.ranges import ShardRange
-from kinesis_source.options.values import ConnectionOptions
-from ssp_common.options.endpoints import is_loopback
-from task_grouping.identifiers import ShardId
+from spark_ssp.common.options.endpoints import is_loopback
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.model.ranges import ShardRange
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 
 _StreamKey = tuple[str | None, str | None, str, str | None]
 _MAX_REMEMBERED: Final = 10_000

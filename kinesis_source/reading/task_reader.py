@@ -10,17 +10,17 @@ from typing import Final
 
 import pyarrow as pa
 
-from kinesis_source.client.api import KinesisService, Subscriber
-from kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRangeCache
-from kinesis_source.fan_out.pushed_pages import OnDemandSubscriber
-from kinesis_source.model.ranges import ShardRange, SlotRange
-from kinesis_source.options.values import KinesisOptions
-from kinesis_source.reading.arrow_batches import to_batches
-from kinesis_source.reading.clock import SYSTEM_CLOCK, Clock
-from kinesis_source.reading.fetch_buffer import FetchBuffer
-from kinesis_source.reading.shard_reader import ReadContext, ShardReader
-from kinesis_source.reading.shared_read_rates import ReadRates
-from task_grouping.identifiers import ShardKey
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import KinesisService, Subscriber
+from spark_ssp.kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRangeCache
+from spark_ssp.kinesis_source.fan_out.pushed_pages import OnDemandSubscriber
+from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
+from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.reading.arrow_batches import to_batches
+from spark_ssp.kinesis_source.reading.clock import SYSTEM_CLOCK, Clock
+from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer
+from spark_ssp.kinesis_source.reading.shard_reader import ReadContext, ShardReader
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
 
 MAX_THREADS: Final = 16
 """The most shards of one task that are read at the same time. A task may have thousands: each

@@ -19,12 +19,17 @@ from functools import lru_cache
 from itertools import islice
 from typing import Final, NamedTuple
 
-from kinesis_source.aggregation.deaggregation import MAGIC, has_aggregate_magic
-from kinesis_source.aggregation.repeat_keys import COUNT_TAG, WRITE_TAG, RowCounter, WriteId
-from kinesis_source.sink.columns import Rows
-from kinesis_source.sink.shard_map import ShardMap
-from ssp_common.errors import UnsupportedError
-from task_grouping.identifiers import HashRange, ShardId, hash_of
+from spark_ssp.common.errors import UnsupportedError
+from spark_ssp.grouping.identifiers import HashRange, ShardId, hash_of
+from spark_ssp.kinesis_source.aggregation.deaggregation import MAGIC, has_aggregate_magic
+from spark_ssp.kinesis_source.aggregation.repeat_keys import (
+    COUNT_TAG,
+    WRITE_TAG,
+    RowCounter,
+    WriteId,
+)
+from spark_ssp.kinesis_source.sink.columns import Rows
+from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 
 MAX_ROWS: Final = 50_000
 """The most rows of an aggregate: with keys of 1 KiB and the largest data, it stays below the 64 MiB

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ssp_common.errors import InvalidRowsError
-from task_grouping.identifiers import MAX_HASH_KEY
+from spark_ssp.common.errors import InvalidRowsError
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY
 
 MAX_KEY_CHARACTERS: Final = 256
 """Kinesis API reference, PutRecordsRequestEntry."""

@@ -21,16 +21,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from kinesis_source.model.shard import PutEntries, PutOutcome
-from kinesis_source.sink.aggregation import PackedRecord, Packing, unsupported_aggregates
-from kinesis_source.sink.columns import Rows
-from kinesis_source.sink.encoding import RecordRun, encode_by_shard, encode_entry, encode_rows
-from kinesis_source.sink.pacing import ShardPacer, ShardQueue, Use, Waiting
-from kinesis_source.sink.shard_map import ANY_SHARD, ShardMap
-from kinesis_source.sink.values import DeliveryMetrics
-from ssp_common.errors import ServiceUnavailableError
-from ssp_common.times import seconds_text
-from task_grouping.identifiers import HashRange, ShardId, hash_of
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.times import seconds_text
+from spark_ssp.grouping.identifiers import HashRange, ShardId, hash_of
+from spark_ssp.kinesis_source.model.shard import PutEntries, PutOutcome
+from spark_ssp.kinesis_source.sink.aggregation import PackedRecord, Packing, unsupported_aggregates
+from spark_ssp.kinesis_source.sink.columns import Rows
+from spark_ssp.kinesis_source.sink.encoding import (
+    RecordRun,
+    encode_by_shard,
+    encode_entry,
+    encode_rows,
+)
+from spark_ssp.kinesis_source.sink.pacing import ShardPacer, ShardQueue, Use, Waiting
+from spark_ssp.kinesis_source.sink.shard_map import ANY_SHARD, ShardMap
+from spark_ssp.kinesis_source.sink.values import DeliveryMetrics
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 10 << 20

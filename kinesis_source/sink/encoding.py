@@ -19,12 +19,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pybase64
 
-from kinesis_source.sink.columns import Rows
-from kinesis_source.sink.shard_map import ShardMap
-from task_grouping.identifiers import ShardId
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.sink.columns import Rows
+from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 
 if TYPE_CHECKING:
-    from kinesis_source.sink.aggregation import PackedRecord
+    from spark_ssp.kinesis_source.sink.aggregation import PackedRecord
 
 T = TypeVar("T")
 

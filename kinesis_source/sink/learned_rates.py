@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.sink.link_window import LinkWindow
-from kinesis_source.sink.pacing import ShardPacer
-from task_grouping.identifiers import ShardId
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.sink.link_window import LinkWindow
+from spark_ssp.kinesis_source.sink.pacing import ShardPacer
 
 _KEPT_S: Final = 600.0
 _MAX_KEPT: Final = 1_000

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from kinesis_source.sink.encoding import RecordRun
+from spark_ssp.kinesis_source.sink.encoding import RecordRun
 
 RECORDS_PER_SECOND: Final = 1_000
 BYTES_PER_SECOND: Final = 1 << 20

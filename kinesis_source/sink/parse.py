@@ -5,24 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.options import table as source_table
-from kinesis_source.options.connection_parsing import (
+from spark_ssp.common.options.batch_write import batch_write_problems
+from spark_ssp.common.options.spec import (
+    InvalidOptionsError,
+    OptionProblem,
+    OptionReading,
+    read_options,
+)
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options import table as source_table
+from spark_ssp.kinesis_source.options.connection_parsing import (
     connection_of,
     credential_problems,
     region_problems,
     streams_of,
     warn,
 )
-from kinesis_source.sink import table
-from kinesis_source.sink.values import SinkOptions
-from ssp_common.options.batch_write import batch_write_problems
-from ssp_common.options.spec import (
-    InvalidOptionsError,
-    OptionProblem,
-    OptionReading,
-    read_options,
-)
+from spark_ssp.kinesis_source.sink import table
+from spark_ssp.kinesis_source.sink.values import SinkOptions
 
 SINK: Final = "kinesis-ssp"
 

@@ -7,8 +7,8 @@ from typing import Final
 
 from pyspark.sql.types import BinaryType, StringType, StructType
 
-from kinesis_source.sink.columns import SinkColumns
-from ssp_common.spark.record_columns import RecordColumn, find_columns, is_text, of_types
+from spark_ssp.common.spark.record_columns import RecordColumn, find_columns, is_text, of_types
+from spark_ssp.kinesis_source.sink.columns import SinkColumns
 
 _COLUMNS: Final = (
     RecordColumn(

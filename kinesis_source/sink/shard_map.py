@@ -8,8 +8,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from kinesis_source.model.shard import Shard
-from task_grouping.identifiers import (
+from spark_ssp.grouping.identifiers import (
     HASH_BYTES,
     MAX_HASH_KEY,
     HashRange,
@@ -17,6 +16,7 @@ from task_grouping.identifiers import (
     ShardId,
     digest_of,
 )
+from spark_ssp.kinesis_source.model.shard import Shard
 
 ANY_SHARD: Final = ShardId("")
 """The queue of a stream whose records are placed by the service."""

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from kinesis_source.options.compatibility import SINK_OPTIONS_WITHOUT_EFFECT
-from kinesis_source.options.connection import CONNECTION_OPTIONS
-from kinesis_source.options.table import (
+from spark_ssp.common.options.batch_write import batch_write_id
+from spark_ssp.common.options.spec import Alias, ForeignOption, OptionSpec, OptionTable
+from spark_ssp.common.options.values import boolean, choice, duration, integer
+from spark_ssp.kinesis_source.options.compatibility import SINK_OPTIONS_WITHOUT_EFFECT
+from spark_ssp.kinesis_source.options.connection import CONNECTION_OPTIONS
+from spark_ssp.kinesis_source.options.table import (
     ENDPOINT_URL,
     KINESIS_OPTIONS,
     REGION,
     STREAM_ARN,
     STREAM_NAME,
 )
-from ssp_common.options.batch_write import batch_write_id
-from ssp_common.options.spec import Alias, ForeignOption, OptionSpec, OptionTable
-from ssp_common.options.values import boolean, choice, duration, integer
 
 _AWSLABS: Final = "awslabs"
 _SOURCE: Final = "the Kinesis source"

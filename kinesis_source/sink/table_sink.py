@@ -17,29 +17,29 @@ from typing import TYPE_CHECKING
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from kinesis_source.aggregation.repeat_keys import WriteId
-from kinesis_source.client.boto3_client import connect
-from kinesis_source.sink import learned_rates
-from kinesis_source.sink.columns import SinkColumns
-from kinesis_source.sink.pacing import first_share
-from kinesis_source.sink.schema import resolve_columns
-from kinesis_source.sink.targets import PROCESS_WIDE, Target
-from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
-from kinesis_source.sink.writer import RecordWriter
-from ssp_common.logs import abbreviate, show_logs
-from ssp_common.spark.pyspark_api import RecordBatchStreamWriter
-from ssp_common.spark.task_context import (
+from spark_ssp.common.logs import abbreviate, show_logs
+from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
+from spark_ssp.common.spark.task_context import (
     TaskWrite,
     least_tasks,
     task_of_batch_write,
     task_of_query,
 )
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
+from spark_ssp.kinesis_source.client.boto3_client import connect
+from spark_ssp.kinesis_source.sink import learned_rates
+from spark_ssp.kinesis_source.sink.columns import SinkColumns
+from spark_ssp.kinesis_source.sink.pacing import first_share
+from spark_ssp.kinesis_source.sink.schema import resolve_columns
+from spark_ssp.kinesis_source.sink.targets import PROCESS_WIDE, Target
+from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
+from spark_ssp.kinesis_source.sink.writer import RecordWriter
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class KinesisStreamWriter(RecordBatchStreamWriter):
         self._options, self._columns, self._target = _prepare(raw_options, schema)
         super().__init__(schema, self._columns.indices())
         if self._options.batch_write is not None:
-            from ssp_common.options.batch_write import batch_write_in_stream_error
+            from spark_ssp.common.options.batch_write import batch_write_in_stream_error
 
             raise batch_write_in_stream_error("kinesis-ssp")
 
@@ -103,7 +103,7 @@ def _prepare(
 ) -> tuple[SinkOptions, SinkColumns, Target | None]:
     """Return the options, the columns, and the stream that an option names, with its current
     shards, so that the tasks need not list them."""
-    from kinesis_source.sink.parse import parse_sink_options  # not loaded by executors
+    from spark_ssp.kinesis_source.sink.parse import parse_sink_options  # not loaded by executors
 
     show_logs()
     options = parse_sink_options(raw_options)

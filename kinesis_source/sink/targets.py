@@ -8,11 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from kinesis_source.client.api import KinesisWriter
-from kinesis_source.model.shard import Shard, StreamDescription, StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.sink.aggregation import unsupported_aggregates
-from kinesis_source.sink.columns import RecordLimits
+from spark_ssp.kinesis_source.client.api import KinesisWriter
+from spark_ssp.kinesis_source.model.shard import Shard, StreamDescription, StreamRef
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.sink.aggregation import unsupported_aggregates
+from spark_ssp.kinesis_source.sink.columns import RecordLimits
 
 _KEPT_S: Final = 60.0
 """The service allows 20 descriptions a second for all streams of an account, and each executor

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from task_grouping.identifiers import ShardId
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,21 +16,26 @@ from typing import Final
 
 import pyarrow as pa
 
-from kinesis_source.aggregation.repeat_keys import WriteId
-from kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
-from kinesis_source.model.shard import PutOutcome, Shard, StreamRef
-from kinesis_source.sink.aggregation import AggregateLimits, Packing
-from kinesis_source.sink.columns import Rows, SinkColumns, checked_rows, split_by_stream
-from kinesis_source.sink.delivery import MAX_BYTES, MAX_RECORDS, PutRequest, StreamDelivery
-from kinesis_source.sink.learned_rates import LearnedRates
-from kinesis_source.sink.link_window import LinkWindow, Upload
-from kinesis_source.sink.shard_map import ANY, ShardMap
-from kinesis_source.sink.targets import Target
-from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
-from ssp_common.call_threads import Call, CallThreads
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.call_threads import Call, CallThreads
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
+from spark_ssp.kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
+from spark_ssp.kinesis_source.model.shard import PutOutcome, Shard, StreamRef
+from spark_ssp.kinesis_source.sink.aggregation import AggregateLimits, Packing
+from spark_ssp.kinesis_source.sink.columns import Rows, SinkColumns, checked_rows, split_by_stream
+from spark_ssp.kinesis_source.sink.delivery import (
+    MAX_BYTES,
+    MAX_RECORDS,
+    PutRequest,
+    StreamDelivery,
+)
+from spark_ssp.kinesis_source.sink.learned_rates import LearnedRates
+from spark_ssp.kinesis_source.sink.link_window import LinkWindow, Upload
+from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
+from spark_ssp.kinesis_source.sink.targets import Target
+from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 
 _ROWS: Final = 10_000
 _BYTES: Final = 8 << 20

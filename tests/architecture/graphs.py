@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 
-from tests.architecture.modules import Module, distributed_modules
+from tests.architecture.modules import Module, distributed_modules, short
 
 Graph = Mapping[str, frozenset[str]]
 
@@ -35,11 +35,11 @@ def module_imports() -> Graph:
 def _targets(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (short(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                yield submodule if submodule in modules() else node.module
+                submodule = short(f"{node.module}.{alias.name}")
+                yield submodule if submodule in modules() else short(node.module)
 
 
 @cache

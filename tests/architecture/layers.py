@@ -8,43 +8,41 @@ from typing import Final
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 LAYERS: Final[dict[str, frozenset[str]]] = {
-    "ssp_common": frozenset(),
-    "task_grouping": frozenset({"ssp_common"}),
-    "checkpoint": frozenset({"ssp_common", "task_grouping"}),
+    "common": frozenset(),
+    "grouping": frozenset({"common"}),
+    "checkpoint": frozenset({"common", "grouping"}),
+    "planner": frozenset({"common", "grouping"}),
+    "kafka_source": frozenset({"checkpoint", "common", "grouping", "planner"}),
+    "kinesis_source": frozenset({"checkpoint", "common", "grouping", "planner"}),
+    "operations": frozenset(
+        {"checkpoint", "common", "grouping", "kafka_source", "kinesis_source", "planner"}
+    ),
+    "testing": frozenset({"grouping"}),
     "spark_ssp": frozenset(
         {
             "checkpoint",
-            "embedded_kinesis",
+            "common",
+            "grouping",
             "kafka_source",
             "kinesis_source",
-            "local_kafka",
             "operations",
-            "pipeline_planner",
+            "planner",
             "pyspark_kafka_ssp",
             "pyspark_kinesis_ssp",
-            "ssp_common",
-            "task_grouping",
+            "testing",
         }
     ),
-    "pipeline_planner": frozenset({"ssp_common", "task_grouping"}),
-    "kafka_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
-    "kinesis_source": frozenset({"checkpoint", "pipeline_planner", "ssp_common", "task_grouping"}),
-    "operations": frozenset(
-        {
-            "checkpoint",
-            "kafka_source",
-            "kinesis_source",
-            "pipeline_planner",
-            "ssp_common",
-            "task_grouping",
-        }
-    ),
-    "embedded_kinesis": frozenset({"task_grouping"}),
-    "local_kafka": frozenset(),
-    "pyspark_kafka_ssp": frozenset({"kafka_source", "ssp_common"}),
-    "pyspark_kinesis_ssp": frozenset({"kinesis_source", "ssp_common"}),
+    "pyspark_kafka_ssp": frozenset({"common", "kafka_source"}),
+    "pyspark_kinesis_ssp": frozenset({"common", "kinesis_source"}),
 }
-"""Every distributed top-level package and module, and the others that it may import."""
+"""Every package of `spark_ssp`, `spark_ssp`'s own modules, and the modules that Spark finds by
+name; with the others that each may import. Names are without `spark_ssp.` in front."""
+
+TOP_LEVEL: Final = frozenset({"pyspark_kafka_ssp", "pyspark_kinesis_ssp", "spark_ssp"})
+"""What can be imported after an installation: `spark_ssp`, and what Spark finds by name."""
+
+LINKED: Final = frozenset({"checkpoint", "kafka_source", "kinesis_source"})
+"""The packages that are folders of the repository's root, with links to them in `spark_ssp/`."""
 
 FOLDERS: Final[dict[str, dict[str, str]]] = {
     "checkpoint": {
@@ -53,13 +51,6 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         "leases": ".",
         "coordination": ". leases",
         "agent": ". coordination leases",
-    },
-    "embedded_kinesis": {
-        "core": "",
-        "state": "core",
-        "api": "core state",
-        "http": "api core state",
-        ".": "api core http state",
     },
     "kafka_source": {
         "model": "",
@@ -99,7 +90,7 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         "terminal": "",
         "commands": "checks inspection live_page model terminal",
     },
-    "pipeline_planner": {
+    "planner": {
         "graph": "",
         "services": "graph",
         "checks": "graph services",
@@ -110,7 +101,16 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         "dsl": "checks graph planning render running services storage",
         ".": "dsl graph planning running services storage",
     },
-    "ssp_common": {
+    "testing": {
+        ".": "",
+        "kafka": "",
+        "kinesis.core": "",
+        "kinesis.state": "kinesis.core",
+        "kinesis.api": "kinesis.core kinesis.state",
+        "kinesis.http": "kinesis.api kinesis.core kinesis.state",
+        "kinesis": "kinesis.api kinesis.core kinesis.http kinesis.state",
+    },
+    "common": {
         ".": "",
         "spark": ".",
         "options": ".",
@@ -204,29 +204,29 @@ EDGE: Final[dict[str, str]] = {
     "operations.inspection.streams": "calls the service",
     "operations.terminal.environment": "is the clock and the pause that others are given",
     "operations.terminal.output": "reads the width of the terminal",
-    "pipeline_planner.dsl.call_sites": "reads the working directory",
-    "pipeline_planner.dsl.planned_pipeline": "logs tables that start incomplete",
-    "pipeline_planner.running.apply": "logs created streams",
-    "pipeline_planner.running.session": "logs a warning",
-    "pipeline_planner.running.supervisor": "watches queries in a thread",
-    "pipeline_planner.storage.plan_storage": "reads and writes files",
-    "ssp_common.aws.botocore_bypass": "calls AWS services",
-    "ssp_common.aws.clients": "creates AWS clients",
-    "ssp_common.aws.http_exchange": "sends requests and reads responses",
-    "ssp_common.aws.provided_credentials": "calls the user's code, keeps credentials",
-    "ssp_common.aws.retries": "waits and retries",
-    "ssp_common.aws.store": "waits and retries",
-    "ssp_common.call_threads": "makes calls in threads, is the clock and the lock of them",
-    "ssp_common.file_lock": "locks files",
-    "ssp_common.helper_process": "starts processes",
-    "ssp_common.logs": "configures logging",
-    "ssp_common.options.allowlists": "reads the environment, resolves links of paths",
-    "ssp_common.private_folder": "creates and checks a folder",
-    "ssp_common.spark.reader_status": "writes and reads files, locks them",
-    "ssp_common.spark.gc_freeze": "counts the tasks of a process",
+    "planner.dsl.call_sites": "reads the working directory",
+    "planner.dsl.planned_pipeline": "logs tables that start incomplete",
+    "planner.running.apply": "logs created streams",
+    "planner.running.session": "logs a warning",
+    "planner.running.supervisor": "watches queries in a thread",
+    "planner.storage.plan_storage": "reads and writes files",
+    "common.aws.botocore_bypass": "calls AWS services",
+    "common.aws.clients": "creates AWS clients",
+    "common.aws.http_exchange": "sends requests and reads responses",
+    "common.aws.provided_credentials": "calls the user's code, keeps credentials",
+    "common.aws.retries": "waits and retries",
+    "common.aws.store": "waits and retries",
+    "common.call_threads": "makes calls in threads, is the clock and the lock of them",
+    "common.file_lock": "locks files",
+    "common.helper_process": "starts processes",
+    "common.logs": "configures logging",
+    "common.options.allowlists": "reads the environment, resolves links of paths",
+    "common.private_folder": "creates and checks a folder",
+    "common.spark.reader_status": "writes and reads files, locks them",
+    "common.spark.gc_freeze": "counts the tasks of a process",
 }
 """The modules that do more than compute, each with its reason. Every other module of the sources,
-`checkpoint`, `operations`, `pipeline_planner`, `ssp_common` and `task_grouping` is pure: see
+`checkpoint`, `operations`, `planner`, `common` and `grouping` is pure: see
 IMPURE."""
 
 CORE: Final = frozenset(
@@ -273,12 +273,12 @@ CORE: Final = frozenset(
         "kinesis_source.sink.link_window",
         "kinesis_source.sink.pacing",
         "kinesis_source.sink.shard_map",
-        "pipeline_planner.checks.co_partitioning",
-        "pipeline_planner.planning.partition_counts",
-        "pipeline_planner.planning.plan_compatibility",
-        "pipeline_planner.planning.planning",
-        "pipeline_planner.storage.plan_json",
-        "task_grouping",
+        "planner.checks.co_partitioning",
+        "planner.planning.partition_counts",
+        "planner.planning.plan_compatibility",
+        "planner.planning.planning",
+        "planner.storage.plan_json",
+        "grouping",
     }
 )
 """The modules that exactly-once processing depends on; a package means all of its modules. They
@@ -318,13 +318,13 @@ SDK: Final = frozenset(
         "kinesis_source.client.event_stream",
         "kinesis_source.client.http2_transport",
         "kinesis_source.client.subscriptions",
-        "ssp_common.aws.botocore_bypass",
-        "ssp_common.aws.clients",
-        "ssp_common.aws.error_translation",
-        "ssp_common.aws.provided_credentials",
-        "ssp_common.aws.s3_files",
-        "ssp_common.aws.service_calls",
-        "ssp_common.aws.store",
+        "common.aws.botocore_bypass",
+        "common.aws.clients",
+        "common.aws.error_translation",
+        "common.aws.provided_credentials",
+        "common.aws.s3_files",
+        "common.aws.service_calls",
+        "common.aws.store",
     }
 )
 """The modules that may import the AWS SDK; its types do not leave them."""
@@ -351,7 +351,7 @@ KAFKA_SDK: Final = frozenset(
         "kafka_source.consumers.native.librdkafka",
         "kafka_source.consumers.native.native_consumer",
         "kafka_source.sink.producer",
-        "local_kafka.broker",
+        "testing.kafka.broker",
     }
 )
 """The modules that may import confluent-kafka; its types do not leave them."""
@@ -379,28 +379,28 @@ SPARK: Final = frozenset(
         "operations.metrics.publish",
         "operations.progress.jvm_reports",
         "operations.progress.listener",
-        "pipeline_planner.dsl.planned_pipeline",
-        "pipeline_planner.running.dataframes",
-        "pipeline_planner.running.row_serde",
-        "pipeline_planner.running.session",
-        "pipeline_planner.running.stage_errors",
-        "pipeline_planner.running.start",
-        "pipeline_planner.running.streams",
-        "pipeline_planner.running.table_join",
+        "planner.dsl.planned_pipeline",
+        "planner.running.dataframes",
+        "planner.running.row_serde",
+        "planner.running.session",
+        "planner.running.stage_errors",
+        "planner.running.start",
+        "planner.running.streams",
+        "planner.running.table_join",
         "pyspark_kafka_ssp",
         "pyspark_kinesis_ssp",
         "spark_ssp.registration",
-        "ssp_common.spark.batch_plan",
-        "ssp_common.spark.pyspark_api",
-        "ssp_common.spark.query_lag",
-        "ssp_common.spark.record_columns",
-        "ssp_common.spark.row_batches",
-        "ssp_common.spark.rows_in_pandas",
-        "ssp_common.spark.schema_check",
-        "ssp_common.spark.task_context",
+        "common.spark.batch_plan",
+        "common.spark.pyspark_api",
+        "common.spark.query_lag",
+        "common.spark.record_columns",
+        "common.spark.row_batches",
+        "common.spark.rows_in_pandas",
+        "common.spark.schema_check",
+        "common.spark.task_context",
     }
 )
 """The modules that may import PySpark."""
 
-CLOCKS: Final = frozenset({"embedded_kinesis.core.clock"})
+CLOCKS: Final = frozenset({"testing.kinesis.core.clock"})
 """The modules of the embedded service that may read the time; none may use randomness."""

@@ -8,36 +8,52 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.architecture.layers import LAYERS, ROOT
+from tests.architecture.layers import LAYERS, LINKED, ROOT, TOP_LEVEL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Module:
     name: str
-    """Dotted; of a package's `__init__`, the package's name."""
+    """Dotted, without `spark_ssp.` in front; of a package's `__init__`, the package's name."""
     path: Path
     tree: ast.Module
 
     @property
+    def import_name(self) -> str:
+        """The dotted name that imports it."""
+        return self.name if self.package in TOP_LEVEL else f"spark_ssp.{self.name}"
+
+    @property
     def package(self) -> str:
-        """The top-level package."""
-        return self.name.partition(".")[0]
+        """The key of LAYERS."""
+        return package_of(self.name)
 
     def imported(self) -> frozenset[str]:
         """Return the dotted names of all imported modules; relative imports are banned."""
         return frozenset(_imported(self.tree))
 
     def imported_packages(self) -> frozenset[str]:
-        """Return the top-level packages of the imported modules."""
-        return frozenset(name.partition(".")[0] for name in self.imported())
+        """Return the packages of the imported modules: keys of LAYERS, and those of others."""
+        return frozenset(package_of(name) for name in self.imported())
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            yield from (short(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield node.module
+            yield short(node.module)
+
+
+def short(name: str) -> str:
+    """Return the name of a module as in `layers.py`."""
+    within = name.removeprefix("spark_ssp.")
+    return within if within.partition(".")[0] in LAYERS else name
+
+
+def package_of(name: str) -> str:
+    """Return the package of a module, whose name is as in `layers.py`."""
+    return name.partition(".")[0]
 
 
 @cache
@@ -45,11 +61,15 @@ def distributed_modules() -> tuple[Module, ...]:
     """Return all modules of all layers, sorted by name."""
     return tuple(
         Module(name=_dotted(path), path=path, tree=ast.parse(path.read_text(encoding="utf-8")))
-        for layer in sorted(LAYERS)
-        for path in sorted([*(ROOT / layer).rglob("*.py"), *ROOT.glob(f"{layer}.py")])
+        for path in sorted([*_package_files(), *ROOT.glob("pyspark_*.py")])
     )
+
+
+def _package_files() -> Iterator[Path]:
+    for folder in ("spark_ssp", *LINKED):
+        yield from (ROOT / folder).rglob("*.py")  # does not follow links
 
 
 def _dotted(path: Path) -> str:
     parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+    return short(".".join(parts[:-1] if parts[-1] == "__init__" else parts))

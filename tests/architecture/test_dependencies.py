@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from local_kafka.broker import _ARTIFACT
+from spark_ssp.testing.kafka.broker import _ARTIFACT
 from tests.architecture.layers import ROOT
 
 FIXED_IN: Final[Mapping[str, tuple[str, str]]] = {

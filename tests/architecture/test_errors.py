@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipeline_planner.graph.errors import InvalidPipelineError, Problem, SourceLocation
-from ssp_common.errors import SspError
-from ssp_common.options.spec import InvalidOptionsError, OptionProblem
+from spark_ssp.common.errors import SspError
+from spark_ssp.common.options.spec import InvalidOptionsError, OptionProblem
+from spark_ssp.planner.graph.errors import InvalidPipelineError, Problem, SourceLocation
 from tests.architecture.layers import LAYERS
 from tests.architecture.modules import distributed_modules
 from tests.support.guides import PAGES
 
 for _module in distributed_modules():
-    importlib.import_module(_module.name)
+    importlib.import_module(_module.import_name)
 
 
 def _subclasses(cls: type[SspError]) -> Iterator[type[SspError]]:

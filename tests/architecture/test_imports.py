@@ -23,9 +23,9 @@ PURE = [
         "kafka_source",
         "kinesis_source",
         "operations",
-        "pipeline_planner",
-        "ssp_common",
-        "task_grouping",
+        "planner",
+        "common",
+        "grouping",
     }
     and module.name not in layers.EDGE
     and module.name not in layers.SPARK
@@ -47,9 +47,11 @@ def test_layers_edges_and_lists_name_what_exists() -> None:
 
 def test_layers_are_what_is_distributed() -> None:
     wheel = _pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]
-    assert sorted(name.removesuffix(".py") for name in wheel["only-include"]) == sorted(
-        layers.LAYERS
-    )
+    modules = {name.removesuffix(".py") for name in wheel["only-include"]}
+    packages = {path.name for path in (layers.ROOT / "spark_ssp").iterdir() if path.is_dir()}
+    assert sorted({*modules, *packages} - {"__pycache__"}) == sorted(layers.LAYERS)
+    linked = {path.name for path in (layers.ROOT / "spark_ssp").iterdir() if path.is_symlink()}
+    assert linked == layers.LINKED
 
 
 def test_imports_run_one_way() -> None:
@@ -85,8 +87,8 @@ def test_librdkafkas_memory_is_read_in_one_folder() -> None:
 
 
 def test_sources_know_the_planner_only_in_the_files_named_for_it() -> None:
-    users = {m.name for m in MODULES if "pipeline_planner" in m.imported_packages()}
-    own = {m.name for m in MODULES if m.package == "pipeline_planner"}
+    users = {m.name for m in MODULES if "planner" in m.imported_packages()}
+    own = {m.name for m in MODULES if m.package == "planner"}
     assert sorted(users - own) == sorted(layers.PLANNED)
 
 
@@ -119,7 +121,7 @@ def _called_methods(module: Module) -> set[str]:
 
 
 def test_the_embedded_service_has_one_clock_and_no_chance() -> None:
-    embedded = [module for module in MODULES if module.package == "embedded_kinesis"]
+    embedded = [module for module in MODULES if module.name.startswith("testing.kinesis")]
     clocks = {m.name for m in embedded if "time" in m.imported_packages()}
     chance = {m.name for m in embedded if m.imported_packages() & {"random", "secrets", "uuid"}}
     assert sorted(clocks) == sorted(layers.CLOCKS)
@@ -130,8 +132,9 @@ def test_examples_and_guides_import_only_the_public_namespace() -> None:
     texts = {str(path): path.read_text() for path in (layers.ROOT / "examples").rglob("*.py")}
     for path in [*layers.ROOT.glob("*.md"), *(layers.ROOT / "docs").rglob("*.md")]:
         texts[str(path)] = path.read_text(encoding="utf-8")
-    internal = "|".join(layers.LAYERS.keys() - {"spark_ssp"})
-    pattern = re.compile(rf"^\s*(?:from|import) (?:{internal})\b.*", re.MULTILINE)
+    pattern = re.compile(
+        r"^\s*(?:from|import) (?:spark_ssp\.|pyspark_(?:kafka|kinesis)_ssp\b).*", re.MULTILINE
+    )
     assert {name: found for name, text in texts.items() if (found := pattern.findall(text))} == {}
 
 
@@ -144,7 +147,7 @@ def test_what_is_imported_is_what_is_required() -> None:
     the extra `local` too, functions of pandas frames the extra `pipelines`, HTTP/2 the extra
     `efo`, and tools for operation their own extras."""
     providers = importlib.metadata.packages_distributions()
-    own = {*layers.LAYERS, *sys.stdlib_module_names}
+    own = {"spark_ssp", *layers.LAYERS, *sys.stdlib_module_names}
     core: set[str] = set()
     embedded: set[str] = set()
     frames: set[str] = set()
@@ -153,7 +156,7 @@ def test_what_is_imported_is_what_is_required() -> None:
     for module in MODULES:
         names = module.imported_packages() - own
         wanted = {distribution.lower() for name in names for distribution in _of(name, providers)}
-        if module.name in {"kafka_source.dedup.row_blocks", "ssp_common.spark.rows_in_pandas"}:
+        if module.name in {"kafka_source.dedup.row_blocks", "common.spark.rows_in_pandas"}:
             frames |= wanted & {"pandas"}
             wanted -= frames
         if module.name == "kinesis_source.client.http2_transport":
@@ -162,7 +165,7 @@ def test_what_is_imported_is_what_is_required() -> None:
         if module.package == "operations":
             tools |= wanted
         else:
-            (embedded if module.package == "embedded_kinesis" else core).update(wanted)
+            (embedded if module.name.startswith("testing.kinesis") else core).update(wanted)
     project = _pyproject()["project"]
     assert fan_out == _distributions(project["optional-dependencies"]["efo"])
     required = _distributions(project["dependencies"])

@@ -56,9 +56,9 @@ def test_every_package_with_folders_has_its_layers() -> None:
 def test_the_map_lists_every_package() -> None:
     rows = re.findall(r"^\| `([\w/.]+)` \|(?:.*\|){2}$", MAP, re.MULTILINE)
     expected = [
-        f"{name.replace('.', '/')}/" if module.path.name == "__init__.py" else f"{name}.py"
-        for name, module in modules().items()
-        if module.path.name == "__init__.py" or "." not in name
+        f"{path.parent}/" if path.name == "__init__.py" else str(path)
+        for path in (module.path.relative_to(layers.ROOT) for module in modules().values())
+        if path.name == "__init__.py" or len(path.parts) == 1
     ]
     assert sorted(rows) == sorted(expected)
 

@@ -1,4 +1,4 @@
-"""Times and durations are written by one module, `ssp_common.times`."""
+"""Times and durations are written by one module, `spark_ssp.common.times`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import Final
 from tests.architecture.layers import ROOT
 from tests.architecture.modules import distributed_modules
 
-_WRITER: Final = "ssp_common.times"
+_WRITER: Final = "common.times"
 
 _EXEMPT: Final = {
-    "ssp_common.aws.botocore_bypass": "the date of a signature, as AWS defines it",
-    "embedded_kinesis.http.wire": "the date of an HTTP response",
-    "embedded_kinesis.api.streams": "text of the service that it stands for",
-    "embedded_kinesis.state.consumers": "an ARN of the service that it stands for",
-    "embedded_kinesis.state.page_reads": "text of the service that it stands for",
-    "embedded_kinesis.state.subscription": "text of the service that it stands for",
-    "embedded_kinesis.core.errors": "imports nothing of the product",
-    "local_kafka.broker": "imports nothing of the product",
+    "common.aws.botocore_bypass": "the date of a signature, as AWS defines it",
+    "testing.kinesis.http.wire": "the date of an HTTP response",
+    "testing.kinesis.api.streams": "text of the service that it stands for",
+    "testing.kinesis.state.consumers": "an ARN of the service that it stands for",
+    "testing.kinesis.state.page_reads": "text of the service that it stands for",
+    "testing.kinesis.state.subscription": "text of the service that it stands for",
+    "testing.kinesis.core.errors": "imports nothing of the product",
+    "testing.kafka.broker": "imports nothing of the product",
     "kafka_source.dedup.dedup_headers": "a header for programs",
 }
 """Modules that may write a time themselves, with the reason."""

@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
 from spark_ssp import __version__
-from tests.architecture.layers import LAYERS, ROOT
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from tests.architecture.layers import LINKED, ROOT, TOP_LEVEL
 from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
 from tests.support.servers.environments import Environment
 from tests.support.spark.drivers import Driver
@@ -36,9 +36,10 @@ def _run(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) ->
 def test_the_wheel_holds_what_the_allowlist_says_and_nothing_else(wheel: Path) -> None:
     tracked = _run(["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
     expected = {
-        name
+        f"spark_ssp/{name}" if name.split("/")[0] in LINKED else name
         for name in tracked.splitlines()
-        if name.split("/")[0].removesuffix(".py") in LAYERS and (ROOT / name).is_file()
+        if name.split("/")[0].removesuffix(".py") in {*TOP_LEVEL, *LINKED}
+        and (ROOT / name).is_file()
     }
     found = set(zipfile.ZipFile(wheel).namelist())
     metadata = {name for name in found if name.startswith(f"spark_ssp-{__version__}.dist-info/")}
@@ -50,7 +51,8 @@ def test_the_wheel_holds_what_the_allowlist_says_and_nothing_else(wheel: Path) -
         "entry_points.txt",
         "licenses/LICENSE",
     }
-    assert all(f"{layer}/py.typed" in found for layer in LAYERS if (ROOT / layer).is_dir())
+    assert "spark_ssp/py.typed" in found
+    assert {name.split("/")[0].removesuffix(".py") for name in found - metadata} == TOP_LEVEL
 
 
 @pytest.mark.timeout(600)  # it starts another Spark
@@ -92,7 +94,7 @@ def _read(output: Path) -> list[Record]:
 
 _LOCAL = """
 import boto3
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 
 with EmbeddedKinesis(dynamodb=True) as service:
     kinesis = boto3.client("kinesis", **service.client_settings())

@@ -8,12 +8,12 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from embedded_kinesis import EmbeddedKinesis, UnusualAnswers
-from embedded_kinesis.core.faults import Faults
-from embedded_kinesis.http.dynamodb import DynamoDbServer
-from embedded_kinesis.service import ClientSettings
-from kafka_source.client.admin_client import disconnect_kafka
-from kafka_source.reading import topic_id_check as topic_ids
+from spark_ssp.kafka_source.client.admin_client import disconnect_kafka
+from spark_ssp.kafka_source.reading import topic_id_check as topic_ids
+from spark_ssp.testing.kinesis import EmbeddedKinesis, UnusualAnswers
+from spark_ssp.testing.kinesis.core.faults import Faults
+from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
+from spark_ssp.testing.kinesis.service import ClientSettings
 from tests.contract.services import Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
 from tests.support.fakes.clocks import RealClock, ShiftedClock

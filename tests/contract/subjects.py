@@ -1,4 +1,4 @@
-"""The implementations of `kinesis_source.client.api.KinesisService` that one contract holds for."""
+"""The implementations of `KinesisService` that one contract holds for."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from dataclasses import dataclass
 
 import boto3
 
-from embedded_kinesis.core.faults import (
-    Faults,
-)
-from kinesis_source.client.api import (
+from spark_ssp.common.aws.clients import client_config
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client.api import (
     KinesisService,
 )
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.model.shard import (
     Position,
     RecordPage,
     SequenceNumber,
     ShardIterator,
     StreamRef,
 )
-from kinesis_source.options.values import ConnectionOptions
-from ssp_common.aws.clients import client_config
-from ssp_common.aws.retries import RetrySettings
-from task_grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.testing.kinesis.core.faults import (
+    Faults,
+)
 from tests.contract.services import Service
 
 FIRST = ShardId("shardId-000000000000")

@@ -9,7 +9,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.interop.report import FINDINGS, Report
 from tests.interop.scenarios import SHARDS
 from tests.interop.scene import STREAM, Producer, Scene, Watch

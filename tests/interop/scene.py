@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from botocore.exceptions import ClientError
 
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.lease_serializer import decode
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease_serializer import decode
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kcl.workers import Worker
 from tests.support.kinesis.feeds import Feed

@@ -12,7 +12,7 @@ from typing import Final
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.interop.report import Report
 from tests.interop.scenarios import Start, relay, side_by_side, split_under_both
 from tests.interop.scene import STREAM, Scene

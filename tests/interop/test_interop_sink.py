@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 
-from kinesis_source.aggregation.repeat_keys import WriteId
-from kinesis_source.model.shard import StreamRef
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
+from spark_ssp.kinesis_source.model.shard import StreamRef
 from tests.contract.subjects import over_boto3
 from tests.interop.scenarios import running
 from tests.interop.scene import STREAM, Scene

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoint.leases.checkpoint_position import Processed, StartAtTrimHorizon
-from task_grouping.identifiers import SequenceNumber
+from spark_ssp.checkpoint.leases.checkpoint_position import Processed, StartAtTrimHorizon
+from spark_ssp.grouping.identifiers import SequenceNumber
 from tests.interop.scene import Seen
 from tests.interop.verdict import Verdict, verdict_on
 from tests.support.kcl.workers import Read

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from checkpoint.leases.checkpoint_position import Processed
-from checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.checkpoint_position import Processed
+from spark_ssp.checkpoint.leases.lease import Lease
 from tests.interop.scene import Scene, Seen
 from tests.support.kcl.workers import Read
 

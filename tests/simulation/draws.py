@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from embedded_kinesis import UnusualAnswers
+from spark_ssp.testing.kinesis import UnusualAnswers
 from tests.support.simulation.query import (
     Stage,
 )

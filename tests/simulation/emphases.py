@@ -12,8 +12,21 @@ from unittest.mock import patch
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from embedded_kinesis import UnusualAnswers
-from embedded_kinesis.core.faults import (
+from spark_ssp.common.errors import (
+    DataLossError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
+from spark_ssp.kinesis_source.planning.shard_lineage import UnnamedShardError
+from spark_ssp.kinesis_source.probing import (
+    batch_end_probe,
+    latest_probe,
+    limited_end_probe,
+    probe_protocol,
+)
+from spark_ssp.testing.kinesis import UnusualAnswers
+from spark_ssp.testing.kinesis.core.faults import (
     DropConnection,
     EmptyPage,
     ExpiredIterator,
@@ -21,14 +34,6 @@ from embedded_kinesis.core.faults import (
     InternalFailure,
     LostReply,
     Throttle,
-)
-from kinesis_source.planning.shard_lineage import UnnamedShardError
-from kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe, probe_protocol
-from ssp_common.errors import (
-    DataLossError,
-    ServiceUnavailableError,
-    SspError,
-    StreamNotFoundError,
 )
 from tests.simulation.draws import (
     small_index,

@@ -17,7 +17,7 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from ssp_common.errors import (
+from spark_ssp.common.errors import (
     DataLossError,
     SspError,
 )

@@ -10,9 +10,9 @@ import pytest
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from embedded_kinesis import EmbeddedKinesis
-from local_kafka.broker import free_ports
-from ssp_common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.testing.kafka.broker import free_ports
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.fan_out_mode import pushed_everywhere
 from tests.support.kinesis.feeds import (
     EmbeddedFeed,

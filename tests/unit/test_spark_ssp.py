@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import spark_ssp
-from checkpoint.worker_identity import Query, load_generator
+from spark_ssp.checkpoint.worker_identity import Query, load_generator
 
 SOURCE = Path(spark_ssp.__file__)
 

@@ -21,16 +21,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_source.client.arrow_batches import (
+from spark_ssp.kafka_source.client.arrow_batches import (
     Headers,
     headers_column,
     headers_from_counts,
     unreadable_headers,
 )
-from kafka_source.consumers.native.header_decoder import find_headers
-from kafka_source.consumers.native.layout_verification import VerifiedLayout
-from kafka_source.consumers.native.librdkafka import NO_ENTRY, Library, MessageStruct
-from kafka_source.consumers.native.memory import (
+from spark_ssp.kafka_source.consumers.native.header_decoder import find_headers
+from spark_ssp.kafka_source.consumers.native.layout_verification import VerifiedLayout
+from spark_ssp.kafka_source.consumers.native.librdkafka import NO_ENTRY, Library, MessageStruct
+from spark_ssp.kafka_source.consumers.native.memory import (
     KEY,
     KEY_LENGTH,
     VALUE,

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_source.client.arrow_batches import numeric_column
-from kafka_source.consumers.native.librdkafka import MessageStruct
-from ssp_common.errors import InvalidRequestError
+from spark_ssp.common.errors import InvalidRequestError
+from spark_ssp.kafka_source.client.arrow_batches import numeric_column
+from spark_ssp.kafka_source.consumers.native.librdkafka import MessageStruct
 
 Words = npt.NDArray[np.int64]
 

@@ -19,8 +19,9 @@ import numpy as np
 import pyarrow as pa
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_source.client import client_config
-from kafka_source.client.arrow_batches import (
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client import client_config
+from spark_ssp.kafka_source.client.arrow_batches import (
     RecordColumns,
     Runs,
     numeric_column,
@@ -28,11 +29,16 @@ from kafka_source.client.arrow_batches import (
     rows_within,
     split_runs,
 )
-from kafka_source.client.client_config import ClientRole, create_client, secrets_of
-from kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
-from kafka_source.client.error_translation import ErrorKind, describe_error, error_kind, to_error
-from kafka_source.consumers.native.headers import MessageHeaders
-from kafka_source.consumers.native.librdkafka import (
+from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
+from spark_ssp.kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
+from spark_ssp.kafka_source.client.error_translation import (
+    ErrorKind,
+    describe_error,
+    error_kind,
+    to_error,
+)
+from spark_ssp.kafka_source.consumers.native.headers import MessageHeaders
+from spark_ssp.kafka_source.consumers.native.librdkafka import (
     CONSUMER,
     ERROR_CALLBACK,
     ERROR_TEXT,
@@ -40,7 +46,7 @@ from kafka_source.consumers.native.librdkafka import (
     TOKEN_CALLBACK,
     Library,
 )
-from kafka_source.consumers.native.memory import (
+from spark_ssp.kafka_source.consumers.native.memory import (
     ERR,
     KEY,
     KEY_LENGTH,
@@ -54,11 +60,10 @@ from kafka_source.consumers.native.memory import (
     gather_column,
     read_fields,
 )
-from kafka_source.consumers.native.timestamps import MessageTimes
-from kafka_source.model.topic import kafka_name, partition_of
-from kafka_source.properties.login_tokens import TokenCallback
-from kafka_source.properties.translation import ClientProperties
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.consumers.native.timestamps import MessageTimes
+from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
+from spark_ssp.kafka_source.properties.login_tokens import TokenCallback
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 _LOG_LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
 """Python's log levels, by syslog's."""

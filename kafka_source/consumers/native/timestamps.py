@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from kafka_source.consumers.native.layout_verification import VerifiedLayout
-from kafka_source.consumers.native.librdkafka import Library, MessageStruct
+from spark_ssp.kafka_source.consumers.native.layout_verification import VerifiedLayout
+from spark_ssp.kafka_source.consumers.native.librdkafka import Library, MessageStruct
 
 _KIND_OFFSET: Final = ctypes.sizeof(MessageStruct) + 20
 _TIME_OFFSET: Final = ctypes.sizeof(MessageStruct) + 24

@@ -7,17 +7,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kafka_source.client.admin_client import KafkaAdminClient, connect
-from kafka_source.client.group_offsets import GroupOffsets
-from kafka_source.model.topic import (
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName
+from spark_ssp.kafka_source.client.admin_client import KafkaAdminClient, connect
+from spark_ssp.kafka_source.client.group_offsets import GroupOffsets
+from spark_ssp.kafka_source.model.topic import (
     AtTime,
     LogicalOffset,
     Subscribe,
     SubscribePattern,
     partition_of,
 )
-from kafka_source.options.parse import parse_options
-from task_grouping.identifiers import EpochMillis, StreamName
+from spark_ssp.kafka_source.options.parse import parse_options
 from tests.support.kafka.broker_faults import Rehearsal
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBrokers

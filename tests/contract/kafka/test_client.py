@@ -6,8 +6,9 @@ import time
 
 import pytest
 
-from kafka_source.client.api import KafkaService, TopicDescription
-from kafka_source.model.topic import (
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.api import KafkaService, TopicDescription
+from spark_ssp.kafka_source.model.topic import (
     Assign,
     AtTime,
     IsolationLevel,
@@ -16,7 +17,6 @@ from kafka_source.model.topic import (
     SubscribePattern,
     partition_of,
 )
-from task_grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.servers.kafka_clusters import BrokerCluster, Cluster, FakeCluster

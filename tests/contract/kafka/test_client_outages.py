@@ -9,12 +9,17 @@ import time
 
 import pytest
 
-from kafka_source.client.admin_client import KafkaAdminClient, connect
-from kafka_source.client.admin_connection import AdminConnection
-from kafka_source.model.topic import LogicalOffset, Subscribe, SubscribePattern, partition_of
-from kafka_source.options.parse import parse_options
-from ssp_common.errors import ServiceUnavailableError
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.client.admin_client import KafkaAdminClient, connect
+from spark_ssp.kafka_source.client.admin_connection import AdminConnection
+from spark_ssp.kafka_source.model.topic import (
+    LogicalOffset,
+    Subscribe,
+    SubscribePattern,
+    partition_of,
+)
+from spark_ssp.kafka_source.options.parse import parse_options
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.waiting import until
@@ -119,7 +124,7 @@ def test_a_connection_stays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> N
     kafka = KafkaAdminClient(connection)
     with pytest.raises(TypeError, match="call connect"):
         connection.__reduce__()
-    monkeypatch.setattr("kafka_source.client.admin_connection.os.getpid", lambda: 1)
+    monkeypatch.setattr("spark_ssp.kafka_source.client.admin_connection.os.getpid", lambda: 1)
     with pytest.raises(RuntimeError, match="after a fork"):
         kafka.describe(ANY)
     connection.close()

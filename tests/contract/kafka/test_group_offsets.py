@@ -8,13 +8,13 @@ from contextlib import ExitStack, contextmanager, nullcontext
 import pytest
 from confluent_kafka import Consumer
 
-from kafka_source.client.group_offsets import GroupOffsets
-from kafka_source.group_committer import CommitPace, GroupCommitter
-from kafka_source.model.topic import partition_of
-from kafka_source.options.parse import parse_options
-from kafka_source.source import KafkaStreamReader
-from ssp_common.errors import InvalidRequestError, ServiceUnavailableError, SspError
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError, SspError
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.group_offsets import GroupOffsets
+from spark_ssp.kafka_source.group_committer import CommitPace, GroupCommitter
+from spark_ssp.kafka_source.model.topic import partition_of
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.source import KafkaStreamReader
 from tests.support.kafka.group_tool import committed_offsets
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker

@@ -11,12 +11,20 @@ import sys
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from local_kafka import LocalKafka
+from spark_ssp.testing.kafka import LocalKafka
 from tests.architecture.layers import ROOT
 
 
 def test_a_broker_is_started_told_of_and_ended() -> None:
-    command = [sys.executable, "-m", "local_kafka", "--port", "0", "--topic", "orders:3"]
+    command = [
+        sys.executable,
+        "-m",
+        "spark_ssp.testing.kafka",
+        "--port",
+        "0",
+        "--topic",
+        "orders:3",
+    ]
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -65,7 +73,7 @@ def test_a_broker_is_started_without_python_in_a_fork_and_a_killed_one_is_not_ru
 
 @pytest.mark.parametrize("topic", ["orders:0", "a b", "orders:many", "", ".", "..:2"])
 def test_a_topic_that_cannot_be_is_refused_before_anything_starts(topic: str) -> None:
-    command = [sys.executable, "-m", "local_kafka", "--topic", topic]
+    command = [sys.executable, "-m", "spark_ssp.testing.kafka", "--topic", topic]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 2
     assert "expected NAME or NAME:PARTITIONS" in result.stderr
@@ -73,7 +81,15 @@ def test_a_topic_that_cannot_be_is_refused_before_anything_starts(topic: str) ->
 
 
 def test_a_topic_that_is_given_twice_is_refused() -> None:
-    command = [sys.executable, "-m", "local_kafka", "--topic", "orders:2", "--topic", "orders"]
+    command = [
+        sys.executable,
+        "-m",
+        "spark_ssp.testing.kafka",
+        "--topic",
+        "orders:2",
+        "--topic",
+        "orders",
+    ]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 2
     assert "found orders twice" in result.stderr
@@ -85,7 +101,7 @@ def test_a_port_that_cannot_be_had_is_named(taken: bool) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1] if taken else 70_000
-        command = [sys.executable, "-m", "local_kafka", "--port", str(port)]
+        command = [sys.executable, "-m", "spark_ssp.testing.kafka", "--port", str(port)]
         result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 1
     assert result.stderr.startswith(f"cannot start: port {port} of 127.0.0.1 is not available")

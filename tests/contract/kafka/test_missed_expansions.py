@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_source.model.topic import IsolationLevel
-from kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.model.topic import IsolationLevel
+from spark_ssp.kafka_source.options.parse import parse_options
 from tests.support.kafka.driving import FakeQuery
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker

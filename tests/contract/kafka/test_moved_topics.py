@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_source.model.ranges import TaskRange
-from kafka_source.model.topic import IsolationLevel
-from kafka_source.options.parse import parse_options
-from kafka_source.reading.task_reader import read_task
-from ssp_common.errors import DataLossError
+from spark_ssp.common.errors import DataLossError
+from spark_ssp.kafka_source.model.ranges import TaskRange
+from spark_ssp.kafka_source.model.topic import IsolationLevel
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.reading.task_reader import read_task
 from tests.support.kafka.driving import FakeQuery
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker

@@ -9,19 +9,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kafka_source.client.api import TopicDescription
-from kafka_source.model.topic import Selection, Subscribe
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import KafkaOptions, QueryKind
-from kafka_source.pipeline_system import KafkaSystem, TopicAdmin
-from kafka_source.sink.parse import parse_sink_options
-from pipeline_planner import Pipeline, Services, StreamExistsError
-from pipeline_planner.graph.names import StreamId, SystemKind, SystemName
-from pipeline_planner.running.streams import StreamAccess
-from pipeline_planner.services.systems import StreamUse
-from pipeline_planner.storage.plan_history import newest
-from ssp_common.errors import InvalidOptionsError, InvalidRequestError, ServiceUnavailableError
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import (
+    InvalidOptionsError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+)
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.client.api import TopicDescription
+from spark_ssp.kafka_source.model.topic import Selection, Subscribe
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
+from spark_ssp.kafka_source.pipeline_system import KafkaSystem, TopicAdmin
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.planner import Pipeline, Services, StreamExistsError
+from spark_ssp.planner.graph.names import StreamId, SystemKind, SystemName
+from spark_ssp.planner.running.streams import StreamAccess
+from spark_ssp.planner.services.systems import StreamUse
+from spark_ssp.planner.storage.plan_history import newest
 from tests.support.kafka.topics import KafkaTopics as Topics
 from tests.support.pipelines.examples import both
 from tests.support.servers.kafka_broker import KafkaBroker

@@ -12,19 +12,7 @@ import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from kafka_source.dedup.dedup_headers import (
-    POSITION_HEADER,
-    SOURCE_HEADER,
-    WriteId,
-    parse_position,
-)
-from kafka_source.sink import producer as producing
-from kafka_source.sink.columns import SinkColumns
-from kafka_source.sink.parse import parse_sink_options
-from kafka_source.sink.producer import RecordProducer
-from kafka_source.sink.values import SinkOptions
-from kafka_source.sink.writer import write_rows
-from ssp_common.errors import (
+from spark_ssp.common.errors import (
     AccessError,
     InvalidOptionsError,
     InvalidRequestError,
@@ -33,6 +21,18 @@ from ssp_common.errors import (
     SspError,
     StreamNotFoundError,
 )
+from spark_ssp.kafka_source.dedup.dedup_headers import (
+    POSITION_HEADER,
+    SOURCE_HEADER,
+    WriteId,
+    parse_position,
+)
+from spark_ssp.kafka_source.sink import producer as producing
+from spark_ssp.kafka_source.sink.columns import SinkColumns
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kafka_source.sink.producer import RecordProducer
+from spark_ssp.kafka_source.sink.values import SinkOptions
+from spark_ssp.kafka_source.sink.writer import write_rows
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBroker
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer
 
-from kafka_source.client.consumer_api import PartitionConsumer
-from kafka_source.consumers import confluent_consumer as message_consumer
-from kafka_source.consumers.confluent_consumer import ConfluentConsumer
-from kafka_source.consumers.fetch_profile import FETCH_BYTES, PROFILES, FetchProfile
-from kafka_source.consumers.pool import ConsumerKey, ConsumerPool, consumer_settings
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.client.consumer_api import PartitionConsumer
+from spark_ssp.kafka_source.consumers import confluent_consumer as message_consumer
+from spark_ssp.kafka_source.consumers.confluent_consumer import ConfluentConsumer
+from spark_ssp.kafka_source.consumers.fetch_profile import FETCH_BYTES, PROFILES, FetchProfile
+from spark_ssp.kafka_source.consumers.pool import ConsumerKey, ConsumerPool, consumer_settings
 from tests.support.kafka.reading import TaskReading, open_native, part
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.kafka.memory import Shape, fill, held_by_a_task
-from kafka_source.reading.generation_reader import POLL_BYTES
+from spark_ssp.kafka_source.reading.generation_reader import POLL_BYTES
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBroker
 

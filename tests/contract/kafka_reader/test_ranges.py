@@ -10,8 +10,8 @@ from datetime import UTC, datetime
 import pytest
 from confluent_kafka import Producer
 
-from kafka_source.consumers.pool import ConsumerPool
-from ssp_common.errors import InvalidRequestError, ServiceUnavailableError
+from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError
+from spark_ssp.kafka_source.consumers.pool import ConsumerPool
 from tests.support.kafka.reading import (
     TaskReading,
     open_messages,

@@ -7,15 +7,15 @@ import time
 
 import pytest
 
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.client.boto3_client import connect
-from kinesis_source.client.hash_range_cache import HashRangeCache
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH
-from kinesis_source.options.parse import parse_options
-from kinesis_source.planning.admission_control import UNLIMITED, Limits
-from kinesis_source.planning.input_partitions import plan_ranges
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import read_slot
+from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+from spark_ssp.kinesis_source.client.boto3_client import connect
+from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
+from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.contract.services import Service
 from tests.support.kinesis.reading import rows_of
 

@@ -1,4 +1,4 @@
-"""The contract of `kinesis_source.client.api.KinesisService`, over each of its implementations.
+"""The contract of `KinesisService`, over each of its implementations.
 
 boto3 against the embedded service, boto3 against kinesis-mock, and the in-process stand-in that
 unit tests and simulations use: the contract holds for all of them.
@@ -11,16 +11,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from embedded_kinesis.core.faults import (
-    Faults,
+from spark_ssp.common.errors import (
+    StreamNotFoundError,
 )
-from kinesis_source.client.api import (
+from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName
+from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,
     KinesisService,
     ShardNotFoundError,
 )
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -28,10 +29,9 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from ssp_common.errors import (
-    StreamNotFoundError,
+from spark_ssp.testing.kinesis.core.faults import (
+    Faults,
 )
-from task_grouping.identifiers import HashRange, ShardId, StreamName
 from tests.contract.services import MIDDLE, Quirk
 from tests.contract.subjects import ABSENT, FIRST, LAST_KEY, SECOND, Subject
 

@@ -7,7 +7,21 @@ from collections.abc import Callable
 
 import pytest
 
-from embedded_kinesis.core.faults import (
+from spark_ssp.common.errors import (
+    AccessError,
+    ServiceUnavailableError,
+    SspError,
+)
+from spark_ssp.kinesis_source.client.api import (
+    ExpiredIteratorError,
+    ThrottledError,
+)
+from spark_ssp.kinesis_source.model.shard import (
+    ShardIterator,
+    StreamRef,
+    TrimHorizon,
+)
+from spark_ssp.testing.kinesis.core.faults import (
     AccessDenied,
     DropConnection,
     EmptyPage,
@@ -17,20 +31,6 @@ from embedded_kinesis.core.faults import (
     InternalFailure,
     LostReply,
     Throttle,
-)
-from kinesis_source.client.api import (
-    ExpiredIteratorError,
-    ThrottledError,
-)
-from kinesis_source.model.shard import (
-    ShardIterator,
-    StreamRef,
-    TrimHorizon,
-)
-from ssp_common.errors import (
-    AccessError,
-    ServiceUnavailableError,
-    SspError,
 )
 from tests.contract.subjects import ATTEMPTS, FIRST, Subject
 

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
-from kinesis_source.client.boto3_client import connect, disconnect
-from kinesis_source.fan_out import fan_out
-from kinesis_source.fan_out.consumer_guard import GuardSettings, start_guard
-from kinesis_source.fan_out.fan_out import open_fan_out
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.options.parse import parse_options
-from kinesis_source.options.values import ConnectionOptions
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
+from spark_ssp.kinesis_source.fan_out import fan_out
+from spark_ssp.kinesis_source.fan_out.consumer_guard import GuardSettings, start_guard
+from spark_ssp.kinesis_source.fan_out.fan_out import open_fan_out
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.waiting import until
 
 _DEADLINE_S = 60
@@ -113,7 +113,7 @@ def test_the_consumer_of_a_query_with_leases_remains(
 def test_a_query_that_was_killed_is_at_its_end(kinesis: EmbeddedKinesis) -> None:
     program = (
         "import pickle, sys; "
-        "from kinesis_source.fan_out.consumer_guard import start_guard; "
+        "from spark_ssp.kinesis_source.fan_out.consumer_guard import start_guard; "
         "guard = start_guard(pickle.load(sys.stdin.buffer)); print('ready', flush=True); "
         "sys.stdin.read()"
     )

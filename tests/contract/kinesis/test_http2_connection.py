@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
-from embedded_kinesis.core.subscription_faults import CutSubscription
-from kinesis_source.client.api import SubscriptionError
-from kinesis_source.client.boto3_client import connect, disconnect
-from kinesis_source.client.subscriptions import open_subscriber
-from kinesis_source.model.shard import TrimHorizon
+from spark_ssp.kinesis_source.client.api import SubscriptionError
+from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
+from spark_ssp.kinesis_source.client.subscriptions import open_subscriber
+from spark_ssp.kinesis_source.model.shard import TrimHorizon
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis.core.subscription_faults import CutSubscription
 from tests.support.fan_out.http2 import Http2Kinesis, Traffic
 from tests.support.fan_out.pushed_stream import PushedStream, connection_to, put_numbers
 from tests.support.kinesis.certificates import write_certificates

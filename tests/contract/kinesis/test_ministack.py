@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import boto3
 import pytest
 
-from kinesis_source.client.boto3_client import disconnect
+from spark_ssp.kinesis_source.client.boto3_client import disconnect
 from tests.support.fan_out.ministack import Ministack
 from tests.support.fan_out.pushed_stream import PushedStream, connection_to, put_numbers
 

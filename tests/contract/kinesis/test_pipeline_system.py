@@ -8,17 +8,17 @@ from itertools import count
 
 import pytest
 
-from kinesis_source.client.api import StreamInUseError
-from kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
-from kinesis_source.pipeline_system import KinesisStreams, KinesisSystem
-from pipeline_planner import Pipeline, Services, StreamExistsError
-from pipeline_planner.graph.names import SystemKind
-from ssp_common.errors import (
+from spark_ssp.common.errors import (
     InvalidOptionsError,
     ServiceUnavailableError,
     StreamNotFoundError,
     UnsupportedError,
 )
+from spark_ssp.kinesis_source.client.api import StreamInUseError
+from spark_ssp.kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
+from spark_ssp.kinesis_source.pipeline_system import KinesisStreams, KinesisSystem
+from spark_ssp.planner import Pipeline, Services, StreamExistsError
+from spark_ssp.planner.graph.names import SystemKind
 from tests.contract.services import FIRST, MIDDLE, SECOND, Service
 from tests.support.fakes.pipeline_services import MemorySystem
 

@@ -11,24 +11,24 @@ from itertools import count
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
-from embedded_kinesis.core.faults import AccessDenied, Fault, Refusal, Throttle
-from embedded_kinesis.core.subscription_faults import (
+from spark_ssp.grouping.identifiers import ShardId, ShardKey
+from spark_ssp.kinesis_source.client.api import SubscriptionError
+from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
+from spark_ssp.kinesis_source.client.subscriptions import open_subscriber
+from spark_ssp.kinesis_source.model.shard import ConsumerArn, TrimHorizon
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis.core.faults import AccessDenied, Fault, Refusal, Throttle
+from spark_ssp.testing.kinesis.core.subscription_faults import (
     CutSubscription,
     EmptyEvents,
     EndSubscription,
     FailSubscription,
     SilenceSubscription,
 )
-from embedded_kinesis.http.event_stream import encode_message
-from embedded_kinesis.state.page_reads import UnusualAnswers
-from embedded_kinesis.state.subscription import TAKEOVER_MS
-from kinesis_source.client.api import SubscriptionError
-from kinesis_source.client.boto3_client import connect, disconnect
-from kinesis_source.client.subscriptions import open_subscriber
-from kinesis_source.model.shard import ConsumerArn, TrimHorizon
-from kinesis_source.options.values import ConnectionOptions
-from task_grouping.identifiers import ShardId, ShardKey
+from spark_ssp.testing.kinesis.http.event_stream import encode_message
+from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
+from spark_ssp.testing.kinesis.state.subscription import TAKEOVER_MS
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.fakes.scripted import STREAM
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp

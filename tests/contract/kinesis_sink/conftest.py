@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis, Limits
-from kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
 from tests.contract.subjects import over_boto3
 
 

@@ -13,8 +13,21 @@ import boto3
 import pyarrow as pa
 import pytest
 
-from embedded_kinesis import Distribution, EmbeddedKinesis, StreamMode
-from embedded_kinesis.core.faults import (
+from spark_ssp.common.errors import (
+    InvalidRowsError,
+    ServiceUnavailableError,
+    SspError,
+    UnsupportedError,
+)
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.aggregation.deaggregation import open_aggregate
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.model.shard import StreamDescription, StreamRef
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.sink.targets import TargetCache
+from spark_ssp.kinesis_source.sink.values import DeliveryMetrics
+from spark_ssp.testing.kinesis import Distribution, EmbeddedKinesis, StreamMode
+from spark_ssp.testing.kinesis.core.faults import (
     DropConnection,
     Fault,
     InternalFailure,
@@ -23,19 +36,6 @@ from embedded_kinesis.core.faults import (
     RejectRecords,
     Throttle,
 )
-from kinesis_source.aggregation.deaggregation import open_aggregate
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import StreamDescription, StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.sink.targets import TargetCache
-from kinesis_source.sink.values import DeliveryMetrics
-from ssp_common.errors import (
-    InvalidRowsError,
-    ServiceUnavailableError,
-    SspError,
-    UnsupportedError,
-)
-from task_grouping.identifiers import StreamName
 from tests.contract.services import Service
 from tests.contract.subjects import over_boto3
 from tests.support.kinesis.sink_writer import (
@@ -304,7 +304,7 @@ def test_each_stream_is_described_once_in_a_task(
     kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the process does not remember all of them."""
-    monkeypatch.setattr("kinesis_source.sink.targets._MAX_KEPT", 1)
+    monkeypatch.setattr("spark_ssp.kinesis_source.sink.targets._MAX_KEPT", 1)
     names = ["orders", "payments", "returns"]
     for name in names[1:]:
         kinesis.state.create_stream(name, shards=1)

@@ -11,13 +11,13 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
-from embedded_kinesis.core.faults import RejectRecords
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef
-from kinesis_source.sink.shard_map import ShardMap
-from ssp_common.errors import ServiceUnavailableError
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef
+from spark_ssp.kinesis_source.sink.shard_map import ShardMap
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis.core.faults import RejectRecords
 from tests.support.kinesis.sink_rows import Entry, entries_of
 from tests.support.kinesis.sink_writer import batch, data_of, rows, write, writer
 from tests.support.waiting import until

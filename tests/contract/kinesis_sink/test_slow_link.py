@@ -21,13 +21,13 @@ from urllib3.exceptions import ReadTimeoutError
 from urllib3.util import Timeout
 
 from benchmarks.support.slow_link import SlowLink
-from embedded_kinesis import EmbeddedKinesis
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.sink.learned_rates import LearnedRates
-from ssp_common.aws.clients import create_client
-from ssp_common.aws.http_exchange import post
-from ssp_common.aws.retries import RetrySettings
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.common.aws.clients import create_client
+from spark_ssp.common.aws.http_exchange import post
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.sink.learned_rates import LearnedRates
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.sink_writer import batch, writer
 
 _READ_TIMEOUT_S: Final = 1.0

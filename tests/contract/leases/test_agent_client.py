@@ -18,21 +18,21 @@ from typing import Final
 import psutil
 import pytest
 
-from checkpoint.agent import client as agent_client
-from checkpoint.agent.client import (
+from spark_ssp.checkpoint.agent import client as agent_client
+from spark_ssp.checkpoint.agent.client import (
     MAX_RESTARTS,
     MAX_UNANSWERED,
     RESTART_WINDOW_S,
     AgentClient,
 )
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.coordination.protocol import Report
-from checkpoint.coordination.state import Settings
-from checkpoint.errors import LeaseTableError
-from checkpoint.leases.lease import LeaseKey
-from checkpoint.leases.table_schema import TableSettings
-from ssp_common.errors import ServiceUnavailableError
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.options.endpoints import ConnectionOptions
 from tests.support.leases.values import ANNE, lease
 from tests.support.waiting import until
 
@@ -46,9 +46,9 @@ SETTINGS: Final = AgentSettings(
 STAND_IN: Final = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
-from checkpoint.coordination.protocol import Status
-from checkpoint.errors import LeaseTableError
-from checkpoint.agent.framing import FrameDecoder, encode_frame
+from spark_ssp.checkpoint.coordination.protocol import Status
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.agent.framing import FrameDecoder, encode_frame
 from dataclasses import replace
 
 asked = 0

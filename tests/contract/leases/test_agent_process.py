@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Final
 import psutil
 import pytest
 
-from checkpoint.agent.client import AgentClient
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.coordination.state import Settings
-from checkpoint.errors import LeaseTableError
-from checkpoint.leases.lease import LeaseKey
-from checkpoint.leases.table_schema import TableSettings
-from embedded_kinesis.http.dynamodb import DynamoDbServer
-from ssp_common.errors import AccessError, InvalidOptionsError
-from ssp_common.options.endpoints import ConnectionOptions
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.agent.client import AgentClient
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.errors import AccessError, InvalidOptionsError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.grouping.identifiers import WorkerId
+from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
 from tests.support import waiting
 from tests.support.leases.agent_reader import ReaderProcess
 from tests.support.leases.stores import client

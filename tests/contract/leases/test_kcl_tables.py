@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from checkpoint.dynamodb_calls import DynamoDbCalls
-from checkpoint.leases.conditional_writes import Create
-from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
-from checkpoint.leases.kcl_tables import RECHECK_S, DynamoDbKclTables
-from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.table_schema import TableSettings
-from checkpoint.leases.worker_metrics import KclRows, LeaderRow, MetricRow, RowLocation
-from ssp_common.aws.retries import Retrier, RetryLog
-from ssp_common.errors import InvalidRequestError, ServiceUnavailableError
+from spark_ssp.checkpoint.dynamodb_calls import DynamoDbCalls
+from spark_ssp.checkpoint.leases.conditional_writes import Create
+from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
+from spark_ssp.checkpoint.leases.kcl_tables import RECHECK_S, DynamoDbKclTables
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.worker_metrics import KclRows, LeaderRow, MetricRow, RowLocation
+from spark_ssp.common.aws.retries import Retrier, RetryLog
+from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError
 from tests.support.leases.stores import ATTEMPTS, RETRY, Mishap, answer, client, hooked, lease_store
 from tests.support.leases.values import ANNE, BERT, lease
 

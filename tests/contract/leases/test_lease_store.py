@@ -10,9 +10,9 @@ from typing import Final
 
 import pytest
 
-from checkpoint.errors import LeaseTableError, MalformedLeaseError
-from checkpoint.leases.checkpoint_position import ShardEnded, StartAtTimestamp
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.errors import LeaseTableError, MalformedLeaseError
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded, StartAtTimestamp
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
     Conflict,
@@ -26,10 +26,10 @@ from checkpoint.leases.conditional_writes import (
     Take,
     Write,
 )
-from checkpoint.leases.lease import AttributeValue, Item, Lease, PendingCheckpoint
-from checkpoint.leases.lease_serializer import ForeignRow, encode
-from ssp_common.errors import ServiceUnavailableError
-from task_grouping.identifiers import EpochMillis, HashRange, ShardId, WorkerId
+from spark_ssp.checkpoint.leases.lease import AttributeValue, Item, Lease, PendingCheckpoint
+from spark_ssp.checkpoint.leases.lease_serializer import ForeignRow, encode
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.grouping.identifiers import EpochMillis, HashRange, ShardId, WorkerId
 from tests.support.leases.stores import ATTEMPTS, LOST_REPLIES, Maker, Mishap, Table
 from tests.support.leases.values import ANNE, BERT, CARL, alike, lease, processed
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.leases.checkpoint_position import ShardEnded, is_forward
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded, is_forward
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
     Conflict,
@@ -23,8 +23,8 @@ from checkpoint.leases.conditional_writes import (
     Take,
     Write,
 )
-from checkpoint.leases.lease import Lease
-from task_grouping.identifiers import ShardId, WorkerId
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.grouping.identifiers import ShardId, WorkerId
 from tests.support.leases.stores import Maker, Table, in_memory
 from tests.support.leases.values import ANNE, BERT, CARL, alike, lease, processed
 from tests.support.simulation.effort import AMOUNT

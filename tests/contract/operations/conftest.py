@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import boto3
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis, ManualClock
-from kinesis_source.client.boto3_client import disconnect
+from spark_ssp.kinesis_source.client.boto3_client import disconnect
+from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
 from tests.support.operations.command import Run, run
 
 if TYPE_CHECKING:

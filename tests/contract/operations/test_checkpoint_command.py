@@ -10,15 +10,15 @@ from typing import Any
 import boto3
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
-from kafka_source.model.offset import Offset, encode
-from kafka_source.model.topic import partition_of
-from kinesis_source.client.boto3_client import disconnect
-from operations.inspection.topics import describe_topics
-from task_grouping.assignment import NO_ASSIGNMENT
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import GroupByPartition
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import GroupByPartition
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.model.offset import Offset, encode
+from spark_ssp.kafka_source.model.topic import partition_of
+from spark_ssp.kinesis_source.client.boto3_client import disconnect
+from spark_ssp.operations.inspection.topics import describe_topics
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.operations.command import run
 from tests.support.servers.kafka_broker import KafkaBroker

@@ -8,7 +8,7 @@ from pathlib import Path
 import boto3
 import pytest
 
-from embedded_kinesis import Distribution, StreamMode
+from spark_ssp.testing.kinesis import Distribution, StreamMode
 from tests.contract.operations.conftest import KEYS, Cloud
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.operations.command import WIDTHS, check_output, run

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from checkpoint.leases.checkpoint_position import Progress, ShardEnded, StartAtTrimHorizon
-from checkpoint.leases.lease import Lease
-from embedded_kinesis.core.faults import InternalFailure
-from operations.live_page.checkpoint_snapshots import with_owners
-from operations.model.snapshot import LeaseCounts, ShardSnapshot
-from task_grouping.identifiers import ShardId, WorkerId
+from spark_ssp.checkpoint.leases.checkpoint_position import Progress, ShardEnded, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.grouping.identifiers import ShardId, WorkerId
+from spark_ssp.operations.live_page.checkpoint_snapshots import with_owners
+from spark_ssp.operations.model.snapshot import LeaseCounts, ShardSnapshot
+from spark_ssp.testing.kinesis.core.faults import InternalFailure
 from tests.architecture.layers import ROOT
 from tests.contract.operations.conftest import Cloud
 from tests.support.kafka.topics import KafkaTopics, Record

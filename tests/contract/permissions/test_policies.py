@@ -19,16 +19,16 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from checkpoint.assignments.open import open_assignment_store
-from embedded_kinesis import EmbeddedKinesis
-from kinesis_source.client.boto3_client import disconnect
-from kinesis_source.sink.table_sink import KinesisBatchWriter
-from kinesis_source.source import KinesisBatchReader, KinesisStreamReader
-from pipeline_planner.storage.plan_storage import open_folder
-from ssp_common.options.endpoints import ConnectionOptions
-from task_grouping.assignment import NO_ASSIGNMENT
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import GroupByPartition
+from spark_ssp.checkpoint.assignments.open import open_assignment_store
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import GroupByPartition
+from spark_ssp.kinesis_source.client.boto3_client import disconnect
+from spark_ssp.kinesis_source.sink.table_sink import KinesisBatchWriter
+from spark_ssp.kinesis_source.source import KinesisBatchReader, KinesisStreamReader
+from spark_ssp.planner.storage.plan_storage import open_folder
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.contract.permissions.policies import (
     ACCOUNT,
     REGION,

@@ -12,30 +12,30 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
-from checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
-from checkpoint.assignments.errors import AssignmentConflictError, AssignmentStoreError
-from checkpoint.assignments.files import FileAssignmentStore
-from checkpoint.assignments.open import open_assignment_store
-from checkpoint.assignments.serialization import encode_text
-from checkpoint.assignments.store import (
+from spark_ssp.checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
+from spark_ssp.checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
+from spark_ssp.checkpoint.assignments.errors import AssignmentConflictError, AssignmentStoreError
+from spark_ssp.checkpoint.assignments.files import FileAssignmentStore
+from spark_ssp.checkpoint.assignments.open import open_assignment_store
+from spark_ssp.checkpoint.assignments.serialization import encode_text
+from spark_ssp.checkpoint.assignments.store import (
     AssignmentStore,
     StoredAssignment,
     Version,
 )
-from checkpoint.assignments.sync import AssignmentSync
-from checkpoint.assignments.uri import parse_store_uri
-from ssp_common.aws.retries import RetrySettings
-from ssp_common.aws.s3_files import S3Calls, S3Files
-from ssp_common.errors import (
+from spark_ssp.checkpoint.assignments.sync import AssignmentSync
+from spark_ssp.checkpoint.assignments.uri import parse_store_uri
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.aws.s3_files import S3Calls, S3Files
+from spark_ssp.common.errors import (
     AccessError,
     InvalidOptionsError,
     InvalidRequestError,
     ServiceUnavailableError,
 )
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import GroupByPartition
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import GroupByPartition
 from tests.support.fakes.assignment_stores import (
     ATTEMPTS,
     REGION,

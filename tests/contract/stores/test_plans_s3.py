@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import pytest
 
-from pipeline_planner import PlanConflictError, PlanStoreError, Services
-from pipeline_planner.storage.plan_history import RecordedPlan, newest, record
-from pipeline_planner.storage.plan_json import to_text
-from ssp_common.aws import clients as aws_clients
-from ssp_common.errors import AccessError, IncompatibleStateError, ServiceUnavailableError
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.common.aws import clients as aws_clients
+from spark_ssp.common.errors import AccessError, IncompatibleStateError, ServiceUnavailableError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.planner import PlanConflictError, PlanStoreError, Services
+from spark_ssp.planner.storage.plan_history import RecordedPlan, newest, record
+from spark_ssp.planner.storage.plan_json import to_text
 from tests.support.fakes.assignment_stores import REGION, Queue, aws_client, hook
 from tests.support.fakes.pipeline_services import MemorySystem
 from tests.support.leases.stores import Mishap
@@ -132,7 +132,9 @@ def test_a_run_that_looked_too_early_is_told_by_s3(
     root = f"s3a://{bucket}/delays"
     first = record(root, made_plan(), after=None)
     looks: Iterator[list[str]] = iter([[]])
-    monkeypatch.setattr("ssp_common.aws.s3_files.S3Files.names", lambda _: next(looks, ["1.json"]))
+    monkeypatch.setattr(
+        "spark_ssp.common.aws.s3_files.S3Files.names", lambda _: next(looks, ["1.json"])
+    )
     with pytest.raises(PlanConflictError, match="found plan 1"):
         record(root, made_plan(8), after=None)
     looks = iter([[]])
@@ -153,8 +155,8 @@ def mishaps(client: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Queue, Queue]
         hook(made, reads, puts)
         return made
 
-    monkeypatch.setattr("ssp_common.aws.store.create_client", create_client)
-    monkeypatch.setattr("ssp_common.aws.retries.backoff", lambda *_: 0.0)
+    monkeypatch.setattr("spark_ssp.common.aws.store.create_client", create_client)
+    monkeypatch.setattr("spark_ssp.common.aws.retries.backoff", lambda *_: 0.0)
     return reads, puts
 
 

@@ -7,16 +7,16 @@ from contextlib import ExitStack
 
 import pytest
 
-from embedded_kinesis.core.faults import ExpiredIterator, Throttle
-from kinesis_source.model.offset import decode
-from kinesis_source.model.ranges import ShardRange, SlotRange
-from kinesis_source.model.shard import EpochMillis, ShardEnd, StreamRef, TrimHorizon
-from kinesis_source.options.parse import parse_options
-from kinesis_source.probing import batch_end_probe, probe_protocol
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import read_slot
-from ssp_common.errors import DataLossError, ServiceUnavailableError
-from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.common.errors import DataLossError, ServiceUnavailableError
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.kinesis_source.model.offset import decode
+from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
+from spark_ssp.kinesis_source.model.shard import EpochMillis, ShardEnd, StreamRef, TrimHorizon
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.probing import batch_end_probe, probe_protocol
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
+from spark_ssp.testing.kinesis.core.faults import ExpiredIterator, Throttle
 from tests.support.fakes.scripted import FakeTime
 from tests.support.simulation.query import Disturbance, Outcome, Stage, Trigger
 from tests.support.simulation.scene import STREAM, Scene, scene

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from ssp_common.errors import DataLossError
+from spark_ssp.common.errors import DataLossError
 from tests.support.simulation.query import Disturbance, Outcome, Stage
 from tests.support.simulation.scene import STREAM, Scene, scene
 from tests.support.simulation.world import HOUR_MS

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, encode
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, encode
 from tests.support.simulation.judge import SECRETS
 from tests.support.simulation.query import Row
 from tests.support.simulation.scene import STREAM, Scene, scene

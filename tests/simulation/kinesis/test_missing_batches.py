@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from ssp_common.errors import DataLossError
+from spark_ssp.common.errors import DataLossError
 from tests.support.simulation.judge import Judge
 from tests.support.simulation.query import Outcome, SimulatedQuery, SimulatedReader
 from tests.support.simulation.scene import STREAM, Scene, scene

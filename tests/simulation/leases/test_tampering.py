@@ -21,14 +21,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     ShardEnded,
     StartAtTrimHorizon,
 )
-from checkpoint.leases.lease import Item, Lease
-from checkpoint.leases.lease_serializer import encode
-from kinesis_source.model.shard import (
+from spark_ssp.checkpoint.leases.lease import Item, Lease
+from spark_ssp.checkpoint.leases.lease_serializer import encode
+from spark_ssp.common.errors import DataLossError, SspError
+from spark_ssp.grouping.identifiers import SequenceNumber, ShardId, StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     EpochMillis,
     Latest,
@@ -36,9 +38,7 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from kinesis_source.planning.shard_lineage import ancestors
-from ssp_common.errors import DataLossError, SspError
-from task_grouping.identifiers import SequenceNumber, ShardId, StreamName
+from spark_ssp.kinesis_source.planning.shard_lineage import ancestors
 from tests.simulation.leases.test_sharing import Scene
 from tests.support.leases.values import lease
 from tests.support.leases.worlds import FAILOVER_MS, LeaseWorld

@@ -12,11 +12,11 @@ from typing import Final
 
 import pytest
 
-from checkpoint.leases.checkpoint_position import Processed
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.table_schema import TableSettings
-from embedded_kinesis import EmbeddedKinesis
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.checkpoint.leases.checkpoint_position import Processed
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.cluster.network import Network
 from tests.support.cluster.packed import PackedEnvironment
 from tests.support.cluster.queries import (

@@ -13,8 +13,8 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from kafka_source.model.schema import spark_schema
-from ssp_common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.kafka_source.model.schema import spark_schema
 from tests.support.kafka.queries import (
     BlockExpansion,
     KafkaRow,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kinesis.fan_out_mode import pushed_everywhere
 from tests.support.spark.queries import check_exactly_once, failure_of, planned_offsets, wait_until

@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
-from embedded_kinesis import EmbeddedKinesis, Limits
-from embedded_kinesis.core.faults import (
+from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
+from spark_ssp.testing.kinesis.core.faults import (
     DropConnection,
     EmptyPage,
     ExpiredIterator,

@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from ssp_common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kinesis.feeds import Feed
 from tests.support.spark.queries import (
     Row,

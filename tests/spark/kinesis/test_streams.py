@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from embedded_kinesis import Distribution, EmbeddedKinesis
+from spark_ssp.testing.kinesis import Distribution, EmbeddedKinesis
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kinesis.feeds import Feed
 from tests.support.spark.queries import (

@@ -9,10 +9,10 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
-from embedded_kinesis import EmbeddedKinesis
-from embedded_kinesis.core.faults import AccessDenied
-from kinesis_source.source import KinesisBatchReader
-from ssp_common.errors import AccessError
+from spark_ssp.common.errors import AccessError
+from spark_ssp.kinesis_source.source import KinesisBatchReader
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis.core.faults import AccessDenied
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kinesis.fan_out_mode import pushed_everywhere

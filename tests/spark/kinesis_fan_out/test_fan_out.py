@@ -7,8 +7,8 @@ from contextlib import ExitStack
 import pytest
 from prometheus_client import CollectorRegistry
 
-from embedded_kinesis import EmbeddedKinesis
 from spark_ssp import publish_metrics
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.feeds import Feed
 from tests.support.spark.queries import wait_for_rows, wait_until
 from tests.support.spark.trials import Trial

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from embedded_kinesis import EmbeddedKinesis, Limits
-from local_kafka.broker import free_ports
+from spark_ssp.testing.kafka.broker import free_ports
+from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
 from tests.support.kinesis.feeds import options_for
 from tests.support.spark.drivers import Driver, kill_workers
 from tests.support.spark.queries import wait_until

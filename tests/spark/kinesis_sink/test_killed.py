@@ -11,9 +11,9 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from embedded_kinesis import EmbeddedKinesis, Limits
-from kinesis_source.model.offset import decode
-from kinesis_source.model.shard import AfterRecord
+from spark_ssp.kinesis_source.model.offset import decode
+from spark_ssp.kinesis_source.model.shard import AfterRecord
+from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
 from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
 from tests.support.spark.drivers import Driver
 from tests.support.spark.queries import (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
 from tests.support.spark.queries import Sink, await_end, load, run_to_end, start_patiently
 

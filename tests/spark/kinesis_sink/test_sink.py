@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from embedded_kinesis import Distribution, EmbeddedKinesis
+from spark_ssp.testing.kinesis import Distribution, EmbeddedKinesis
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
 from tests.support.spark.queries import (
     Sink,

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from benchmarks.support.slow_link import SlowLink
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 
 
 @pytest.mark.long

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
-from embedded_kinesis.core.faults import Throttle
-from local_kafka.broker import free_ports
-from ssp_common.logs import REPEAT_S
+from spark_ssp.common.logs import REPEAT_S
+from spark_ssp.testing.kafka.broker import free_ports
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis.core.faults import Throttle
 from tests.architecture.layers import ROOT
 from tests.support.kinesis.feeds import EmbeddedFeed
 from tests.support.leases.spark_worker import SparkWorker

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline_planner import Pipeline
-from pipeline_planner.running import PipelineStageError, RunningPipeline, StageState
+from spark_ssp.planner import Pipeline
+from spark_ssp.planner.running import PipelineStageError, RunningPipeline, StageState
 from tests.support.fakes.stream_folders import FolderSystem, register, services
 from tests.support.pipelines.runs import patiently, session_for_pipelines
 

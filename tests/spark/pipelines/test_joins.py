@@ -13,8 +13,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from kafka_source.pipeline_system import KafkaSystem
-from pipeline_planner import Pipeline, PlanSettings, Services
+from spark_ssp.kafka_source.pipeline_system import KafkaSystem
+from spark_ssp.planner import Pipeline, PlanSettings, Services
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.pipelines.flights_pipeline import without_repeats, written
 from tests.support.pipelines.runs import patiently, session_for_pipelines

@@ -15,8 +15,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from examples.flights import data
-from pipeline_planner import PlanContradictionError
-from task_grouping.assignment import decode_assignment
+from spark_ssp.grouping.assignment import decode_assignment
+from spark_ssp.planner import PlanContradictionError
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.kinesis.feeds import EmbeddedFeed
 from tests.support.pipelines import flights_pipeline as pipeline

@@ -10,18 +10,18 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from pipeline_planner import InvalidPipelineError, Pipeline
-from pipeline_planner.graph.names import SystemKind
-from pipeline_planner.running import SessionSettingError
-from pipeline_planner.running.row_serde import (
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.planner import InvalidPipelineError, Pipeline
+from spark_ssp.planner.graph.names import SystemKind
+from spark_ssp.planner.running import SessionSettingError
+from spark_ssp.planner.running.row_serde import (
     columns_of,
     key_bytes,
     key_text,
     lost_types,
     value_of,
 )
-from pipeline_planner.running.start import RunSettings, prepare
-from ssp_common.errors import InvalidOptionsError
+from spark_ssp.planner.running.start import RunSettings, prepare
 from tests.support.fakes.stream_folders import FolderSystem, register, services
 from tests.support.pipelines.runs import session_for_pipelines
 

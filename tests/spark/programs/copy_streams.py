@@ -69,7 +69,7 @@ def _frame(spark: SparkSession, query: dict[str, Any]) -> DataFrame:
 
     @udf("module string, executor string")
     def place(data: bytes) -> tuple[str, str]:
-        import kinesis_source
+        from spark_ssp import kinesis_source
 
         executor = Path.cwd()
         while hold.exists():

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from embedded_kinesis import EmbeddedKinesis
 from examples.recipes.cdc_to_delta import APPLICATION
 from examples.rehearsals.cdc_to_delta import COLUMNS, changes
 from examples.rehearsals.laptop import connection, put
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.architecture.layers import ROOT
 from tests.support.spark.drivers import Driver
 from tests.support.spark.queries import wait_until

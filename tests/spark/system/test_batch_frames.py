@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.datasource import DataSourceReader
 
-from embedded_kinesis import EmbeddedKinesis
-from ssp_common.spark.batch_plan import REFRESH_SETTING
+from spark_ssp.common.spark.batch_plan import REFRESH_SETTING
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for

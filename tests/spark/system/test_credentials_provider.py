@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
-from embedded_kinesis.core.faults import AccessDenied
-from embedded_kinesis.http import dynamodb, server, wire
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis.core.faults import AccessDenied
+from spark_ssp.testing.kinesis.http import dynamodb, server, wire
 from tests.support.kinesis.fan_out_mode import pushed_everywhere, python_path
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
 from tests.support.spark.drivers import Driver

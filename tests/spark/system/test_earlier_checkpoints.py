@@ -17,7 +17,7 @@ from confluent_kafka import TopicCollection
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 
-from embedded_kinesis import EmbeddedKinesis, ManualClock
+from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.kinesis.feeds import options_for
 from tests.support.servers.kafka_broker import KafkaBroker

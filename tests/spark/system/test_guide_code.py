@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 import spark_ssp
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.guides import GUIDE, PAGES, ROOT, blocks
 from tests.support.kafka.topics import KafkaTopics, Record
@@ -38,7 +38,7 @@ ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "command": (1, "a fragment of a job"),
     "databricks": (1, "needs Databricks"),
     "declarative-pipelines": (1, "test_declarative_pipeline.py runs the example that it shows"),
-    "embedded-kinesis": (10, "tests/unit/embedded_kinesis/test_guide.py executes it"),
+    "embedded-kinesis": (10, "tests/unit/testing/kinesis/test_guide.py executes it"),
     "emr": (1, "needs EMR"),
     "fixed-tasks": (3, "fragments of a job"),
     "glue": (1, "needs Glue"),

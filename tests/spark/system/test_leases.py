@@ -15,16 +15,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from checkpoint.leases.checkpoint_position import Processed, ShardEnded
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.lease_store import LeaseStore
-from checkpoint.leases.table_schema import TableSettings
-from embedded_kinesis import EmbeddedKinesis
-from kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S
-from kinesis_source.graceful_stop import stop_gracefully
-from local_kafka.broker import free_ports
-from ssp_common.options.endpoints import ConnectionOptions
-from ssp_common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.checkpoint.leases.checkpoint_position import Processed, ShardEnded
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease_store import LeaseStore
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.kinesis_source.fan_out.push_choice import RESUBSCRIBE_AFTER_S
+from spark_ssp.kinesis_source.graceful_stop import stop_gracefully
+from spark_ssp.testing.kafka.broker import free_ports
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.fan_out_mode import pushed_everywhere, python_path
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, Record, options_for
 from tests.support.leases.stores import open_store

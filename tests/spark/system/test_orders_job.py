@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from embedded_kinesis import EmbeddedKinesis
 from spark_ssp import register
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.architecture.layers import ROOT
 from tests.support.kinesis.feeds import EmbeddedFeed
 from tests.support.platforms import WITH_SETTINGS, spark_settings

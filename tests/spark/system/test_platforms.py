@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.environments.build import build_wheel, environment
 from tests.support.environments.matrix import PLATFORMS, Entry
 from tests.support.kafka.feed import KafkaFeed, query_options

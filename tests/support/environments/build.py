@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from local_kafka.jars import installing_into
+from spark_ssp.testing.kafka.jars import installing_into
 from tests.support.environments.matrix import Entry
 from tests.support.servers.cache import CACHE
 

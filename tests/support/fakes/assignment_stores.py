@@ -18,14 +18,14 @@ from botocore.config import Config
 from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
-from checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
-from checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
-from checkpoint.assignments.files import FileAssignmentStore
-from checkpoint.assignments.open import open_assignment_store
-from checkpoint.assignments.store import AssignmentStore
-from checkpoint.assignments.uri import StoreKind, parse_store_uri
-from ssp_common.aws.retries import RetrySettings
-from ssp_common.aws.s3_files import S3Calls, S3Files
+from spark_ssp.checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
+from spark_ssp.checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
+from spark_ssp.checkpoint.assignments.files import FileAssignmentStore
+from spark_ssp.checkpoint.assignments.open import open_assignment_store
+from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.aws.s3_files import S3Calls, S3Files
 from tests.support.leases.stores import Mishap
 
 ATTEMPTS: Final = 4

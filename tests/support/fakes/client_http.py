@@ -6,15 +6,15 @@ from typing import Any
 
 import boto3
 
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import (
+from spark_ssp.common.aws.clients import client_config
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.model.shard import (
     ShardIterator,
     StreamRef,
 )
-from kinesis_source.options.values import ConnectionOptions
-from ssp_common.aws.clients import client_config
-from ssp_common.aws.retries import RetrySettings
-from task_grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from tests.support.fakes.scripted_http import (
     reply,
 )

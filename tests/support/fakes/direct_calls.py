@@ -16,12 +16,12 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
 
-from kinesis_source.client import responses
-from kinesis_source.model.shard import EpochMillis
-from ssp_common.aws.botocore_bypass import DirectCalls
-from ssp_common.aws.clients import client_config
-from ssp_common.aws.error_translation import BODY_ERRORS, code_of
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.clients import client_config
+from spark_ssp.common.aws.error_translation import BODY_ERRORS, code_of
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.kinesis_source.client import responses
+from spark_ssp.kinesis_source.model.shard import EpochMillis
 from tests.support.fakes.client_http import SESSION
 from tests.support.fakes.scripted_http import ScriptedHttp
 

@@ -27,7 +27,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import Row, StructType
 
-from ssp_common.spark.pyspark_api import PlanningStreamReader, ReadAllAvailable, ReadLimit
+from spark_ssp.common.spark.pyspark_api import PlanningStreamReader, ReadAllAvailable, ReadLimit
 
 FORMAT: Final = "test-folders"
 

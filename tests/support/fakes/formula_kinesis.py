@@ -11,10 +11,9 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from embedded_kinesis.core.clock import ManualClock
-from embedded_kinesis.state.stream import equal_ranges
-from kinesis_source.client.api import ExpiredIteratorError, ThrottledError
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.client.api import ExpiredIteratorError, ThrottledError
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -27,7 +26,8 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from task_grouping.identifiers import ShardId
+from spark_ssp.testing.kinesis.core.clock import ManualClock
+from spark_ssp.testing.kinesis.state.stream import equal_ranges
 
 HOUR_MS = 3_600_000
 ITERATOR_MS = 300_000

@@ -1,7 +1,7 @@
 """`KinesisService` directly on the embedded service's state: no HTTP, no boto3, no sleep.
 
 For unit tests and simulations. Faults injected into the state take effect, and are answered by the
-contract of `kinesis_source.client.api`; a retrying call tries `attempts` times at once, and
+contract of `kinesis_source/client/api.py`; a retrying call tries `attempts` times at once, and
 throttling does not count.
 """
 
@@ -10,18 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from embedded_kinesis.api.dispatch import Answer, KinesisState
-from embedded_kinesis.core.errors import KinesisError, NoAnswer
-from embedded_kinesis.core.request import Json
-from embedded_kinesis.state.page_reads import RecordsPage
-from kinesis_source.client.api import (
+from spark_ssp.common.errors import (
+    AccessError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
+from spark_ssp.grouping.identifiers import HashRange, ShardId
+from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,
     ShardNotFoundError,
     ThrottledError,
     UnreachableError,
 )
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -35,14 +39,10 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from ssp_common.errors import (
-    AccessError,
-    InvalidRequestError,
-    ServiceUnavailableError,
-    SspError,
-    StreamNotFoundError,
-)
-from task_grouping.identifiers import HashRange, ShardId
+from spark_ssp.testing.kinesis.api.dispatch import Answer, KinesisState
+from spark_ssp.testing.kinesis.core.errors import KinesisError, NoAnswer
+from spark_ssp.testing.kinesis.core.request import Json
+from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
 
 _THROTTLES = frozenset({"ProvisionedThroughputExceededException", "LimitExceededException"})
 _TRANSIENT = _THROTTLES | frozenset(

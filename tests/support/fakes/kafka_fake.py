@@ -14,8 +14,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from kafka_source.client.api import OffsetSpec, TopicDescription
-from kafka_source.model.topic import (
+from spark_ssp.common.errors import AccessError
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
+from spark_ssp.kafka_source.model.topic import (
     Assign,
     AtTime,
     IsolationLevel,
@@ -25,8 +27,6 @@ from kafka_source.model.topic import (
     SubscribePattern,
     TopicId,
 )
-from ssp_common.errors import AccessError
-from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka.topics import Put, Record
 
 T = TypeVar("T")

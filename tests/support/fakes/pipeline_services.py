@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pipeline_planner.graph.names import SystemKind
-from pipeline_planner.services.systems import SparkFormat, StreamUse, stream_exists_error
-from ssp_common.errors import UnsupportedError
+from spark_ssp.common.errors import UnsupportedError
+from spark_ssp.planner.graph.names import SystemKind
+from spark_ssp.planner.services.systems import SparkFormat, StreamUse, stream_exists_error
 
 
 @dataclass(kw_only=True)

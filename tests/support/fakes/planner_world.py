@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 
-from embedded_kinesis import KinesisState, ManualClock
-from embedded_kinesis.state.records import Record
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.client.api import KinesisService
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
-from kinesis_source.model.ranges import ShardRange, SlotRange
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+from spark_ssp.kinesis_source.client.api import KinesisService
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     Shard,
@@ -26,10 +25,11 @@ from kinesis_source.model.shard import (
     TrimHorizon,
     sequence_order,
 )
-from kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from kinesis_source.planning.admission_control import UNLIMITED, Limits
-from kinesis_source.planning.input_partitions import plan_ranges
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
+from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.testing.kinesis import KinesisState, ManualClock
+from spark_ssp.testing.kinesis.state.records import Record
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.kinesis.shards import key
 

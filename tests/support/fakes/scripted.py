@@ -7,13 +7,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from kinesis_source.client.api import (
+from spark_ssp.common.errors import SspError
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, ShardId, StreamName
+from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     ShardNotFoundError,
     ThrottledError,
     UnreachableError,
 )
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -26,9 +28,7 @@ from kinesis_source.model.shard import (
     StreamRef,
     sequence_order,
 )
-from kinesis_source.reading.clock import Clock
-from ssp_common.errors import SspError
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, ShardId, StreamName
+from spark_ssp.kinesis_source.reading.clock import Clock
 
 CREATED = EpochMillis(1_700_000_000_000)
 NOW = EpochMillis(1_700_100_000_000)

@@ -9,9 +9,9 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from pipeline_planner.graph.names import SystemKind
-from pipeline_planner.services.systems import Services, SparkFormat, StreamUse, stream_exists_error
-from ssp_common.errors import UnsupportedError
+from spark_ssp.common.errors import UnsupportedError
+from spark_ssp.planner.graph.names import SystemKind
+from spark_ssp.planner.services.systems import Services, SparkFormat, StreamUse, stream_exists_error
 from tests.support.fakes.folder_source import FORMAT, FolderSource, Record, files, read, write
 
 _COUNT = ".partitions"

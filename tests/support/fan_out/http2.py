@@ -20,15 +20,15 @@ import h2.exceptions
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes, Settings
 
-from embedded_kinesis.api.dispatch import KinesisState
-from embedded_kinesis.http.listening import LOOPBACK
-from embedded_kinesis.http.server import TRANSPORT, Http1Protocol, HttpServer
+from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.http.listening import LOOPBACK
+from spark_ssp.testing.kinesis.http.server import TRANSPORT, Http1Protocol, HttpServer
 from tests.support.kinesis.certificates import write_certificates
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, MutableSet
 
-_log = logging.getLogger(f"spark_ssp.{__name__}")
+_log = logging.getLogger(__name__)
 _MAX_STREAMS: Final = 128
 _PREFACE: Final = b"PRI * HTTP/2.0"
 """The first bytes of a client that begins HTTP/2 without asking (RFC 9113, 3.4)."""

@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from embedded_kinesis.http.listening import LOOPBACK, listen
-from embedded_kinesis.service import ClientSettings
-from local_kafka.jars import installing_into
+from spark_ssp.testing.kafka.jars import installing_into
+from spark_ssp.testing.kinesis.http.listening import LOOPBACK, listen
+from spark_ssp.testing.kinesis.service import ClientSettings
 from tests.support.kinesis.certificates import write_certificates
 from tests.support.servers.cache import CACHE
 from tests.support.servers.process import ServerProcess

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
-from kinesis_source.client.boto3_client import connect
-from kinesis_source.client.subscriptions import open_subscriber
-from kinesis_source.model.ranges import ShardRange, SlotRange
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client.boto3_client import connect
+from spark_ssp.kinesis_source.client.subscriptions import open_subscriber
+from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     ConsumerArn,
     SequenceNumber,
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import read_slot
-from task_grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.kinesis.reading import Row, options, rows_of, slot_of
 
 if TYPE_CHECKING:

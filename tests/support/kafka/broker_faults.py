@@ -30,12 +30,12 @@ from typing import Final, Self
 
 import pyarrow as pa
 
-from kafka_source.pipeline_system import KafkaSystem
-from kafka_source.sink.columns import SinkColumns
-from kafka_source.sink.parse import parse_sink_options
-from kafka_source.sink.writer import write_rows
-from kafka_source.source import KafkaBatchReader, KafkaStreamReader
-from operations.inspection.topics import read_topics
+from spark_ssp.kafka_source.pipeline_system import KafkaSystem
+from spark_ssp.kafka_source.sink.columns import SinkColumns
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kafka_source.sink.writer import write_rows
+from spark_ssp.kafka_source.source import KafkaBatchReader, KafkaStreamReader
+from spark_ssp.operations.inspection.topics import read_topics
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBrokers
 from tests.support.waiting import until

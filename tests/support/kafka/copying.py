@@ -12,7 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from ssp_common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 
 _PATIENCE_S: Final = 600
 _COLUMNS: Final = "key binary, value binary"

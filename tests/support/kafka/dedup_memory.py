@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kafka_source.dedup.dedup_filter import DedupFilter, SeenBatch, SeenBatchUpdate, row_id
-from kafka_source.dedup.dedup_headers import Position
+from spark_ssp.kafka_source.dedup.dedup_filter import (
+    DedupFilter,
+    SeenBatch,
+    SeenBatchUpdate,
+    row_id,
+)
+from spark_ssp.kafka_source.dedup.dedup_headers import Position
 
 
 @dataclass

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from checkpoint.assignments.store import AssignmentStore
-from kafka_source.batch_planner import BatchPlanner
-from kafka_source.client.api import KafkaService
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
-from kafka_source.model.ranges import TaskRange, plan_ranges
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import KafkaOptions
-from kafka_source.planning.rate_limit import ReadLimits
-from kafka_source.planning.spark_checkpoint import AnyOffset
-from task_grouping.identifiers import SystemStreamPartition
+from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.batch_planner import BatchPlanner
+from spark_ssp.kafka_source.client.api import KafkaService
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.rate_limit import ReadLimits
+from spark_ssp.kafka_source.planning.spark_checkpoint import AnyOffset
 
 Read = list[tuple[str, SystemStreamPartition, int, int]]
 """Task, partition, start and end of each range, in the order of reading within a task."""

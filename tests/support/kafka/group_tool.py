@@ -9,8 +9,8 @@ from typing import Final, NamedTuple
 
 from confluent_kafka import Consumer, TopicPartition
 
-from local_kafka import broker
-from local_kafka.jars import Bundle, fetch, java
+from spark_ssp.testing.kafka import broker
+from spark_ssp.testing.kafka.jars import Bundle, fetch, java
 from tests.support.servers.maven import checksums
 from tests.support.servers.process import FIRST_COMPILER_ALONE
 

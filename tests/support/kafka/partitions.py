@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from task_grouping.assignment import TaskAssignment
-from task_grouping.identifiers import (
+from spark_ssp.grouping.assignment import TaskAssignment
+from spark_ssp.grouping.identifiers import (
     StreamName,
     SystemName,
     SystemStream,

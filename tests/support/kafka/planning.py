@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
-from kafka_source.model.ranges import TaskRange, plan_ranges
-from kafka_source.model.topic import TopicId
-from kafka_source.planning.plan_batch import BatchRules, plan_batch
-from kafka_source.planning.topic_metadata import (
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import GroupByPartition
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
+from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
+from spark_ssp.kafka_source.model.topic import TopicId
+from spark_ssp.kafka_source.planning.plan_batch import BatchRules, plan_batch
+from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
     DataLoss,
     Metadata,
     PartitionOffsets,
     TopicMetadata,
 )
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import GroupByPartition
-from task_grouping.identifiers import StreamName, SystemStreamPartition
 
 BY_PARTITION = FixedTasks(grouper=GroupByPartition())
 RULES = BatchRules(grouping=BY_PARTITION)

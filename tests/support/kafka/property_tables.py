@@ -6,8 +6,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from kafka_source.properties.consumer_properties import COMBINED, CONSUMER, SECRETS, PropertyNames
-from kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.consumer_properties import (
+    COMBINED,
+    CONSUMER,
+    SECRETS,
+    PropertyNames,
+)
+from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
 
 _CLIENTS: Final[Sequence[PropertyNames]] = (CONSUMER, PRODUCER)
 _CLIENT_TEXT: Final[Mapping[tuple[bool, ...], str]] = {

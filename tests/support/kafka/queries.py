@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 
-from ssp_common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kafka.topics import Put
 from tests.support.spark.queries import await_end, start_patiently
 

@@ -8,18 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from kafka_source.client.consumer_api import PartitionConsumer
-from kafka_source.consumers.confluent_consumer import ConfluentConsumer
-from kafka_source.consumers.native.librdkafka import library
-from kafka_source.consumers.native.native_consumer import NativeConsumer
-from kafka_source.consumers.pool import ConsumerKey, ConsumerPool, consumer_settings
-from kafka_source.model.ranges import PartitionRange, TaskRange
-from kafka_source.model.topic import TopicId, partition_of
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import KafkaOptions
-from kafka_source.reading.task_reader import read_task
-from kafka_source.reading.topic_id_check import TopicIdChecker
-from task_grouping.identifiers import StreamName, TaskName
+from spark_ssp.grouping.identifiers import StreamName, TaskName
+from spark_ssp.kafka_source.client.consumer_api import PartitionConsumer
+from spark_ssp.kafka_source.consumers.confluent_consumer import ConfluentConsumer
+from spark_ssp.kafka_source.consumers.native.librdkafka import library
+from spark_ssp.kafka_source.consumers.native.native_consumer import NativeConsumer
+from spark_ssp.kafka_source.consumers.pool import ConsumerKey, ConsumerPool, consumer_settings
+from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
+from spark_ssp.kafka_source.model.topic import TopicId, partition_of
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.reading.task_reader import read_task
+from spark_ssp.kafka_source.reading.topic_id_check import TopicIdChecker
 
 Row = dict[str, Any]
 

@@ -18,8 +18,8 @@ from http.client import HTTPConnection
 from pathlib import Path
 from typing import Final
 
-from local_kafka.broker import free_ports
-from local_kafka.jars import Bundle, cache_folder, fetch, installing_into, java
+from spark_ssp.testing.kafka.broker import free_ports
+from spark_ssp.testing.kafka.jars import Bundle, cache_folder, fetch, installing_into, java
 from tests.support.servers.maven import checksums
 from tests.support.servers.process import FIRST_COMPILER_ALONE, ServerProcess
 

@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from local_kafka.broker import wait_for_partitions
+from spark_ssp.testing.kafka.broker import wait_for_partitions
 
 _PATIENCE_S: Final = 30
 _ANSWER_S: Final = 180

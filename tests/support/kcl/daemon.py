@@ -17,7 +17,7 @@ from typing import Final, Self
 
 import psutil
 
-from local_kafka.jars import java
+from spark_ssp.testing.kafka.jars import java
 from tests.support.kcl.jars import KclVersion, provide
 from tests.support.kcl.workers import Read, reads_in
 from tests.support.servers.process import FIRST_COMPILER_ALONE

@@ -23,7 +23,7 @@ from typing import Final
 
 import amazon_kclpy
 
-from local_kafka.jars import Artifact, fetch, installing_into, verify
+from spark_ssp.testing.kafka.jars import Artifact, fetch, installing_into, verify
 from tests.support.servers.maven import checksums
 
 _ROOT: Final = Path(__file__).resolve().parents[3]

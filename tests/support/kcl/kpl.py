@@ -6,8 +6,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kinesis_source.aggregation import kpl_proto
-from kinesis_source.aggregation.deaggregation import MAGIC
+from spark_ssp.kinesis_source.aggregation import kpl_proto
+from spark_ssp.kinesis_source.aggregation.deaggregation import MAGIC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 
-from kinesis_source.aggregation.deaggregation import KeyFilter, last_sub, split
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange
+from spark_ssp.kinesis_source.aggregation.deaggregation import KeyFilter, last_sub, split
 
 WHOLE = HashRange(first=0, last=MAX_HASH_KEY)
 LOWER = HashRange(first=0, last=(1 << 127) - 1)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from kinesis_source.client.api import ExpiredIteratorError, ThrottledError, UnreachableError
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.client.api import (
+    ExpiredIteratorError,
+    ThrottledError,
+    UnreachableError,
+)
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     SequenceNumber,
@@ -11,9 +15,9 @@ from kinesis_source.model.shard import (
     ShardState,
     TrimHorizon,
 )
-from kinesis_source.probing.batch_end_probe import probe
-from kinesis_source.probing.limited_end_probe import MANY_RECORDS, LimitShare, scan_ahead
-from kinesis_source.probing.probe_protocol import ProbeResult, ProbeSteps, ShardCursor
+from spark_ssp.kinesis_source.probing.batch_end_probe import probe
+from spark_ssp.kinesis_source.probing.limited_end_probe import MANY_RECORDS, LimitShare, scan_ahead
+from spark_ssp.kinesis_source.probing.probe_protocol import ProbeResult, ProbeSteps, ShardCursor
 from tests.support.kinesis.probes import DAY_MS, NOW, cursor, ms, row
 
 P = AfterRecord(sequence_number=SequenceNumber("100"))

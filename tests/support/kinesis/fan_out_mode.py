@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
-from embedded_kinesis.state import subscription
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis.state import subscription
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
 

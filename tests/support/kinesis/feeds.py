@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.fan_out_mode import FAN_OUT_OPTIONS
 from tests.support.servers.kinesis_mock import KinesisMock
 from tests.support.waiting import until

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from kinesis_source.model.offset import Offset, StreamEntry
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
+from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -17,7 +18,6 @@ from kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
 from tests.support.kinesis.shards import key
 
 ORDERS = StreamName("orders")

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from kinesis_source.options.parse import parse_options
-from kinesis_source.options.table import KINESIS_OPTIONS
-from kinesis_source.options.values import InvalidOptionsError
-from ssp_common.errors import OptionProblem
+from spark_ssp.common.errors import OptionProblem
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
+from spark_ssp.kinesis_source.options.values import InvalidOptionsError
 
 CANARY = "Canary/wJalrXUtnFEMI+K7MDENG"
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"

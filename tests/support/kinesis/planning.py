@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kinesis_source.model.shard import Position, SequenceNumber, Shard, ShardState
-from task_grouping.identifiers import ShardId
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.model.shard import Position, SequenceNumber, Shard, ShardState
 from tests.support.kinesis.shards import WHOLE
 
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import SspError
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -18,7 +19,7 @@ from kinesis_source.model.shard import (
     TrimHorizon,
     sequence_order,
 )
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     PAGE_RECORDS,
     CachedIterator,
     FetchPage,
@@ -30,7 +31,6 @@ from kinesis_source.probing.probe_protocol import (
     Request,
     Response,
 )
-from ssp_common.errors import SspError
 
 NOW = EpochMillis(1_700_000_000_000)
 DAY_MS = 24 * 3_600_000

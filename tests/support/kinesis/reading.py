@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from kinesis_source.client.hash_range_cache import HashRangeCache
-from kinesis_source.model.ranges import (
+from spark_ssp.grouping.identifiers import ShardId, SlotId
+from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
+from spark_ssp.kinesis_source.model.ranges import (
     ExpectedSize,
     RangeEnd,
     RangeStart,
@@ -17,7 +18,7 @@ from kinesis_source.model.ranges import (
     SlotRange,
     Stragglers,
 )
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     SequenceNumber,
@@ -25,10 +26,9 @@ from kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import read_slot
-from task_grouping.identifiers import ShardId, SlotId
+from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.scripted import CREATED, STREAM, FakeTime, ScriptedService
 
 A = ShardId("shardId-000000000000")

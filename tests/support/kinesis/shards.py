@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from task_grouping.identifiers import (
+from spark_ssp.grouping.identifiers import (
     MAX_HASH_KEY,
     HashRange,
     ShardId,
@@ -10,7 +10,7 @@ from task_grouping.identifiers import (
     SlotId,
     StreamName,
 )
-from task_grouping.slots import MappableShard
+from spark_ssp.grouping.slots import MappableShard
 
 WHOLE = HashRange(first=0, last=MAX_HASH_KEY)
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from kinesis_source.model.shard import PutEntries
-from kinesis_source.sink.columns import Rows
+from spark_ssp.kinesis_source.model.shard import PutEntries
+from spark_ssp.kinesis_source.sink.columns import Rows
 
 
 class Entry(NamedTuple):

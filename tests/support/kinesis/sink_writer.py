@@ -7,16 +7,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from embedded_kinesis import EmbeddedKinesis
-from kinesis_source.aggregation.repeat_keys import WriteId
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.sink.columns import SinkColumns
-from kinesis_source.sink.targets import TargetCache
-from kinesis_source.sink.values import DeliveryMetrics, SinkOptions
-from kinesis_source.sink.writer import RecordWriter
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.sink.columns import SinkColumns
+from spark_ssp.kinesis_source.sink.targets import TargetCache
+from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
+from spark_ssp.kinesis_source.sink.writer import RecordWriter
+from spark_ssp.testing.kinesis import EmbeddedKinesis
 
 COLUMNS = SinkColumns(data=0, partition_key=1)
 PLACED = SinkColumns(data=0, partition_key=1, explicit_hash_key=2)

@@ -15,10 +15,10 @@ import subprocess
 import sys
 from typing import Any, Self
 
-from checkpoint.agent.client import AgentClient
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.coordination.protocol import Report
-from checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.agent.client import AgentClient
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.leases.lease import Lease
 
 MODULE = "tests.support.leases.agent_reader"
 

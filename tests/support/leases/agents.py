@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Final
 
-from checkpoint.agent.event_loop import (
+from spark_ssp.checkpoint.agent.event_loop import (
     Job,
     LeaseAgent,
     Ports,
@@ -18,16 +18,16 @@ from checkpoint.agent.event_loop import (
     TableOpened,
     run_guarded,
 )
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.coordination.state import Settings
-from checkpoint.leases.lease import Lease, LeaseKey
-from checkpoint.leases.lease_store import LeaseStore, Rows
-from checkpoint.leases.table_schema import TableSettings
-from checkpoint.leases.worker_metrics import KclRows, RowLocation
-from ssp_common.errors import SspError
-from ssp_common.options.endpoints import ConnectionOptions
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease_store import LeaseStore, Rows
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.worker_metrics import KclRows, RowLocation
+from spark_ssp.common.errors import SspError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.leases.memory_store import MemoryLeaseStore
 
 FAILOVER_MS: Final = 10_000

@@ -14,8 +14,8 @@ from decimal import Decimal
 from enum import StrEnum
 from typing import Any, Final, NoReturn, TypeVar
 
-from checkpoint.errors import LeaseTableError
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Conflict,
     DeleteRow,
     Done,
@@ -26,14 +26,14 @@ from checkpoint.leases.conditional_writes import (
     Write,
     to_update,
 )
-from checkpoint.leases.lease import AttributeValue, Item
-from checkpoint.leases.lease_serializer import Attribute, number
-from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.row_parsing import parse_lease, parse_rows
-from checkpoint.leases.write_reconciliation import reconcile
-from ssp_common.aws.error_translation import Severity
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
-from ssp_common.errors import ServiceUnavailableError
+from spark_ssp.checkpoint.leases.lease import AttributeValue, Item
+from spark_ssp.checkpoint.leases.lease_serializer import Attribute, number
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.leases.row_parsing import parse_lease, parse_rows
+from spark_ssp.checkpoint.leases.write_reconciliation import reconcile
+from spark_ssp.common.aws.error_translation import Severity
+from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings
+from spark_ssp.common.errors import ServiceUnavailableError
 
 T = TypeVar("T")
 

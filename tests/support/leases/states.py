@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.lease_coordinator import Settings, State, Steps
-from checkpoint.leases.conditional_writes import Create, Done, Write, to_update
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.lease_serializer import encode
-from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.row_parsing import parse_lease
-from checkpoint.leases.worker_metrics import KclWorkers
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.lease_coordinator import Settings, State, Steps
+from spark_ssp.checkpoint.leases.conditional_writes import Create, Done, Write, to_update
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease_serializer import encode
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.leases.row_parsing import parse_lease
+from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from tests.support.leases.memory_store import changed
 from tests.support.leases.values import ANNE
 

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_decision import (
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.grouping.identifiers import (
+    MAX_HASH_KEY,
+    HashRange,
+    ShardId,
+    SlotId,
+    StreamName,
+)
+from spark_ssp.kinesis_source.leases.lease_decision import (
     LeaseTableView,
 )
-from kinesis_source.leases.lease_keys import LeaseKeys
-from kinesis_source.model.offset import Offset, StreamEntry
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.leases.lease_keys import LeaseKeys
+from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     SequenceNumber,
@@ -20,13 +27,6 @@ from kinesis_source.model.shard import (
     ShardState,
     StartingPosition,
     TrimHorizon,
-)
-from task_grouping.identifiers import (
-    MAX_HASH_KEY,
-    HashRange,
-    ShardId,
-    SlotId,
-    StreamName,
 )
 from tests.support.kinesis.shards import key
 from tests.support.leases.values import ANNE, lease

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     Progress,
     ShardEnded,
@@ -15,8 +15,8 @@ from checkpoint.leases.checkpoint_position import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from checkpoint.leases.lease import Item, Lease, PendingCheckpoint, StreamIdentifier
-from task_grouping.identifiers import (
+from spark_ssp.checkpoint.leases.lease import Item, Lease, PendingCheckpoint, StreamIdentifier
+from spark_ssp.grouping.identifiers import (
     MAX_HASH_KEY,
     EpochMillis,
     HashRange,

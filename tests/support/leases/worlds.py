@@ -11,20 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.coordination.state import Settings
-from checkpoint.leases.conditional_writes import Outcome, Write
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.worker_metrics import KclWorkers
-from embedded_kinesis import KinesisState, ManualClock
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.leases.drain import DrainSignal, new_token
-from kinesis_source.leases.lease_worker import LeaseWorker
-from kinesis_source.model.offset import Offset
-from kinesis_source.options.values import LeaseOptions
-from ssp_common.errors import ServiceUnavailableError, SspError
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.leases.conditional_writes import Outcome, Write
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
+from spark_ssp.grouping.identifiers import WorkerId
+from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+from spark_ssp.kinesis_source.leases.drain import DrainSignal, new_token
+from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.options.values import LeaseOptions
+from spark_ssp.testing.kinesis import KinesisState, ManualClock
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.planner_world import World
 from tests.support.leases.memory_store import MemoryLeaseStore

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import promql_parser as promql
 
-from operations.metrics.catalogue import METRICS
+from spark_ssp.operations.metrics.catalogue import METRICS
 
 Labels = frozenset[str]
 

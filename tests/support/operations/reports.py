@@ -6,19 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kafka_source.model import offset as kafka_offset
-from kafka_source.model.topic import partition_of
-from kinesis_source.model import offset
-from kinesis_source.model.shard import (
-    AfterRecord,
-    EpochMillis,
-    SequenceNumber,
-    ShardEnd,
-    ShardState,
-)
-from kinesis_source.planning.shard_lag import progress_entry
-from task_grouping.assignment import TaskAssignment
-from task_grouping.identifiers import (
+from spark_ssp.grouping.assignment import TaskAssignment
+from spark_ssp.grouping.identifiers import (
     ShardId,
     ShardKey,
     SlotId,
@@ -27,6 +16,17 @@ from task_grouping.identifiers import (
     SystemStream,
     TaskName,
 )
+from spark_ssp.kafka_source.model import offset as kafka_offset
+from spark_ssp.kafka_source.model.topic import partition_of
+from spark_ssp.kinesis_source.model import offset
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
+    SequenceNumber,
+    ShardEnd,
+    ShardState,
+)
+from spark_ssp.kinesis_source.planning.shard_lag import progress_entry
 from tests.support.kinesis.planning import shard_id
 
 ORDERS = StreamName("orders")

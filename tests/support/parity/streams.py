@@ -13,8 +13,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from kafka_source.model.topic import kafka_name
-from kafka_source.planning.spark_checkpoint import decode_any
+from spark_ssp.kafka_source.model.topic import kafka_name
+from spark_ssp.kafka_source.planning.spark_checkpoint import decode_any
 from tests.support.parity.comparison import (
     OURS,
     SPARKS,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipeline_planner import (
+from spark_ssp.planner import (
     Pipeline,
     Plan,
     PlanConflictError,
@@ -15,8 +15,8 @@ from pipeline_planner import (
     PlanSettings,
     Stream,
 )
-from pipeline_planner.graph.names import StreamId, SystemName
-from pipeline_planner.storage.plan_history import RecordedPlan, record
+from spark_ssp.planner.graph.names import StreamId, SystemName
+from spark_ssp.planner.storage.plan_history import RecordedPlan, record
 
 
 def same(frame: Any) -> Any:

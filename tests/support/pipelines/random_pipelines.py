@@ -9,9 +9,9 @@ from itertools import product
 
 from hypothesis import strategies as st
 
-from pipeline_planner import Pipeline, Stream, Table
-from pipeline_planner.graph.names import OperatorName, StreamId, TableName
-from pipeline_planner.graph.operators import (
+from spark_ssp.planner import Pipeline, Stream, Table
+from spark_ssp.planner.graph.names import OperatorName, StreamId, TableName
+from spark_ssp.planner.graph.operators import (
     Filter,
     Graph,
     Input,

@@ -8,8 +8,8 @@ from typing import Final, TypeVar
 
 from pyspark.sql import SparkSession
 
-from pipeline_planner.running import PipelineStageError
-from ssp_common.spark.state_store import PROVIDER, PROVIDER_SETTING
+from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING
+from spark_ssp.planner.running import PipelineStageError
 
 _log = logging.getLogger(__name__)
 

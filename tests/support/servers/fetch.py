@@ -7,7 +7,7 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
-from local_kafka import broker
+from spark_ssp.testing.kafka import broker
 from tests.support.environments.build import build_wheel, environment
 from tests.support.environments.matrix import PLATFORMS
 from tests.support.kafka import group_tool

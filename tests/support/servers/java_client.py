@@ -15,8 +15,8 @@ import py4j.protocol
 from py4j.java_gateway import GatewayParameters, JavaGateway, get_field, launch_gateway
 from py4j.protocol import Py4JJavaError
 
-from local_kafka.broker import install
-from local_kafka.jars import java, spark_jar
+from spark_ssp.testing.kafka.broker import install
+from spark_ssp.testing.kafka.jars import java, spark_jar
 from tests.support.servers.process import FIRST_COMPILER_ALONE
 
 _MOST: Final[Mapping[str, int]] = {"INT": (1 << 31) - 1, "LONG": (1 << 63) - 1}

@@ -9,8 +9,8 @@ from typing import Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from local_kafka import LocalKafka, LocalKafkaCluster
-from local_kafka.broker import LOOPBACK
+from spark_ssp.testing.kafka import LocalKafka, LocalKafkaCluster
+from spark_ssp.testing.kafka.broker import LOOPBACK
 from tests.support.servers.process import FIRST_COMPILER_ALONE
 from tests.support.waiting import until
 

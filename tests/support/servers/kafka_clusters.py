@@ -9,10 +9,10 @@ from typing import Final, Protocol
 from confluent_kafka import KafkaException, Producer, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from kafka_source.client.admin_client import connect
-from kafka_source.client.api import KafkaService
-from kafka_source.model.topic import IsolationLevel
-from kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.client.admin_client import connect
+from spark_ssp.kafka_source.client.api import KafkaService
+from spark_ssp.kafka_source.model.topic import IsolationLevel
+from spark_ssp.kafka_source.options.parse import parse_options
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.topics import KafkaTopics, Record, produce
 from tests.support.waiting import until

@@ -14,8 +14,8 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from embedded_kinesis.service import ClientSettings
-from local_kafka.jars import installing_into
+from spark_ssp.testing.kafka.jars import installing_into
+from spark_ssp.testing.kinesis.service import ClientSettings
 from tests.support.servers.cache import CACHE
 from tests.support.servers.process import ServerProcess
 

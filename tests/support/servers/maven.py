@@ -1,4 +1,4 @@
-"""Folder of the checksums of the tests' Java servers, which `local_kafka.jars` fetches."""
+"""Folder of the checksums of the tests' Java servers, which `testing/kafka/jars.py` fetches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All of moto's services, for tests of those that `embedded_kinesis` does not serve."""
+"""All of moto's services, for tests of those that `EmbeddedKinesis` does not serve."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 
 from moto.server import ThreadedMotoServer
 
-from embedded_kinesis.http.dynamodb import one_at_a_time
+from spark_ssp.testing.kinesis.http.dynamodb import one_at_a_time
 
 
 class MotoServer:

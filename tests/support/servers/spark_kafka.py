@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Final
 
-from local_kafka.jars import Bundle, fetch
+from spark_ssp.testing.kafka.jars import Bundle, fetch
 from tests.support.servers.maven import checksums
 
 _BUNDLE: Final = Bundle(

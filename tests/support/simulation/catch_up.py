@@ -13,21 +13,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from embedded_kinesis import KinesisState, Limits, ManualClock
-from embedded_kinesis.state import sequence
-from embedded_kinesis.state.records import Record, RecordLog, Slice
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.client.api import ThrottledError
-from kinesis_source.client.hash_range_cache import HashRangeCache
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH
-from kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
-from kinesis_source.options.parse import parse_options
-from kinesis_source.planning import admission_control
-from kinesis_source.planning.input_partitions import plan_ranges
-from kinesis_source.reading.clock import Clock
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import read_slot
-from task_grouping.identifiers import ShardId
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+from spark_ssp.kinesis_source.client.api import ThrottledError
+from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH
+from spark_ssp.kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.planning import admission_control
+from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.reading.clock import Clock
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
+from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
+from spark_ssp.testing.kinesis.state import sequence
+from spark_ssp.testing.kinesis.state.records import Record, RecordLog, Slice
 from tests.support.fakes.in_process import InProcessKinesis
 
 _KEY = "k"

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 
-from embedded_kinesis.core.clock import ManualClock
-from kinesis_source.reading.clock import Clock
+from spark_ssp.kinesis_source.reading.clock import Clock
+from spark_ssp.testing.kinesis.core.clock import ManualClock
 
 MEETING_SECONDS = 60
 """The longest real time that a thread waits for the others to start."""

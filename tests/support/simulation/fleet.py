@@ -11,14 +11,14 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.model.offset import decode
-from kinesis_source.model.ranges import ShardRange
-from kinesis_source.model.shard import AfterRecord, ShardState
-from kinesis_source.reading.data_loss_checks import DataLossChecks
-from kinesis_source.source import KinesisStreamReader, SlotPartition
-from ssp_common.spark.pyspark_api import ReadAllAvailable
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.common.spark.pyspark_api import ReadAllAvailable
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+from spark_ssp.kinesis_source.model.offset import decode
+from spark_ssp.kinesis_source.model.ranges import ShardRange
+from spark_ssp.kinesis_source.model.shard import AfterRecord, ShardState
+from spark_ssp.kinesis_source.reading.data_loss_checks import DataLossChecks
+from spark_ssp.kinesis_source.source import KinesisStreamReader, SlotPartition
 from tests.support.fakes.formula_kinesis import FormulaKinesis, index_of, number_of
 
 STREAM = "orders"

@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from checkpoint.errors import MalformedLeaseError
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.errors import MalformedLeaseError
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     Progress,
     ShardEnded,
     StartAtTrimHorizon,
     is_forward,
 )
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
     Conflict,
@@ -37,12 +37,12 @@ from checkpoint.leases.conditional_writes import (
     Write,
     to_update,
 )
-from checkpoint.leases.lease import Item, Lease, LeaseKey
-from checkpoint.leases.lease_serializer import Attribute, decode, encode
-from checkpoint.leases.lease_store import Rows
-from ssp_common.aws.retries import RetrySettings
-from ssp_common.errors import ServiceUnavailableError
-from task_grouping.identifiers import SequenceNumber, ShardId, WorkerId
+from spark_ssp.checkpoint.leases.lease import Item, Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease_serializer import Attribute, decode, encode
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.grouping.identifiers import SequenceNumber, ShardId, WorkerId
 from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore, changed, permits
 
 FAILOVER_MS = 10_000

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from checkpoint.leases.checkpoint_position import ShardEnded, StartAtTrimHorizon
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
     Conflict,
@@ -23,8 +23,8 @@ from checkpoint.leases.conditional_writes import (
     Take,
     Write,
 )
-from checkpoint.leases.lease import Lease, LeaseKey
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.simulation.leases import FAILOVER_MS, NEVER, World, position_of, progress_of
 
 READ_MS = 2_500

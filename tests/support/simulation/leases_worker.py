@@ -6,15 +6,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field, replace
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.lease_coordinator import Settings, State
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.conditional_writes import Assign, Evict, Outcome, Write
-from checkpoint.leases.lease import Lease, LeaseKey
-from checkpoint.leases.worker_metrics import KclWorkers
-from ssp_common.errors import ServiceUnavailableError
-from task_grouping.identifiers import WorkerId
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.lease_coordinator import Settings, State
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.conditional_writes import Assign, Evict, Outcome, Write
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.simulation.leases import (
     FAILOVER_MS,
     NEVER,

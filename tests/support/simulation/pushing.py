@@ -10,9 +10,11 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
-from kinesis_source.client.api import KinesisService, SubscriptionError
-from kinesis_source.model.ranges import ShardRange, SlotRange
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import SspError
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import KinesisService, SubscriptionError
+from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
+from spark_ssp.kinesis_source.model.shard import (
     ConsumerArn,
     Position,
     RecordPage,
@@ -20,8 +22,6 @@ from kinesis_source.model.shard import (
     ShardIterator,
     StreamRef,
 )
-from ssp_common.errors import SspError
-from task_grouping.identifiers import ShardKey
 
 CONSUMER = ConsumerArn("arn:aws:kinesis:us-east-1:000000000000:stream/s/consumer/simulated:1")
 _MOST_EMPTY = 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 
-from ssp_common.errors import SspError
+from spark_ssp.common.errors import SspError
 from tests.support.simulation.judge import Judge, listening
 from tests.support.simulation.query import (
     UNDISTURBED,

@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from embedded_kinesis.api.dispatch import KinesisState
-from embedded_kinesis.core.calls import Call
-from embedded_kinesis.core.faults import Fault
-from embedded_kinesis.state.shard import Shard
-from embedded_kinesis.state.stream import Distribution, StreamMode
-from kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
-from kinesis_source.planning.key_placement import LONGEST_GAP_S
-from task_grouping.identifiers import ShardId
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
+from spark_ssp.kinesis_source.planning.key_placement import LONGEST_GAP_S
+from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.core.calls import Call
+from spark_ssp.testing.kinesis.core.faults import Fault
+from spark_ssp.testing.kinesis.state.shard import Shard
+from spark_ssp.testing.kinesis.state.stream import Distribution, StreamMode
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.kcl.kpl import Put as KplPut
 from tests.support.kcl.kpl import aggregate

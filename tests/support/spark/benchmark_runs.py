@@ -20,7 +20,7 @@ from benchmarks.kafka.memory import Shape
 from benchmarks.leases.hand_overs import EVENTS
 from benchmarks.support.report import Report
 from benchmarks.targets import AIMS
-from local_kafka import LocalKafka
+from spark_ssp.testing.kafka import LocalKafka
 
 Arguments = Mapping[str, Any]
 """Of a benchmark's `run`, by name."""

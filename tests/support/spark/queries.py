@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from ssp_common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kinesis.feeds import Record
 
 DEADLINE_S = 240

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.worker_identity import (
+from spark_ssp.checkpoint.worker_identity import (
     MAX_BYTES,
     HostAndQueryGenerator,
     ProcessorIdGenerator,
@@ -23,7 +23,7 @@ from checkpoint.worker_identity import (
     load_generator,
     worker_id,
 )
-from ssp_common.errors import InvalidOptionsError
+from spark_ssp.common.errors import InvalidOptionsError
 
 QUERY = Query(application="orders-etl", name="orders to parquet")
 MODULE = "generators_of_a_test"
@@ -145,7 +145,7 @@ def test_a_generator_may_count_its_processors() -> None:
 
 @pytest.mark.parametrize("cls", [UuidGenerator, HostAndQueryGenerator])
 def test_our_own_generators_are_loaded_like_any_other(cls: type) -> None:
-    generator = load_generator(f"checkpoint.worker_identity.{cls.__name__}", QUERY)
+    generator = load_generator(f"spark_ssp.checkpoint.worker_identity.{cls.__name__}", QUERY)
     assert isinstance(generator, cls)
     assert isinstance(generator, ProcessorIdGenerator)
     one, other = generator.generate_processor_id(), generator.generate_processor_id()

@@ -14,33 +14,33 @@ from typing import Any, Final
 
 import pytest
 
-import checkpoint.assignments.errors
-import kafka_source.client.error_translation
-import pipeline_planner
-import pipeline_planner.running
-import task_grouping.fixed_tasks
-from kafka_source.model.schema import spark_schema
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import QueryKind
-from kafka_source.planning.progress_metrics import lag_metrics
-from kafka_source.sink.columns import SinkColumns
-from kafka_source.sink.parse import parse_sink_options
-from kinesis_source.model.schema import spark_schema as kinesis_schema
-from pipeline_planner import Pipeline, PlannedPipeline, PlanSettings, Stream, Table
-from pipeline_planner.running import RunningPipeline
-from ssp_common.errors import SspError
-from task_grouping.identifiers import StreamName
+import spark_ssp.checkpoint.assignments.errors
+import spark_ssp.grouping.fixed_tasks
+import spark_ssp.kafka_source.client.error_translation
+import spark_ssp.planner
+import spark_ssp.planner.running
+from spark_ssp.common.errors import SspError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.model.schema import spark_schema
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import QueryKind
+from spark_ssp.kafka_source.planning.progress_metrics import lag_metrics
+from spark_ssp.kafka_source.sink.columns import SinkColumns
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kinesis_source.model.schema import spark_schema as kinesis_schema
+from spark_ssp.planner import Pipeline, PlannedPipeline, PlanSettings, Stream, Table
+from spark_ssp.planner.running import RunningPipeline
 from tests.support.guides import GUIDE, PAGES, ROOT, blocks
 from tests.support.pipelines.examples import KnownCounts, same
 
 KAFKA: Final = GUIDE / "kafka.md"
 PIPELINES: Final = GUIDE / "pipelines.md"
 OF_KINDS: Final = (
-    checkpoint.assignments.errors,
-    kafka_source.client.error_translation,
-    pipeline_planner,
-    pipeline_planner.running,
-    task_grouping.fixed_tasks,
+    spark_ssp.checkpoint.assignments.errors,
+    spark_ssp.kafka_source.client.error_translation,
+    spark_ssp.planner,
+    spark_ssp.planner.running,
+    spark_ssp.grouping.fixed_tasks,
 )
 """Modules whose import defines the errors that the guides name."""
 BROKERS: Final = {"kafka.bootstrap.servers": "host1:9092"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from operations.metrics.catalogue import METRICS
+from spark_ssp.operations.metrics.catalogue import METRICS
 from tests.architecture.layers import ROOT
 from tests.support.operations.promql import LABELS, parse, result_labels, selectors
 

@@ -13,18 +13,18 @@ from typing import Any, Final
 
 import pytest
 
-from kafka_source.options.parse import parse_options as parse_kafka_options
-from kafka_source.options.table import KAFKA_OPTIONS
-from kafka_source.options.values import QueryKind
-from kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
-from kafka_source.properties.login_tokens import provided_token
-from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.properties.translation import PREFIX, TokenProvider
-from kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
-from kinesis_source.options.parse import parse_options as parse_kinesis_options
-from kinesis_source.options.table import KINESIS_OPTIONS
-from kinesis_source.sink.table import SINK_OPTIONS as KINESIS_SINK_OPTIONS
-from ssp_common.options.spec import OptionTable, aliases_table, foreign_table, options_table
+from spark_ssp.common.options.spec import OptionTable, aliases_table, foreign_table, options_table
+from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka_options
+from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
+from spark_ssp.kafka_source.options.values import QueryKind
+from spark_ssp.kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
+from spark_ssp.kafka_source.properties.login_tokens import provided_token
+from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.translation import PREFIX, TokenProvider
+from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
+from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
+from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
+from spark_ssp.kinesis_source.sink.table import SINK_OPTIONS as KINESIS_SINK_OPTIONS
 from tests.support.kafka.property_tables import documented_properties, property_tables
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "guide"

@@ -17,7 +17,7 @@ from kubeflow_spark_api.models.spark_v1beta2_spark_application import SparkV1bet
 
 import spark_ssp
 from examples.platforms.orders_job import parse_arguments, source_options
-from kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.options.parse import parse_options
 from tests.support.platforms import FOLDER, job_definition, spark_settings
 
 WHEEL: Final = f"spark_ssp-{spark_ssp.__version__}-py3-none-any.whl"

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.assignments.errors import AssignmentStoreError
-from checkpoint.assignments.open import open_assignment_store
-from checkpoint.assignments.store import AssignmentStore
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from kafka_source.model.topic import IsolationLevel
-from kafka_source.planning import progress_metrics as lag
-from kafka_source.planning.record_size_estimator import SAMPLE_PERIOD_S
-from kafka_source.planning.spark_checkpoint import SparkOffset
-from ssp_common.errors import DataLossError
-from task_grouping.fixed_tasks import PartitionCountError
+from spark_ssp.checkpoint.assignments.errors import AssignmentStoreError
+from spark_ssp.checkpoint.assignments.open import open_assignment_store
+from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.common.errors import DataLossError
+from spark_ssp.grouping.fixed_tasks import PartitionCountError
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from spark_ssp.kafka_source.model.topic import IsolationLevel
+from spark_ssp.kafka_source.planning import progress_metrics as lag
+from spark_ssp.kafka_source.planning.record_size_estimator import SAMPLE_PERIOD_S
+from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import ssp

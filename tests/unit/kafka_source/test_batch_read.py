@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.assignments.open import open_assignment_store
-from checkpoint.assignments.store import AssignmentStore
-from kafka_source.batch_read import plan_read
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import QueryKind
-from ssp_common.errors import DataLossError, InvalidOptionsError
-from task_grouping.fixed_tasks import PartitionCountError
+from spark_ssp.checkpoint.assignments.open import open_assignment_store
+from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.common.errors import DataLossError, InvalidOptionsError
+from spark_ssp.grouping.fixed_tasks import PartitionCountError
+from spark_ssp.kafka_source.batch_read import plan_read
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import QueryKind
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, ManualTime
 from tests.support.kafka.topics import Record

@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kafka_source.group_committer import CommitPace, GroupCommitter, Positions
-from kafka_source.model.topic import partition_of
-from ssp_common.errors import AccessError
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import AccessError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.group_committer import CommitPace, GroupCommitter, Positions
+from spark_ssp.kafka_source.model.topic import partition_of
 
 FAST = CommitPace(interval_s=0, pause_s=0, flush_s=60)
 WAIT_S = 60

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kafka_source.model.offset import Offset
-from kafka_source.model.ranges import plan_ranges
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import KafkaOptions
-from ssp_common.errors import AccessError, DataLossError, IncompatibleStateError
+from spark_ssp.common.errors import AccessError, DataLossError, IncompatibleStateError
+from spark_ssp.kafka_source.model.offset import Offset
+from spark_ssp.kafka_source.model.ranges import plan_ranges
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import KafkaOptions
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import ssp

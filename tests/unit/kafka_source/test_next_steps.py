@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.assignments.errors import AssignmentContradictionError
-from checkpoint.assignments.open import open_assignment_store
-from checkpoint.assignments.store import AssignmentStore
-from kafka_source.batch_read import plan_read
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from kafka_source.model.ranges import TaskRange
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import QueryKind
-from kafka_source.planning.spark_checkpoint import SparkOffset
-from ssp_common.errors import (
+from spark_ssp.checkpoint.assignments.errors import AssignmentContradictionError
+from spark_ssp.checkpoint.assignments.open import open_assignment_store
+from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.common.errors import (
     DataLossError,
     IncompatibleStateError,
     InvalidOptionsError,
     SspError,
     StreamNotFoundError,
 )
-from task_grouping.fixed_tasks import PartitionCountError, PartitionExpansionError
+from spark_ssp.grouping.fixed_tasks import PartitionCountError, PartitionExpansionError
+from spark_ssp.kafka_source.batch_read import plan_read
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from spark_ssp.kafka_source.model.ranges import TaskRange
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import QueryKind
+from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, ManualTime, kafka_options
 from tests.support.kafka.partitions import ssp
@@ -113,8 +113,8 @@ def test_an_expansion_algorithm_that_is_wrong(
     kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Tests are imported by their files, not by this name.
-    monkeypatch.setattr("task_grouping.expansion.Wrong", Wrong, raising=False)
-    path = "task_grouping.expansion.Wrong"
+    monkeypatch.setattr("spark_ssp.grouping.expansion.Wrong", Wrong, raising=False)
+    path = "spark_ssp.grouping.expansion.Wrong"
     query = FakeQuery(kafka, kafka_options(partitionExpansionAlgorithm=path))
     query.batch()
     kafka.expand("orders", 4)

@@ -16,13 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
-from kafka_source.model.topic import TopicId
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import GroupByPartition
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import GroupByPartition
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kafka_source.model.topic import TopicId
 from tests.support.kafka.partitions import assigned, ssp, ssps
 
 GOLDEN = Path(__file__).parents[2] / "golden"

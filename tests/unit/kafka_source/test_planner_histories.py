@@ -11,11 +11,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kafka_source.client.api import TopicDescription
-from kafka_source.model.topic import Subscribe
-from kafka_source.options.parse import parse_options
-from task_grouping.fixed_tasks import PartitionCountError
-from task_grouping.identifiers import StreamName
+from spark_ssp.grouping.fixed_tasks import PartitionCountError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.client.api import TopicDescription
+from spark_ssp.kafka_source.model.topic import Subscribe
+from spark_ssp.kafka_source.options.parse import parse_options
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, Read, kafka_options
 from tests.support.kafka.topics import Record

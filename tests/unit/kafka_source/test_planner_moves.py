@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import KafkaOptions
-from ssp_common.errors import DataLossError, IncompatibleStateError
-from task_grouping.fixed_tasks import PartitionCountError
+from spark_ssp.common.errors import DataLossError, IncompatibleStateError
+from spark_ssp.grouping.fixed_tasks import PartitionCountError
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import KafkaOptions
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import ssp

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import GroupBySystemStreamPartition
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import GroupBySystemStreamPartition
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH
 from tests.support.kafka.planning import RULES, found, planned
 
 

@@ -12,21 +12,21 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from kafka_source.client import admin_client
-from kafka_source.model.ranges import TaskRange
-from kafka_source.options.values import KafkaOptions
-from kafka_source.planning import spark_checkpoint
-from kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
-from kafka_source.reading import task_reader
-from kafka_source.source import KafkaBatchReader, KafkaStreamReader, TaskPartition
 from pyspark_kafka_ssp import DefaultSource
-from ssp_common.errors import IncompatibleStateError, InvalidOptionsError, UnsupportedError
-from ssp_common.spark.pyspark_api import (
+from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError, UnsupportedError
+from spark_ssp.common.spark.pyspark_api import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
 )
+from spark_ssp.kafka_source.client import admin_client
+from spark_ssp.kafka_source.model.ranges import TaskRange
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning import spark_checkpoint
+from spark_ssp.kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
+from spark_ssp.kafka_source.reading import task_reader
+from spark_ssp.kafka_source.source import KafkaBatchReader, KafkaStreamReader, TaskPartition
 from tests.support.fakes.kafka_fake import FakeKafka
 
 TASKS = tuple(f"SystemStreamPartition [kafka, orders, {number}]" for number in range(2))

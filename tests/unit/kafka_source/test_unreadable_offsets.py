@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from kafka_source.source import KafkaStreamReader
-from ssp_common.errors import IncompatibleStateError
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.kafka_source.source import KafkaStreamReader
 
 OPTIONS = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders"}
 
@@ -37,5 +37,5 @@ def test_the_error_names_the_folder_and_the_command(text: str, module: str) -> N
 
 def test_errors_of_other_origin_are_not_replaced() -> None:
     with pytest.raises(ValueError, match="Expecting value"):
-        _plan("", "kafka_source.source")
+        _plan("", "spark_ssp.kafka_source.source")
     _plan("{}", "__main__")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from embedded_kinesis import UnusualAnswers
-from embedded_kinesis.core.faults import InternalFailure, LateShardEnd, Throttle
-from kinesis_source.model.shard import Latest, ShardEnd, StartingPosition
-from kinesis_source.planning.admission_control import UNLIMITED, Limits
-from ssp_common.errors import DataLossError, ServiceUnavailableError
+from spark_ssp.common.errors import DataLossError, ServiceUnavailableError
+from spark_ssp.kinesis_source.model.shard import Latest, ShardEnd, StartingPosition
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
+from spark_ssp.testing.kinesis import UnusualAnswers
+from spark_ssp.testing.kinesis.core.faults import InternalFailure, LateShardEnd, Throttle
 from tests.support.fakes.planner_world import HOUR_MS, RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key

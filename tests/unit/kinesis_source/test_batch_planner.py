@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -18,9 +20,7 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.planning.admission_control import Limits
-from ssp_common.errors import IncompatibleStateError, InvalidOptionsError
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.planning.admission_control import Limits
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from embedded_kinesis import ManualClock
-from embedded_kinesis.api.dispatch import KinesisState
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from kinesis_source.model.shard import AtTimestamp, EpochMillis, ShardEnd, StartingPosition
-from kinesis_source.options.parse import parse_options
-from kinesis_source.planning.admission_control import UNLIMITED, Limits
-from ssp_common.errors import DataLossError
+from spark_ssp.common.errors import DataLossError
+from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from spark_ssp.kinesis_source.model.shard import (
+    AtTimestamp,
+    EpochMillis,
+    ShardEnd,
+    StartingPosition,
+)
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
+from spark_ssp.testing.kinesis import ManualClock
+from spark_ssp.testing.kinesis.api.dispatch import KinesisState
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.planner_world import World as PlannerWorld
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from kinesis_source.batch_read.read_plan import plan_read
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.batch_read.read_plan import plan_read
+from spark_ssp.kinesis_source.model.shard import (
     Latest,
     RecordPage,
     ShardEnd,
@@ -17,8 +18,7 @@ from kinesis_source.model.shard import (
     StartingPosition,
     StreamRef,
 )
-from kinesis_source.planning.admission_control import UNLIMITED, Limits
-from task_grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.planning import shard_id

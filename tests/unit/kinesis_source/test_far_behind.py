@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from embedded_kinesis.state.page_reads import UnusualAnswers
-from kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS, Limits
-from kinesis_source.trigger_interval import TriggerInterval
+from spark_ssp.kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS, Limits
+from spark_ssp.kinesis_source.trigger_interval import TriggerInterval
+from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
 from tests.support.fakes.planner_world import HOUR_MS, RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key

@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from kinesis_source.batch_read.read_plan import plan_read
-from kinesis_source.client.api import InvalidPositionError
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import DataLossError
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.batch_read.read_plan import plan_read
+from spark_ssp.kinesis_source.client.api import InvalidPositionError
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Position,
     SequenceNumber,
@@ -23,10 +25,8 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.planning.admission_control import UNLIMITED, Limits
-from kinesis_source.probing.position_check import DOUBT_MS
-from ssp_common.errors import DataLossError
-from task_grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
+from spark_ssp.kinesis_source.probing.position_check import DOUBT_MS
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.planner_world import RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id

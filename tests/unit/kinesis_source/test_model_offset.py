@@ -15,14 +15,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.offset import (
+from spark_ssp.common.documents.offset_cache import OffsetCache
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
+from spark_ssp.kinesis_source.model.offset import (
     BEFORE_FIRST_BATCH,
     Offset,
     StreamEntry,
     decode,
     encode,
 )
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -34,9 +37,6 @@ from kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from ssp_common.documents.offset_cache import OffsetCache
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
 from tests.support.kinesis.offsets import offsets
 from tests.support.kinesis.shards import key
 

@@ -7,9 +7,9 @@ import re
 
 import pytest
 
-from kinesis_source.options.parse import parse_options
-from ssp_common.aws.error_translation import no_credentials
-from ssp_common.errors import InvalidOptionsError
+from spark_ssp.common.aws.error_translation import no_credentials
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.kinesis_source.options.parse import parse_options
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 OTHER_ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/clicks"

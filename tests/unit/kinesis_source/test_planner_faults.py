@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 
-from embedded_kinesis.core.faults import (
-    AccessDenied,
-    DropConnection,
-    EmptyPage,
-    ExpiredIterator,
-    InternalFailure,
-    Throttle,
+from spark_ssp.common.errors import (
+    AccessError,
+    DataLossError,
+    IncompatibleStateError,
+    ServiceUnavailableError,
+    StreamNotFoundError,
 )
-from kinesis_source.client.api import InvalidPositionError, ShardNotFoundError
-from kinesis_source.model.shard import (
+from spark_ssp.common.times import time_text
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client.api import InvalidPositionError, ShardNotFoundError
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Latest,
     Position,
@@ -28,17 +29,16 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.planning.admission_control import Limits
-from kinesis_source.probing.probe_rate_limiter import RETRY_AFTER_FAULTS
-from ssp_common.errors import (
-    AccessError,
-    DataLossError,
-    IncompatibleStateError,
-    ServiceUnavailableError,
-    StreamNotFoundError,
+from spark_ssp.kinesis_source.planning.admission_control import Limits
+from spark_ssp.kinesis_source.probing.probe_rate_limiter import RETRY_AFTER_FAULTS
+from spark_ssp.testing.kinesis.core.faults import (
+    AccessDenied,
+    DropConnection,
+    EmptyPage,
+    ExpiredIterator,
+    InternalFailure,
+    Throttle,
 )
-from ssp_common.times import time_text
-from task_grouping.identifiers import ShardId, StreamName
 from tests.support.fakes.planner_world import RETENTION_MS, World, hide_shard
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key

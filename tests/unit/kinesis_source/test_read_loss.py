@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.read_loss import Evidence, Verdict, admit_child, judge
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.read_loss import Evidence, Verdict, admit_child, judge
+from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
     AfterRecord,
     AtTimestamp,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from embedded_kinesis import KinesisState, ManualClock
-from kinesis_source.client import boto3_client
-from kinesis_source.source import KinesisStreamReader
-from ssp_common.spark.pyspark_api import ReadAllAvailable
+from spark_ssp.common.spark.pyspark_api import ReadAllAvailable
+from spark_ssp.kinesis_source.client import boto3_client
+from spark_ssp.kinesis_source.source import KinesisStreamReader
+from spark_ssp.testing.kinesis import KinesisState, ManualClock
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.kinesis.planning import shard_id
 

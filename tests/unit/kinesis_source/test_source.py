@@ -12,23 +12,23 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from checkpoint.agent.settings import AgentSettings
-from checkpoint.coordination.protocol import Report, Status
-from checkpoint.leases.lease import Lease, LeaseKey
-from checkpoint.leases.table_schema import Capacity, TableSettings
-from embedded_kinesis import KinesisState, ManualClock
-from kinesis_source.client import boto3_client
-from kinesis_source.leases import lease_worker
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.source import KinesisStreamReader, SlotPartition
-from ssp_common.errors import IncompatibleStateError, InvalidOptionsError
-from ssp_common.spark.pyspark_api import (
+from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.table_schema import Capacity, TableSettings
+from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError
+from spark_ssp.common.spark.pyspark_api import (
     ReadAllAvailable,
     ReadLimit,
     ReadMaxBytes,
     ReadMaxRows,
 )
-from task_grouping.identifiers import HashRange, WorkerId
+from spark_ssp.grouping.identifiers import HashRange, WorkerId
+from spark_ssp.kinesis_source.client import boto3_client
+from spark_ssp.kinesis_source.leases import lease_worker
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.source import KinesisStreamReader, SlotPartition
+from spark_ssp.testing.kinesis import KinesisState, ManualClock
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.kinesis.planning import shard_id
 
@@ -426,7 +426,7 @@ def test_the_first_use_on_the_driver_starts_the_agent_and_nothing_else_does(
 def test_an_id_is_made_once_for_a_query(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     agent = LeaseAgent()
     monkeypatch.setattr(lease_worker, "start_agent", agent.start)
-    generator = "checkpoint.worker_identity.HostAndQueryGenerator"
+    generator = "spark_ssp.checkpoint.worker_identity.HostAndQueryGenerator"
     reader = KinesisStreamReader(LEASED | {"processorIdGenerator": generator})
     end = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     first = agent.worker

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS, Limits
-from kinesis_source.trigger_interval import TriggerInterval
+from spark_ssp.kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS, Limits
+from spark_ssp.kinesis_source.trigger_interval import TriggerInterval
 
 START_S = 1_700_000_123.4
 

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from checkpoint.agent import process
+from spark_ssp.checkpoint.agent import process
 
 
 def test_the_clock_goes_on_while_the_machine_is_suspended() -> None:

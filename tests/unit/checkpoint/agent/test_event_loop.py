@@ -7,22 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.agent.event_loop import (
+from spark_ssp.checkpoint.agent.event_loop import (
     ANSWER_WAIT_MS,
     FIRST_ANSWER_WAIT_MS,
     SHUTDOWN_MS,
     JobFailed,
     ReportReceived,
 )
-from checkpoint.coordination.protocol import Report
-from checkpoint.errors import LeaseTableError
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.conditional_writes import Take
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.worker_metrics import KclRows, MetricRow, RowLocation
-from ssp_common.aws.retries import RetrySettings
-from ssp_common.errors import AccessError, ServiceUnavailableError
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.conditional_writes import Take
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.leases.worker_metrics import KclRows, MetricRow, RowLocation
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError
 from tests.support.leases.agents import FAILOVER_MS, ManualAgent, World
 from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore
 from tests.support.leases.values import ANNE, BERT, CARL, lease, processed

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.agent.framing import FrameDecoder, encode_frame
-from checkpoint.agent.settings import AgentSettings, with_short_timeouts
-from checkpoint.coordination.protocol import Report
-from checkpoint.coordination.state import Settings
-from checkpoint.errors import LeaseTableError
-from checkpoint.leases.table_schema import TableSettings
-from ssp_common.aws.retries import RetrySettings
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.checkpoint.agent.framing import FrameDecoder, encode_frame
+from spark_ssp.checkpoint.agent.settings import AgentSettings, with_short_timeouts
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.options.endpoints import ConnectionOptions
 from tests.support.leases.values import ANNE, lease
 
 _values = st.one_of(st.none(), st.text(), st.binary(max_size=300), st.lists(st.integers()))

@@ -7,15 +7,15 @@ from typing import Any, cast
 
 import pytest
 
-from checkpoint.agent.event_loop import (
+from spark_ssp.checkpoint.agent.event_loop import (
     Event,
     LeaseAgent,
     MetricsWriteCompleted,
     ReportReceived,
     WriteCompleted,
 )
-from checkpoint.agent.process import Inbox, _handle
-from checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.agent.process import Inbox, _handle
+from spark_ssp.checkpoint.coordination.protocol import Report
 
 # Only their kinds matter here.
 OUTCOME = WriteCompleted(write=cast("Any", None), outcome=cast("Any", None))

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from checkpoint.leases.lease import Item
-from checkpoint.leases.lease_serializer import ForeignRow, decode
-from checkpoint.leases.worker_metrics import (
+from spark_ssp.checkpoint.leases.lease import Item
+from spark_ssp.checkpoint.leases.lease_serializer import ForeignRow, decode
+from spark_ssp.checkpoint.leases.worker_metrics import (
     KclObservation,
     KclRows,
     KclWorkers,
@@ -20,7 +20,7 @@ from checkpoint.leases.worker_metrics import (
     observe_kcl,
     own_metric_row,
 )
-from task_grouping.identifiers import WorkerId
+from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.leases.values import ANNE, BERT, CARL
 
 WALL = 1_800_000_000

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.agent.status_change import apply_change, to_change
-from checkpoint.coordination.protocol import Status
-from checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.agent.status_change import apply_change, to_change
+from spark_ssp.checkpoint.coordination.protocol import Status
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
 from tests.support.leases.values import ANNE, BERT, lease
 
 _KEYS = st.integers(min_value=0, max_value=5)

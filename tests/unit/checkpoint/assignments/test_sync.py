@@ -9,16 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.assignments.errors import AssignmentConflictError, AssignmentContradictionError
-from checkpoint.assignments.store import StoredAssignment, Version
-from checkpoint.assignments.sync import AssignmentSync, Decision, decide
-from kafka_source.model.offset import BEFORE_FIRST_BATCH
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
-from task_grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper
-from task_grouping.identifiers import SystemStreamPartition, TaskName
-from task_grouping.merging import Contradiction, contradiction
+from spark_ssp.checkpoint.assignments.errors import (
+    AssignmentConflictError,
+    AssignmentContradictionError,
+)
+from spark_ssp.checkpoint.assignments.store import StoredAssignment, Version
+from spark_ssp.checkpoint.assignments.sync import AssignmentSync, Decision, decide
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
+from spark_ssp.grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper
+from spark_ssp.grouping.identifiers import SystemStreamPartition, TaskName
+from spark_ssp.grouping.merging import Contradiction, contradiction
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH
 from tests.support.kafka.partitions import ssps, stream
 from tests.support.kafka.planning import RULES, after, found, planned, read
 

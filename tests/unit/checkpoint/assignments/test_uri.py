@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoint.assignments.serialization import decode_text, encode_text
-from checkpoint.assignments.uri import StoreKind, parse_store_uri
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import QueryKind
-from ssp_common.errors import InvalidOptionsError
-from ssp_common.options.spec import BadValueError
-from task_grouping.assignment import NO_ASSIGNMENT
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import GroupByPartition
+from spark_ssp.checkpoint.assignments.serialization import decode_text, encode_text
+from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.common.options.spec import BadValueError
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import GroupByPartition
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import QueryKind
 from tests.support.kafka.partitions import ssps
 
 LEAST = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}

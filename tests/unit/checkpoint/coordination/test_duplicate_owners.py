@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.protocol import Report
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
     Conflict,
@@ -19,8 +19,8 @@ from checkpoint.leases.conditional_writes import (
     RequestHandoff,
     Write,
 )
-from checkpoint.leases.lease import LeaseKey
-from ssp_common.errors import ServiceUnavailableError
+from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.common.errors import ServiceUnavailableError
 from tests.support.leases.agents import FAILOVER_MS, World
 from tests.support.leases.states import do, effect, fresh, holding, kinds, scan, writes
 from tests.support.leases.values import ANNE, BERT, SHARD, lease, processed

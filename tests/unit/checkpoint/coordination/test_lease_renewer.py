@@ -6,13 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.protocol import Report
-from checkpoint.coordination.state import State
-from checkpoint.leases.checkpoint_position import Progress
-from checkpoint.leases.conditional_writes import Assign, Checkpoint, Conflict, Evict, Renew
-from checkpoint.leases.lease import LeaseKey
-from ssp_common.errors import AccessError, ServiceUnavailableError
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.coordination.state import State
+from spark_ssp.checkpoint.leases.checkpoint_position import Progress
+from spark_ssp.checkpoint.leases.conditional_writes import (
+    Assign,
+    Checkpoint,
+    Conflict,
+    Evict,
+    Renew,
+)
+from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError
 from tests.support.leases.states import do, effect, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, SHARD, lease, processed
 

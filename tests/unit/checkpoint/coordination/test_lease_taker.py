@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.lease_coordinator import State
-from checkpoint.coordination.lease_taker import plan_takes, rotate
-from checkpoint.coordination.protocol import Report
-from checkpoint.coordination.state import ObservedLease
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.conditional_writes import Conflict, RequestHandoff, Take
-from checkpoint.leases.lease import Lease, LeaseKey, StreamIdentifier
-from checkpoint.leases.worker_metrics import KclWorkers
-from task_grouping.identifiers import StreamName, WorkerId
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.lease_coordinator import State
+from spark_ssp.checkpoint.coordination.lease_taker import plan_takes, rotate
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.coordination.state import ObservedLease
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.conditional_writes import Conflict, RequestHandoff, Take
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, StreamIdentifier
+from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
+from spark_ssp.grouping.identifiers import StreamName, WorkerId
 from tests.support.leases.states import FAILOVER, do, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, CARL, lease, processed
 

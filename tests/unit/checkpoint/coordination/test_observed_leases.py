@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.lease_coordinator import State
-from checkpoint.coordination.protocol import Report
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.conditional_writes import Conflict, Create, Done, Take
-from checkpoint.leases.lease import Lease, LeaseKey
-from checkpoint.leases.lease_store import Rows
-from checkpoint.leases.worker_metrics import KclWorkers
-from ssp_common.errors import ServiceUnavailableError
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.lease_coordinator import State
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.conditional_writes import Conflict, Create, Done, Take
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
+from spark_ssp.common.errors import ServiceUnavailableError
 from tests.support.leases.states import do, effect, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, SHARD, lease, processed
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.lease_coordinator import State
-from ssp_common.errors import ServiceUnavailableError
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.lease_coordinator import State
+from spark_ssp.common.errors import ServiceUnavailableError
 from tests.support.leases.states import FAILOVER, do, fresh, holding, scan, steps
 from tests.support.leases.values import ANNE, BERT, lease, processed
 

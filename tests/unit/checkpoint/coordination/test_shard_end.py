@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.lease_coordinator import State
-from checkpoint.coordination.protocol import Report
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.lease_coordinator import State
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Progress,
     ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from checkpoint.leases.conditional_writes import Checkpoint, Create, Done, SetChildren
-from checkpoint.leases.lease import Lease, LeaseKey, StreamIdentifier
-from ssp_common.errors import AccessError
-from task_grouping.identifiers import StreamName
+from spark_ssp.checkpoint.leases.conditional_writes import Checkpoint, Create, Done, SetChildren
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, StreamIdentifier
+from spark_ssp.common.errors import AccessError
+from spark_ssp.grouping.identifiers import StreamName
 from tests.support.leases.states import do, effect, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, lease, processed
 

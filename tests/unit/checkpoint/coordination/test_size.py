@@ -8,11 +8,11 @@ from functools import partial
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.lease_coordinator import State
-from checkpoint.coordination.protocol import Report
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.worker_metrics import KclWorkers
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.lease_coordinator import State
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from tests.support.leases.states import fresh, holding, scan, steps
 from tests.support.leases.values import ANNE, BERT, lease, processed
 from tests.support.spark.work import growth

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.lease_coordinator import State
-from checkpoint.coordination.lease_renewer import NOMINAL_KBPS
-from checkpoint.coordination.protocol import Report
-from checkpoint.leases.conditional_writes import Renew
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.worker_metrics import KclWorkers
-from task_grouping.identifiers import ShardId
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.lease_coordinator import State
+from spark_ssp.checkpoint.coordination.lease_renewer import NOMINAL_KBPS
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.leases.conditional_writes import Renew
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
+from spark_ssp.grouping.identifiers import ShardId
 from tests.support.leases.states import do, holding, kinds, scan, writes
 from tests.support.leases.values import ANNE, BERT, lease, processed
 

@@ -7,16 +7,16 @@ import pickle
 
 import pytest
 
-from checkpoint.coordination import lease_coordinator
-from checkpoint.coordination.lease_coordinator import State
-from checkpoint.coordination.protocol import Report
-from checkpoint.errors import MalformedLeaseError
-from checkpoint.leases.checkpoint_position import ShardEnded
-from checkpoint.leases.conditional_writes import Take
-from checkpoint.leases.lease import AttributeValue, Lease, LeaseKey
-from checkpoint.leases.lease_serializer import encode
-from checkpoint.leases.row_parsing import parse_rows
-from checkpoint.leases.worker_metrics import KclWorkers
+from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.lease_coordinator import State
+from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.errors import MalformedLeaseError
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.conditional_writes import Take
+from spark_ssp.checkpoint.leases.lease import AttributeValue, Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease_serializer import encode
+from spark_ssp.checkpoint.leases.row_parsing import parse_rows
+from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from tests.support.leases.agents import FAILOVER_MS, World
 from tests.support.leases.states import do, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, lease, processed

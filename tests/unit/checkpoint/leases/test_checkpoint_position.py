@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     Progress,
     ShardEnded,
@@ -14,7 +14,7 @@ from checkpoint.leases.checkpoint_position import (
     StartAtTrimHorizon,
     is_forward,
 )
-from task_grouping.identifiers import EpochMillis
+from spark_ssp.grouping.identifiers import EpochMillis
 from tests.support.leases.values import any_progress, processed
 
 HORIZON, LATEST, END = StartAtTrimHorizon(), StartAtLatest(), ShardEnded()

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     Progress,
     ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
 )
-from checkpoint.leases.conditional_writes import (
+from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
     Create,
@@ -33,11 +33,11 @@ from checkpoint.leases.conditional_writes import (
     is_applied,
     to_update,
 )
-from checkpoint.leases.dynamodb_expressions import request_of
-from checkpoint.leases.lease import Lease
-from checkpoint.leases.lease_serializer import encode
-from checkpoint.leases.row_parsing import parse_lease
-from task_grouping.identifiers import EpochMillis, ShardId
+from spark_ssp.checkpoint.leases.dynamodb_expressions import request_of
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease_serializer import encode
+from spark_ssp.checkpoint.leases.row_parsing import parse_lease
+from spark_ssp.grouping.identifiers import EpochMillis, ShardId
 from tests.support.leases.memory_store import changed, permits
 from tests.support.leases.values import ANNE, BERT, CARL, any_lease, any_progress, lease, processed
 

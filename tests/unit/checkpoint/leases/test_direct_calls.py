@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import pytest
 
-from checkpoint.dynamodb_calls import DECODERS
-from checkpoint.leases.conditional_writes import Conflict, Renew
-from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
-from checkpoint.leases.lease_serializer import encode
-from checkpoint.leases.table_schema import TableSettings
-from ssp_common.aws.botocore_bypass import DirectCalls
+from spark_ssp.checkpoint.dynamodb_calls import DECODERS
+from spark_ssp.checkpoint.leases.conditional_writes import Conflict, Renew
+from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
+from spark_ssp.checkpoint.leases.lease_serializer import encode
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.aws.botocore_bypass import DirectCalls
 from tests.support.fakes.direct_calls import short_ways
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp, reply
 from tests.support.leases.stores import client, lease_store

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from checkpoint.errors import MalformedLeaseError
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.errors import MalformedLeaseError
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     Progress,
     ShardEnded,
@@ -22,7 +22,7 @@ from checkpoint.leases.checkpoint_position import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from checkpoint.leases.lease import (
+from spark_ssp.checkpoint.leases.lease import (
     AttributeValue,
     Item,
     Lease,
@@ -30,8 +30,8 @@ from checkpoint.leases.lease import (
     StreamIdentifier,
     lease_key,
 )
-from checkpoint.leases.lease_serializer import EntityType, ForeignRow, decode, encode
-from task_grouping.identifiers import (
+from spark_ssp.checkpoint.leases.lease_serializer import EntityType, ForeignRow, decode, encode
+from spark_ssp.grouping.identifiers import (
     EpochMillis,
     HashRange,
     SequenceNumber,

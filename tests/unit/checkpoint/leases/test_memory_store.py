@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from checkpoint.errors import LeaseTableError
-from checkpoint.leases.conditional_writes import Create, Done, Renew
-from ssp_common.aws.retries import RetrySettings
-from ssp_common.errors import ServiceUnavailableError
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.leases.conditional_writes import Create, Done, Renew
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.errors import ServiceUnavailableError
 from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore
 from tests.support.leases.values import ANNE, lease
 

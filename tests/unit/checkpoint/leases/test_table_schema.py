@@ -12,21 +12,21 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
-from checkpoint.dynamodb_calls import DynamoDbCalls
-from checkpoint.errors import LeaseTableError
-from checkpoint.leases.conditional_writes import Create, Delete, Renew
-from checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
-from checkpoint.leases.table_schema import Capacity, TableSettings, creation_request
-from ssp_common.aws.clients import client_config
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings
-from ssp_common.errors import (
+from spark_ssp.checkpoint.dynamodb_calls import DynamoDbCalls
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.leases.conditional_writes import Create, Delete, Renew
+from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
+from spark_ssp.checkpoint.leases.table_schema import Capacity, TableSettings, creation_request
+from spark_ssp.common.aws.clients import client_config
+from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings
+from spark_ssp.common.errors import (
     AccessError,
     InvalidOptionsError,
     InvalidRequestError,
     ServiceUnavailableError,
     SspError,
 )
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.common.options.endpoints import ConnectionOptions
 from tests.support.leases.stores import open_store
 from tests.support.leases.values import ANNE, lease
 

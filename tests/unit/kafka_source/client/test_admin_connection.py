@@ -13,13 +13,17 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
-from kafka_source.client.admin_client import KafkaAdminClient
-from kafka_source.client.admin_connection import AdminConnection, ClientErrors, run_in_thread
-from kafka_source.client.retry import SendLimits
-from kafka_source.model.topic import AtTime, Subscribe, partition_of
-from kafka_source.properties.translation import ClientProperties
-from ssp_common.errors import AccessError
-from task_grouping.identifiers import EpochMillis, StreamName
+from spark_ssp.common.errors import AccessError
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName
+from spark_ssp.kafka_source.client.admin_client import KafkaAdminClient
+from spark_ssp.kafka_source.client.admin_connection import (
+    AdminConnection,
+    ClientErrors,
+    run_in_thread,
+)
+from spark_ssp.kafka_source.client.retry import SendLimits
+from spark_ssp.kafka_source.model.topic import AtTime, Subscribe, partition_of
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "Connection refused")
 WRONG = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.client.arrow_batches import (
+from spark_ssp.common.errors import InvalidRequestError
+from spark_ssp.kafka_source.client.arrow_batches import (
     RecordColumns,
     arrow_schema,
     binary_column,
@@ -21,8 +22,7 @@ from kafka_source.client.arrow_batches import (
     split_runs,
     string_column,
 )
-from kafka_source.model.schema import spark_schema
-from ssp_common.errors import InvalidRequestError
+from spark_ssp.kafka_source.model.schema import spark_schema
 from tests.support.kafka.partitions import ssp
 from tests.support.kafka.reading import part, task
 from tests.support.spark.arrow_schemas import arrow_schema_of

@@ -12,18 +12,18 @@ import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
-from kafka_source.client.client_config import (
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.kafka_source.client.client_config import (
     CONSUMER_ONLY,
     ClientRole,
     client_config,
     create_client,
     secrets_of,
 )
-from kafka_source.client.client_log import ClientLog, LineLimiter
-from kafka_source.consumers.pool import check_consumers
-from kafka_source.properties.consumer_properties import ALIASES, SUPPORTED
-from kafka_source.properties.translation import ClientProperties, read_properties
-from ssp_common.errors import InvalidOptionsError
+from spark_ssp.kafka_source.client.client_log import ClientLog, LineLimiter
+from spark_ssp.kafka_source.consumers.pool import check_consumers
+from spark_ssp.kafka_source.properties.consumer_properties import ALIASES, SUPPORTED
+from spark_ssp.kafka_source.properties.translation import ClientProperties, read_properties
 from tests.support.kafka.reading import open_messages, open_native
 
 EVERYTHING_OF_CONSUMERS = {

@@ -7,7 +7,15 @@ import pickle
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from kafka_source.client.error_translation import (
+from spark_ssp.common.errors import (
+    AccessError,
+    DataLossError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
+from spark_ssp.kafka_source.client.error_translation import (
     ErrorKind,
     describe_error,
     error_kind,
@@ -15,14 +23,6 @@ from kafka_source.client.error_translation import (
     kafka_error,
     redact,
     to_error,
-)
-from ssp_common.errors import (
-    AccessError,
-    DataLossError,
-    InvalidRequestError,
-    ServiceUnavailableError,
-    SspError,
-    StreamNotFoundError,
 )
 
 REFUSED = (

@@ -10,7 +10,8 @@ from confluent_kafka import KafkaError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.client.retry import (
+from spark_ssp.common.errors import AccessError, InvalidRequestError
+from spark_ssp.kafka_source.client.retry import (
     BatchRequest,
     NoResponseError,
     Retrier,
@@ -19,7 +20,6 @@ from kafka_source.client.retry import (
     SendLimits,
     send_limits,
 )
-from ssp_common.errors import AccessError, InvalidRequestError
 
 NOT_LEADER = KafkaError.NOT_LEADER_FOR_PARTITION
 UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.consumers.confluent_consumer import ConfluentConsumer
-from kafka_source.consumers.fetch_profile import (
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.consumers.confluent_consumer import ConfluentConsumer
+from spark_ssp.kafka_source.consumers.fetch_profile import (
     DEFAULT_RECORD_BYTES,
     FETCH_BYTES,
     RESPONSE_BYTES,
@@ -15,10 +17,8 @@ from kafka_source.consumers.fetch_profile import (
     FetchProfile,
     choose_profile,
 )
-from kafka_source.consumers.pool import ConsumerKey, consumer_settings
-from kafka_source.properties.translation import ClientProperties
-from ssp_common.errors import InvalidOptionsError
-from task_grouping.identifiers import StreamName
+from spark_ssp.kafka_source.consumers.pool import ConsumerKey, consumer_settings
+from spark_ssp.kafka_source.properties.translation import ClientProperties
 from tests.support.kafka.reading import part
 
 ORDERS, LARGE = StreamName("orders"), StreamName("large")

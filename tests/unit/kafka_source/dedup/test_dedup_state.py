@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.dedup import dedup_processor as dedup_processor
-from kafka_source.dedup import dedup_state as dedup_state
-from kafka_source.dedup import row_blocks as row_blocks
-from kafka_source.dedup.dedup_headers import parse_position
-from kafka_source.dedup.dedup_processor import MAX_CLOCK_SKEW_MS, DedupProcessor
-from kafka_source.dedup.offset_order import sort_by_offset
-from kafka_source.dedup.row_blocks import BlockWriter
+from spark_ssp.kafka_source.dedup import dedup_processor as dedup_processor
+from spark_ssp.kafka_source.dedup import dedup_state as dedup_state
+from spark_ssp.kafka_source.dedup import row_blocks as row_blocks
+from spark_ssp.kafka_source.dedup.dedup_headers import parse_position
+from spark_ssp.kafka_source.dedup.dedup_processor import MAX_CLOCK_SKEW_MS, DedupProcessor
+from spark_ssp.kafka_source.dedup.offset_order import sort_by_offset
+from spark_ssp.kafka_source.dedup.row_blocks import BlockWriter
 from tests.support.kafka.dedup_memory import Memory
 
 DAY = 24 * 60 * 60 * 1_000

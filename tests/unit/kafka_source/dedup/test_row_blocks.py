@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.dedup.row_blocks import TYPES, BlockWriter, read_blocks
+from spark_ssp.kafka_source.dedup.row_blocks import TYPES, BlockWriter, read_blocks
 
 KINDS = ("string", "int", "bigint", *TYPES)
 """Topic, partition and offset, then a column of each type."""

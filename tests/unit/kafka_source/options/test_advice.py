@@ -7,12 +7,12 @@ from typing import Any, Final
 
 import pytest
 
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import QueryKind
-from kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
-from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.sink.parse import parse_sink_options
-from ssp_common.errors import InvalidOptionsError
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import QueryKind
+from spark_ssp.kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
+from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 
 Options = Mapping[str, str | None]
 """None removes an option."""

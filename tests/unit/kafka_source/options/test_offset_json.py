@@ -10,9 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.model.topic import AtOffsets, AtTimes, LogicalOffset
-from kafka_source.options.offset_json import parse_offsets, parse_partitions, parse_timestamps
-from ssp_common.options.spec import BadValueError
+from spark_ssp.common.options.spec import BadValueError
+from spark_ssp.kafka_source.model.topic import AtOffsets, AtTimes, LogicalOffset
+from spark_ssp.kafka_source.options.offset_json import (
+    parse_offsets,
+    parse_partitions,
+    parse_timestamps,
+)
 from tests.support.kafka.partitions import ssp
 
 topics = st.from_regex(r"[a-zA-Z0-9_-]{1,20}", fullmatch=True)

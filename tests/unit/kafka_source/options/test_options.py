@@ -11,7 +11,16 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kafka_source.model.topic import (
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.grouping.expansion import ModuloExpansion
+from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange
+from spark_ssp.grouping.groupers import (
+    AllSspToSingleTask,
+    GroupByPartition,
+    GroupBySystemStreamPartition,
+)
+from spark_ssp.grouping.identifiers import WorkerId
+from spark_ssp.kafka_source.model.topic import (
     Assign,
     AtOffsets,
     AtTime,
@@ -22,19 +31,10 @@ from kafka_source.model.topic import (
     Subscribe,
     SubscribePattern,
 )
-from kafka_source.options.parse import parse_options
-from kafka_source.options.table import KAFKA_OPTIONS
-from kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
-from kafka_source.planning.grouper_factory import create_grouping
-from ssp_common.errors import InvalidOptionsError, OptionProblem
-from task_grouping.expansion import ModuloExpansion
-from task_grouping.fixed_tasks import OnPartitionCountChange
-from task_grouping.groupers import (
-    AllSspToSingleTask,
-    GroupByPartition,
-    GroupBySystemStreamPartition,
-)
-from task_grouping.identifiers import WorkerId
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
+from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
+from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
 from tests.support.kafka.partitions import ssp
 
 BROKERS = {"kafka.bootstrap.servers": "host1:9092,host2:9092"}

@@ -8,13 +8,13 @@ from itertools import combinations
 
 import pytest
 
-from kafka_source.properties.consumer_properties import COMBINED, SECRETS
-from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.properties.translation import read_properties
-from kafka_source.sink.parse import parse_sink_options
-from kafka_source.sink.values import SinkOptions
-from ssp_common.errors import InvalidOptionsError
-from ssp_common.options.batch_write import batch_write_in_stream_error
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.common.options.batch_write import batch_write_in_stream_error
+from spark_ssp.kafka_source.properties.consumer_properties import COMBINED, SECRETS
+from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.translation import read_properties
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kafka_source.sink.values import SinkOptions
 
 BROKERS = {"kafka.bootstrap.servers": "h:1"}
 

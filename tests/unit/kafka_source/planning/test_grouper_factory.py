@@ -6,14 +6,14 @@ from typing import Final
 
 import pytest
 
-from kafka_source.options.parse import parse_options
-from kafka_source.planning.grouper_factory import create_grouping
-from task_grouping.fixed_tasks import OnPartitionCountChange
-from task_grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper
-from task_grouping.identifiers import WorkerId
+from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange
+from spark_ssp.grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper
+from spark_ssp.grouping.identifiers import WorkerId
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
 
 LEAST: Final = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders"}
-MODULO: Final = "task_grouping.expansion.ModuloExpansion"
+MODULO: Final = "spark_ssp.grouping.expansion.ModuloExpansion"
 BY_PARTITION, BY_SSP = GroupByPartition(), GroupBySystemStreamPartition()
 KEEP, REGROUP = OnPartitionCountChange
 

@@ -6,16 +6,16 @@ from collections.abc import Collection, Mapping
 
 import pytest
 
-from kafka_source.client.api import OffsetSpec, TopicDescription
-from kafka_source.model.offset import Offset
-from kafka_source.model.topic import LogicalOffset, TopicId
-from ssp_common.errors import (
+from spark_ssp.common.errors import (
     DataLossError,
     InvalidOptionsError,
     ServiceUnavailableError,
     StreamNotFoundError,
 )
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
+from spark_ssp.kafka_source.model.offset import Offset
+from spark_ssp.kafka_source.model.topic import LogicalOffset, TopicId
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import ssp

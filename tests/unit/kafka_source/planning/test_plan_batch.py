@@ -7,22 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
-from kafka_source.model.ranges import plan_ranges
-from kafka_source.model.topic import Assign, AtOffsets, AtTimes, LogicalOffset, TopicId
-from kafka_source.planning.offset_bounds import check_names_exactly
-from kafka_source.planning.plan_batch import BatchRules, plan_batch
-from kafka_source.planning.rate_limit import ReadLimits, TriggerDelay
-from kafka_source.planning.topic_metadata import (
+from spark_ssp.common.errors import DataLossError, IncompatibleStateError, InvalidOptionsError
+from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
+from spark_ssp.grouping.groupers import GroupByPartition, GroupBySystemStreamPartition
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kafka_source.model.ranges import plan_ranges
+from spark_ssp.kafka_source.model.topic import Assign, AtOffsets, AtTimes, LogicalOffset, TopicId
+from spark_ssp.kafka_source.planning.offset_bounds import check_names_exactly
+from spark_ssp.kafka_source.planning.plan_batch import BatchRules, plan_batch
+from spark_ssp.kafka_source.planning.rate_limit import ReadLimits, TriggerDelay
+from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
     Metadata,
     PartitionOffsets,
     TopicMetadata,
 )
-from ssp_common.errors import DataLossError, IncompatibleStateError, InvalidOptionsError
-from task_grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
-from task_grouping.groupers import GroupByPartition, GroupBySystemStreamPartition
-from task_grouping.identifiers import EpochMillis, StreamName
 from tests.support.kafka.partitions import ssp, stream
 from tests.support.kafka.planning import RULES, after, found, planned, read
 

@@ -14,21 +14,21 @@ from dataclasses import dataclass, field, replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
-from kafka_source.model.ranges import plan_ranges
-from kafka_source.model.topic import TopicId
-from kafka_source.planning.plan_batch import BatchRules
-from kafka_source.planning.rate_limit import ReadLimits
-from kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
-from task_grouping.assignment import NO_ASSIGNMENT
-from task_grouping.fixed_tasks import FixedTasks
-from task_grouping.groupers import (
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.groupers import (
     AllSspToSingleTask,
     GroupByPartition,
     GroupBySystemStreamPartition,
     Grouper,
 )
-from task_grouping.identifiers import StreamName, WorkerId
+from spark_ssp.grouping.identifiers import StreamName, WorkerId
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kafka_source.model.ranges import plan_ranges
+from spark_ssp.kafka_source.model.topic import TopicId
+from spark_ssp.kafka_source.planning.plan_batch import BatchRules
+from spark_ssp.kafka_source.planning.rate_limit import ReadLimits
+from spark_ssp.kafka_source.planning.topic_metadata import Metadata, PartitionOffsets, TopicMetadata
 from tests.support.kafka.partitions import ssps
 from tests.support.kafka.planning import Planned, planned
 

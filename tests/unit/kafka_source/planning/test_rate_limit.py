@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.planning.rate_limit import (
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.planning.rate_limit import (
     DEFAULT_BYTES_PER_OFFSET,
     UNLIMITED,
     ReadLimits,
     TriggerDelay,
 )
-from task_grouping.identifiers import StreamName, SystemStreamPartition
 from tests.support.kafka.partitions import ssp
 
 ORDERS, CLICKS = StreamName("orders"), StreamName("clicks")

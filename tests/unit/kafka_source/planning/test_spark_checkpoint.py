@@ -9,21 +9,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
-from kafka_source.model.ranges import plan_ranges
-from kafka_source.model.topic import TopicId
-from kafka_source.planning.spark_checkpoint import (
+from spark_ssp.common.errors import DataLossError, IncompatibleStateError
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.fixed_tasks import PartitionCountError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kafka_source.model.ranges import plan_ranges
+from spark_ssp.kafka_source.model.topic import TopicId
+from spark_ssp.kafka_source.planning.spark_checkpoint import (
     SparkOffset,
     decode_any,
     new_partitions_in_batch,
     to_batch,
     to_start_offset,
 )
-from kafka_source.planning.topic_metadata import PartitionOffsets, TopicMetadata
-from ssp_common.errors import DataLossError, IncompatibleStateError
-from task_grouping.assignment import NO_ASSIGNMENT
-from task_grouping.fixed_tasks import PartitionCountError
-from task_grouping.identifiers import StreamName
+from spark_ssp.kafka_source.planning.topic_metadata import PartitionOffsets, TopicMetadata
 from tests.support.kafka.partitions import ssp, ssps, stream
 from tests.support.kafka.planning import BY_PARTITION, RULES, after, found, planned, read
 

@@ -15,17 +15,17 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from botocore.credentials import Credentials
 
-from kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client_config
-from kafka_source.client.error_translation import redact
-from kafka_source.options.parse import parse_options
-from kafka_source.properties import iam_token as module
-from kafka_source.properties.iam_token import iam_token
-from kafka_source.properties.login_tokens import stop_token_refresh
-from kafka_source.properties.translation import ClientProperties, read_properties
-from kafka_source.sink.parse import parse_sink_options
-from ssp_common.aws.provided_credentials import forget_providers
-from ssp_common.errors import AccessError, ServiceUnavailableError
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.common.aws.provided_credentials import forget_providers
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client_config
+from spark_ssp.kafka_source.client.error_translation import redact
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.properties import iam_token as module
+from spark_ssp.kafka_source.properties.iam_token import iam_token
+from spark_ssp.kafka_source.properties.login_tokens import stop_token_refresh
+from spark_ssp.kafka_source.properties.translation import ClientProperties, read_properties
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from tests.support.fakes.direct_calls import set_signing_time
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
 

@@ -15,24 +15,24 @@ from typing import NamedTuple, NoReturn
 
 import pytest
 
-from kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client_config
-from kafka_source.client.client_log import ClientLog
-from kafka_source.client.error_translation import redact
-from kafka_source.options.parse import parse_options
-from kafka_source.options.values import KafkaOptions, QueryKind
-from kafka_source.pipeline_system import KafkaSystem
-from kafka_source.properties import login_tokens as module
-from kafka_source.properties.login_tokens import (
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError
+from spark_ssp.kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client_config
+from spark_ssp.kafka_source.client.client_log import ClientLog
+from spark_ssp.kafka_source.client.error_translation import redact
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
+from spark_ssp.kafka_source.pipeline_system import KafkaSystem
+from spark_ssp.kafka_source.properties import login_tokens as module
+from spark_ssp.kafka_source.properties.login_tokens import (
     Token,
     TokenCallback,
     provided_token,
     stop_token_refresh,
     token_callback,
 )
-from kafka_source.properties.translation import ClientProperties, TokenProvider
-from kafka_source.sink.parse import parse_sink_options
-from operations.inspection.topics import topic_options
-from ssp_common.errors import AccessError, ServiceUnavailableError
+from spark_ssp.kafka_source.properties.translation import ClientProperties, TokenProvider
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.operations.inspection.topics import topic_options
 from tests.support.waiting import until
 
 CANARY = "Canary-wJalrXUtnFEMI"

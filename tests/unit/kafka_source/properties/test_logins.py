@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
-from kafka_source.properties.jaas import parse_jaas
-from kafka_source.properties.logins import region_of
-from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.properties.translation import ParsedProperties, read_properties
-from ssp_common.options.endpoints import ConnectionOptions
-from ssp_common.options.spec import BadValueError, OptionProblem
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.options.spec import BadValueError, OptionProblem
+from spark_ssp.kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
+from spark_ssp.kafka_source.properties.jaas import parse_jaas
+from spark_ssp.kafka_source.properties.logins import region_of
+from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.translation import ParsedProperties, read_properties
 
 STRIMZI = "OAuthBearerLoginModule required oauth.client.id=a oauth.client.secret=b"
 PLAIN = (

@@ -7,7 +7,8 @@ from itertools import combinations
 
 import pytest
 
-from kafka_source.properties.consumer_properties import (
+from spark_ssp.common.options.spec import OptionProblem
+from spark_ssp.kafka_source.properties.consumer_properties import (
     ALIASES,
     COMBINED,
     CONSUMER,
@@ -16,9 +17,12 @@ from kafka_source.properties.consumer_properties import (
     SUPPORTED,
     WITHOUT_EFFECT,
 )
-from kafka_source.properties.producer_properties import PRODUCER
-from kafka_source.properties.translation import ClientProperties, ParsedProperties, read_properties
-from ssp_common.options.spec import OptionProblem
+from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.translation import (
+    ClientProperties,
+    ParsedProperties,
+    read_properties,
+)
 
 PLAIN = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "

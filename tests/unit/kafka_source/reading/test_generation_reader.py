@@ -11,23 +11,23 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from kafka_source.client.api import OffsetSpec, TopicDescription
-from kafka_source.client.arrow_batches import (
+from spark_ssp.common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
+from spark_ssp.kafka_source.client.arrow_batches import (
     RecordColumns,
     binary_column,
     numeric_column,
     rows_within,
 )
-from kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
-from kafka_source.client.error_translation import ErrorKind
-from kafka_source.model.topic import LogicalOffset, Selection, TopicId
-from kafka_source.reading.generation_reader import POLL_BYTES, GenerationReader
-from kafka_source.reading.range_progress import RangeProgress
-from kafka_source.reading.stall_diagnosis import CONFIRM_INTERVAL_S, CONFIRMATIONS
-from kafka_source.reading.task_reader import _check_topic_ids
-from kafka_source.reading.topic_id_check import TopicIdChecker
-from ssp_common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
-from task_grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
+from spark_ssp.kafka_source.client.error_translation import ErrorKind
+from spark_ssp.kafka_source.model.topic import LogicalOffset, Selection, TopicId
+from spark_ssp.kafka_source.reading.generation_reader import POLL_BYTES, GenerationReader
+from spark_ssp.kafka_source.reading.range_progress import RangeProgress
+from spark_ssp.kafka_source.reading.stall_diagnosis import CONFIRM_INTERVAL_S, CONFIRMATIONS
+from spark_ssp.kafka_source.reading.task_reader import _check_topic_ids
+from spark_ssp.kafka_source.reading.topic_id_check import TopicIdChecker
 from tests.support.kafka.driving import ManualTime, kafka_options
 from tests.support.kafka.reading import part, task
 
@@ -145,7 +145,7 @@ def at_once(function: Callable[[], T]) -> Future[T]:
 def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_past_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kafka_source.reading.generation_reader.run_in_thread", at_once)
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
 
     def placed(kind: ErrorKind, fail: str) -> list[int]:
         return read(Brokers(["new"]), ManualTime(), after=1, kind=kind, fail=fail, placements=2)
@@ -196,7 +196,7 @@ def test_records_that_were_fetched_before_they_were_deleted_are_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A fault of one partition has all of them looked at."""
-    monkeypatch.setattr("kafka_source.reading.generation_reader.run_in_thread", at_once)
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
     brokers, time = Trimmed(["new"]), ManualTime()
     consumer = Ahead(brokers, time, 0, fault(ErrorKind.OUT_OF_RANGE))
     wave = GenerationReader(
@@ -217,7 +217,7 @@ def test_time_is_over_where_nothing_comes_unless_it_is_raised_as_the_error_says(
 ) -> None:
     """As where a range ends in aborted transactions that take longer to pass than `pollTimeout`:
     the client reports nothing of them."""
-    monkeypatch.setattr("kafka_source.reading.generation_reader.run_in_thread", at_once)
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
 
     def looks_for(timeout: str) -> int:
         brokers = Brokers(["new"])

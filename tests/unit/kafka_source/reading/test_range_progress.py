@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kafka_source.client.api import TopicDescription
-from kafka_source.model.ranges import PartitionRange
-from kafka_source.reading.range_progress import RangeProgress, split_generations
-from kafka_source.reading.stall_diagnosis import (
+from spark_ssp.kafka_source.client.api import TopicDescription
+from spark_ssp.kafka_source.model.ranges import PartitionRange
+from spark_ssp.kafka_source.reading.range_progress import RangeProgress, split_generations
+from spark_ssp.kafka_source.reading.stall_diagnosis import (
     PartitionStatus,
     StallReason,
     diagnose,

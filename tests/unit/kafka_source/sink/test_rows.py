@@ -19,7 +19,8 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from kafka_source.dedup.dedup_headers import (
+from spark_ssp.common.errors import InvalidRowsError
+from spark_ssp.kafka_source.dedup.dedup_headers import (
     POSITION_HEADER,
     SOURCE_HEADER,
     Header,
@@ -29,9 +30,8 @@ from kafka_source.dedup.dedup_headers import (
     parse_position,
     record_hash,
 )
-from kafka_source.sink.columns import SinkColumns
-from kafka_source.sink.schema import resolve_columns
-from ssp_common.errors import InvalidRowsError
+from spark_ssp.kafka_source.sink.columns import SinkColumns
+from spark_ssp.kafka_source.sink.schema import resolve_columns
 
 
 def _schema(**columns: DataType) -> StructType:

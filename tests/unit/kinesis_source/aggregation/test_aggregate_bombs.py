@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.aggregation.deaggregation import (
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.aggregation.deaggregation import (
     MAX_KEY_CHARACTERS,
     MAX_USER_BYTES,
     MAX_USER_RECORDS,
@@ -21,12 +22,16 @@ from kinesis_source.aggregation.deaggregation import (
     last_sub,
     split,
 )
-from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber, TrimHorizon
-from kinesis_source.reading import row_builder
-from kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
-from kinesis_source.reading.range_filter import slice_page
-from kinesis_source.reading.row_builder import build_rows
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import (
+    EpochMillis,
+    RecordPage,
+    SequenceNumber,
+    TrimHorizon,
+)
+from spark_ssp.kinesis_source.reading import row_builder
+from spark_ssp.kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
+from spark_ssp.kinesis_source.reading.range_filter import slice_page
+from spark_ssp.kinesis_source.reading.row_builder import build_rows
 from tests.support.fakes.scripted import Rec, ScriptedService, ScriptedShard, recs
 from tests.support.kcl.kpl import Put, aggregate, seal
 from tests.support.kcl.kpl_by_hand import chunk, expect_whole, number, user_record, varint
@@ -108,7 +113,7 @@ def test_the_largest_aggregate_of_the_kpl_is_split_within_a_known_weight() -> No
 
 NESTED_GROUPS = """
 from google.protobuf.internal import api_implementation
-from kinesis_source.aggregation.deaggregation import last_sub, split
+from spark_ssp.kinesis_source.aggregation.deaggregation import last_sub, split
 from tests.support.kcl.kpl import seal
 from tests.support.kcl.kpl_by_hand import chunk, user_record
 print(api_implementation.Type())
@@ -139,7 +144,7 @@ def test_a_parser_that_recurses_without_a_limit_makes_a_faulty_aggregate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As protobuf's pure-Python implementation did up to 4.25.7, 5.29.4 and 6.31.0."""
-    from kinesis_source.aggregation import kpl_proto
+    from spark_ssp.kinesis_source.aggregation import kpl_proto
 
     class Recursing:
         @staticmethod

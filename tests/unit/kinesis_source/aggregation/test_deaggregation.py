@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from kinesis_source.aggregation.deaggregation import (
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange
+from spark_ssp.kinesis_source.aggregation.deaggregation import (
     MAGIC,
     KeyFilter,
     UserRecord,
@@ -15,7 +16,6 @@ from kinesis_source.aggregation.deaggregation import (
     last_sub,
     split,
 )
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange
 from tests.support.kcl.kpl import Put, aggregate, seal
 from tests.support.kcl.kpl_by_hand import (
     IN_LOWER,
@@ -91,8 +91,9 @@ def test_only_what_may_be_an_aggregate_looks_like_one() -> None:
 
 def test_protobuf_is_not_imported_for_plain_records() -> None:
     code = (
-        "import sys; from kinesis_source.aggregation.deaggregation import last_sub, split;"
-        "from task_grouping.identifiers import HashRange;"
+        "import sys;"
+        "from spark_ssp.kinesis_source.aggregation.deaggregation import last_sub, split;"
+        "from spark_ssp.grouping.identifiers import HashRange;"
         "split(b'plain', HashRange(first=0, last=1)); last_sub(b'plain');"
         "assert not [name for name in sys.modules if name.startswith('google')]"
     )
@@ -103,7 +104,7 @@ def test_the_process_wide_descriptor_pool_stays_the_users() -> None:
     """The user's own `messages.proto` may define what it likes, before us or after us."""
     code = """
 from google.protobuf import descriptor_pb2, descriptor_pool
-from kinesis_source.aggregation import kpl_proto
+from spark_ssp.kinesis_source.aggregation import kpl_proto
 for name in ("messages.proto", "config.proto", "spark_ssp/kpl.proto"):
     file = descriptor_pb2.FileDescriptorProto(name=name, package="aws.kinesis.protobuf")
     file.message_type.add(name="Record" + name[0])

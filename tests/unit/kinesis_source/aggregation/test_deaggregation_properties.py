@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.aggregation import kpl_proto
-from kinesis_source.aggregation.deaggregation import (
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange
+from spark_ssp.kinesis_source.aggregation import kpl_proto
+from spark_ssp.kinesis_source.aggregation.deaggregation import (
     MAGIC,
     UserRecord,
     has_aggregate_magic,
     last_sub,
     split,
 )
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange
 from tests.support.kcl.kpl import Put, aggregate, seal
 from tests.support.kcl.kpl_by_hand import (
     IN_LOWER,

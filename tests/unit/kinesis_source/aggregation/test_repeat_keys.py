@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.aggregation.deaggregation import open_aggregate, split
-from kinesis_source.aggregation.repeat_keys import (
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.aggregation.deaggregation import open_aggregate, split
+from spark_ssp.kinesis_source.aggregation.repeat_keys import (
     COUNT_TAG,
     WRITE_TAG,
     RowCounter,
     WriteId,
     repeat_keys,
 )
-from kinesis_source.sink.aggregation import AggregateLimits, Row, take_record
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.sink.aggregation import AggregateLimits, Row, take_record
 from tests.support.kcl.kpl import seal
 from tests.support.kcl.kpl_by_hand import chunk, number
 

@@ -13,10 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.batch_read.read_plan import plan_read
-from kinesis_source.client.hash_range_cache import HashRangeCache
-from kinesis_source.model.ranges import SlotRange
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import DataLossError, InvalidOptionsError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.batch_read.read_plan import plan_read
+from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
+from spark_ssp.kinesis_source.model.ranges import SlotRange
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -26,12 +28,10 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from kinesis_source.options.values import SlotAssignment
-from kinesis_source.planning.shard_lineage import UnnamedShardError
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import read_slot
-from ssp_common.errors import DataLossError, InvalidOptionsError
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.options.values import SlotAssignment
+from spark_ssp.kinesis_source.planning.shard_lineage import UnnamedShardError
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.fakes.scripted import FakeTime
 from tests.support.kinesis.shards import key

@@ -17,13 +17,18 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 from urllib3 import HTTPConnectionPool, HTTPResponse
 
-from kinesis_source.client import responses
-from kinesis_source.model.shard import AfterRecord, AtTimestamp, EpochMillis, SequenceNumber
-from ssp_common.aws.botocore_bypass import DirectCalls
-from ssp_common.aws.clients import client_config
-from ssp_common.aws.error_translation import Severity, severity_of
-from ssp_common.aws.http_exchange import Response
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.clients import client_config
+from spark_ssp.common.aws.error_translation import Severity, severity_of
+from spark_ssp.common.aws.http_exchange import Response
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.kinesis_source.client import responses
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    SequenceNumber,
+)
 from tests.support.fakes.client_http import (
     BY_ARN,
     GOOD,
@@ -168,7 +173,7 @@ def test_each_stream_goes_where_the_sdk_sends_it(monkeypatch: pytest.MonkeyPatch
         return Response(200, {}, GOOD.body, 0.0)
 
     monkeypatch.setattr(HTTPConnectionPool, "urlopen", urlopen)
-    monkeypatch.setattr("ssp_common.aws.botocore_bypass.post", post)
+    monkeypatch.setattr("spark_ssp.common.aws.botocore_bypass.post", post)
     session = Session(**KEYS)
     sdk = session.client("kinesis", config=client_config(ConnectionOptions()))
     credentials: Any = session.get_credentials()
@@ -261,7 +266,7 @@ def test_a_botocore_with_other_private_parts_is_used_as_it_is(
     def changed(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("ssp_common.aws.botocore_bypass._pool", changed)
+    monkeypatch.setattr("spark_ssp.common.aws.botocore_bypass._pool", changed)
     with ScriptedHttp(GOOD) as server:
         sdk = sdk_client(server.url)
         assert direct(sdk).call("GetRecords", ASKED) is None

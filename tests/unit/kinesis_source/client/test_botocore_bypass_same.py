@@ -15,11 +15,11 @@ from boto3 import Session
 from botocore import xform_name
 from botocore.exceptions import HTTPClientError
 
-from kinesis_source.client import responses
-from ssp_common.aws.botocore_bypass import DirectCalls
-from ssp_common.aws.clients import client_config
-from ssp_common.aws.error_translation import BODY_ERRORS, quoted
-from ssp_common.options.endpoints import ConnectionOptions
+from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.clients import client_config
+from spark_ssp.common.aws.error_translation import BODY_ERRORS, quoted
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.kinesis_source.client import responses
 from tests.support.fakes.client_http import GOOD, HTML, KEYS, SESSION, SHARD
 from tests.support.fakes.direct_calls import (
     ASKED,

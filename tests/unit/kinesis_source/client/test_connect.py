@@ -19,23 +19,23 @@ from urllib.parse import parse_qs
 import pytest
 from botocore.credentials import Credentials, ReadOnlyCredentials
 
-from checkpoint.agent.tables import connect_tables
-from checkpoint.leases.table_schema import TableSettings
-from kinesis_source.client import boto3_client
-from kinesis_source.client.boto3_client import Boto3Kinesis, connect, disconnect
-from kinesis_source.model.shard import ShardIterator, StreamRef
-from kinesis_source.options.parse import parse_options
-from kinesis_source.options.values import (
+from spark_ssp.checkpoint.agent.tables import connect_tables
+from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.common.aws.clients import create_client
+from spark_ssp.common.aws.provided_credentials import forget_providers
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.errors import AccessError
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client import boto3_client
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis, connect, disconnect
+from spark_ssp.kinesis_source.model.shard import ShardIterator, StreamRef
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.options.values import (
     ConnectionOptions,
     InvalidOptionsError,
     LeaseRole,
     table_connection,
 )
-from ssp_common.aws.clients import create_client
-from ssp_common.aws.provided_credentials import forget_providers
-from ssp_common.aws.retries import RetrySettings
-from ssp_common.errors import AccessError
-from task_grouping.identifiers import ShardId, StreamName
 from tests.support.fakes.direct_calls import short_ways, signed_again
 from tests.support.fakes.scripted_http import Reply, Request, ScriptedHttp, Step, reply
 
@@ -495,8 +495,8 @@ def test_no_text_tells_the_secrets(caplog: pytest.LogCaptureFixture) -> None:
 _FORKING = f"""
 import os, signal, sys, warnings
 warnings.simplefilter("ignore", DeprecationWarning)  # the process has one thread of its own
-from kinesis_source.client import boto3_client
-from kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.client import boto3_client
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 options = ConnectionOptions(
     region="us-east-1", endpoint_url="http://127.0.0.1:1",
     aws_access_key_id="a", aws_secret_access_key="{SECRET}",

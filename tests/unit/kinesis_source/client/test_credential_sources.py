@@ -16,15 +16,15 @@ import orjson
 import pytest
 from botocore.credentials import Credentials
 
-from kinesis_source.client.api import SubscriptionError, UnreachableError
-from kinesis_source.client.subscriptions import Boto3Subscriber
-from kinesis_source.model.shard import ConsumerArn, TrimHorizon
-from kinesis_source.options.values import ConnectionOptions
-from ssp_common.aws import clients
-from ssp_common.aws.clients import create_client, signer
-from ssp_common.aws.provided_credentials import forget_providers
-from ssp_common.errors import AccessError
-from task_grouping.identifiers import ShardKey
+from spark_ssp.common.aws import clients
+from spark_ssp.common.aws.clients import create_client, signer
+from spark_ssp.common.aws.provided_credentials import forget_providers
+from spark_ssp.common.errors import AccessError
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import SubscriptionError, UnreachableError
+from spark_ssp.kinesis_source.client.subscriptions import Boto3Subscriber
+from spark_ssp.kinesis_source.model.shard import ConsumerArn, TrimHorizon
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from tests.support.fakes.scripted_http import ScriptedHttp, Step, refusal
 from tests.unit.kinesis_source.client.test_connect import (
     EMPTY,

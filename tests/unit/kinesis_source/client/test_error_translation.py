@@ -12,12 +12,21 @@ import botocore.exceptions as sdk
 import pytest
 from botocore.retries import standard
 
-from kinesis_source.client.api import (
+from spark_ssp.common.aws.error_translation import Severity, StaleCredentialsError, safe_text
+from spark_ssp.common.errors import (
+    AccessError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,
     ShardNotFoundError,
 )
-from kinesis_source.client.error_translation import (
+from spark_ssp.kinesis_source.client.error_translation import (
     ApiCall,
     ExpiredTokenError,
     FutureTimeError,
@@ -26,17 +35,13 @@ from kinesis_source.client.error_translation import (
     single_try_error,
     translate,
 )
-from kinesis_source.client.responses import MalformedAnswerError
-from kinesis_source.model.shard import AfterRecord, AtTimestamp, EpochMillis, SequenceNumber
-from ssp_common.aws.error_translation import Severity, StaleCredentialsError, safe_text
-from ssp_common.errors import (
-    AccessError,
-    InvalidRequestError,
-    ServiceUnavailableError,
-    SspError,
-    StreamNotFoundError,
+from spark_ssp.kinesis_source.client.responses import MalformedAnswerError
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    SequenceNumber,
 )
-from task_grouping.identifiers import ShardId, StreamName
 
 SHARD = ShardId("shardId-000000000007")
 AFTER = AfterRecord(sequence_number=SequenceNumber("49"))

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embedded_kinesis.http.event_stream import encode_message
-from kinesis_source.client.event_stream import (
+from spark_ssp.kinesis_source.client.event_stream import (
     MAX_MESSAGE_BYTES,
     BrokenStreamError,
     Message,
     MessageStream,
 )
+from spark_ssp.testing.kinesis.http.event_stream import encode_message
 
 
 class Chunks:

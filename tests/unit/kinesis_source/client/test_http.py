@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from kinesis_source.client.api import ThrottledError
-from ssp_common.errors import (
+from spark_ssp.common.errors import (
     ServiceUnavailableError,
 )
+from spark_ssp.kinesis_source.client.api import ThrottledError
 from tests.support.fakes.client_http import (
     GOOD,
     HTML,

@@ -12,7 +12,7 @@ from botocore.auth import SigV4Auth
 from botocore.awsrequest import AWSPreparedRequest, AWSRequest
 from botocore.credentials import Credentials
 
-from kinesis_source.client.http2_transport import Http2Transport
+from spark_ssp.kinesis_source.client.http2_transport import Http2Transport
 
 
 class _Refusing:

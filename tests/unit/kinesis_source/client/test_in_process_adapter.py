@@ -1,27 +1,33 @@
-"""The in-process `KinesisService` keeps the contract of `kinesis_source.client.api`."""
+"""The in-process `KinesisService` keeps the contract of `spark_ssp.kinesis_source.client.api`."""
 
 from __future__ import annotations
 
 import pytest
 
-from embedded_kinesis import KinesisState, ManualClock
-from embedded_kinesis.core.faults import (
-    AccessDenied,
-    DropConnection,
-    ExpiredIterator,
-    InternalFailure,
-    Throttle,
-)
-from kinesis_source.client.api import (
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError, StreamNotFoundError
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,
     KinesisService,
     ShardNotFoundError,
     ThrottledError,
 )
-from kinesis_source.model.shard import AfterRecord, AtTimestamp, EpochMillis, StreamRef, TrimHorizon
-from ssp_common.errors import AccessError, ServiceUnavailableError, StreamNotFoundError
-from task_grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    StreamRef,
+    TrimHorizon,
+)
+from spark_ssp.testing.kinesis import KinesisState, ManualClock
+from spark_ssp.testing.kinesis.core.faults import (
+    AccessDenied,
+    DropConnection,
+    ExpiredIterator,
+    InternalFailure,
+    Throttle,
+)
 from tests.support.fakes.in_process import InProcessKinesis
 
 ORDERS = StreamRef(name=StreamName("orders"))

@@ -6,11 +6,11 @@ import logging
 
 import pytest
 
-from kafka_source.options.parse import parse_options as parse_kafka_options
-from kafka_source.sink.parse import parse_sink_options
-from kinesis_source.options.parse import parse_options as parse_kinesis_options
-from ssp_common.errors import InvalidOptionsError
-from ssp_common.options.values import is_readable_on_the_way
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.common.options.values import is_readable_on_the_way
+from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka_options
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 
 BROKERS = {"kafka.bootstrap.servers": "host1:9092"}
 LEASED = {"streamName": "orders", "region": "eu-west-1", "applicationName": "orders-etl"}

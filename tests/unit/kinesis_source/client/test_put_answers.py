@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from kinesis_source.client.put_records import parse_outcome
-from kinesis_source.client.responses import DECODERS
+from spark_ssp.kinesis_source.client.put_records import parse_outcome
+from spark_ssp.kinesis_source.client.responses import DECODERS
 
 NUMBERS = st.sampled_from([f"496{'0' * 53}", f"496{'9' * 53}", "7", "\\", '"', "}"])
 SHARDS = st.sampled_from(["shardId-000000000000", "shardId-000000000071", "s", "}", 'a"b', "é"])

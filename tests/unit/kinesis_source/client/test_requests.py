@@ -6,22 +6,22 @@ from collections.abc import Callable
 
 import pytest
 
-from kinesis_source.client.api import ShardNotFoundError
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import (
+    AccessError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
+from spark_ssp.kinesis_source.client.api import ShardNotFoundError
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
     SequenceNumber,
     StreamRef,
     TrimHorizon,
-)
-from ssp_common.errors import (
-    AccessError,
-    InvalidRequestError,
-    ServiceUnavailableError,
-    SspError,
-    StreamNotFoundError,
 )
 from tests.support.fakes.client_http import (
     BY_ARN,

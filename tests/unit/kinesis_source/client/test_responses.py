@@ -15,9 +15,9 @@ from botocore.config import Config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.client import responses
-from kinesis_source.model.shard import EpochMillis, RecordPage
-from task_grouping.identifiers import HashRange
+from spark_ssp.grouping.identifiers import HashRange
+from spark_ssp.kinesis_source.client import responses
+from spark_ssp.kinesis_source.model.shard import EpochMillis, RecordPage
 
 NOW = EpochMillis(1_700_000_000_123)
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.client.error_translation import severity_of
-from kinesis_source.client.responses import MalformedAnswerError
-from ssp_common.aws.error_translation import Severity
-from ssp_common.aws.retries import Retrier, RetryLog, RetrySettings, backoff
+from spark_ssp.common.aws.error_translation import Severity
+from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings, backoff
+from spark_ssp.kinesis_source.client.error_translation import severity_of
+from spark_ssp.kinesis_source.client.responses import MalformedAnswerError
 
 DOWN = sdk.EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")
-LOGGER = "spark_ssp.ssp_common.aws.retries"
+LOGGER = "spark_ssp.common.aws.retries"
 
 
 class Clock:

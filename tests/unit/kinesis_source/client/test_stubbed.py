@@ -10,8 +10,10 @@ import boto3
 import pytest
 from botocore.stub import Stubber
 
-from kinesis_source.client.boto3_client import Boto3Kinesis
-from kinesis_source.model.shard import (
+from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -25,8 +27,6 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from ssp_common.aws.retries import RetrySettings
-from task_grouping.identifiers import HashRange, ShardId, StreamName
 
 ORDERS = StreamRef(name=StreamName("orders"))
 ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"

@@ -7,11 +7,11 @@ from typing import Any, NoReturn
 
 import pytest
 
-from kinesis_source.client.api import SubscriptionError
-from kinesis_source.client.subscriptions import Boto3Subscriber
-from kinesis_source.model.shard import ConsumerArn, TrimHorizon
-from ssp_common.errors import AccessError
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.common.errors import AccessError
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.client.api import SubscriptionError
+from spark_ssp.kinesis_source.client.subscriptions import Boto3Subscriber
+from spark_ssp.kinesis_source.model.shard import ConsumerArn, TrimHorizon
 
 
 class _Client:

@@ -9,7 +9,7 @@ from typing import Any
 import boto3
 import pytest
 
-from kinesis_source.client.timestamps import register_exact_times
+from spark_ssp.kinesis_source.client.timestamps import register_exact_times
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 

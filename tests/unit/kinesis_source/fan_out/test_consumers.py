@@ -7,8 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from kinesis_source.client.api import ThrottledError
-from kinesis_source.fan_out.consumers import (
+from spark_ssp.common.errors import AccessError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.client.api import ThrottledError
+from spark_ssp.kinesis_source.fan_out.consumers import (
     LOOKUP_PERIOD_S,
     MISSING_LOOKUP_PERIOD_S,
     WAIT_S,
@@ -16,10 +18,8 @@ from kinesis_source.fan_out.consumers import (
     ConsumerError,
     QueryConsumers,
 )
-from kinesis_source.model.shard import ConsumerArn, StreamRef
-from kinesis_source.options.values import ConsumerLifecycle, FanOutOptions
-from ssp_common.errors import AccessError
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import ConsumerArn, StreamRef
+from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, FanOutOptions
 
 ORDERS = StreamRef(name=StreamName("orders"))
 STREAM_ARN = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"

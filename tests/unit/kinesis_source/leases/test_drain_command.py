@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from pyspark.sql.types import StructType
 
-from kinesis_source.graceful_stop import stop_gracefully
-from kinesis_source.leases.drain import DrainSignal, DrainStatus, drain
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, encode
 from pyspark_kinesis_ssp import DefaultSource
-from ssp_common.errors import AccessError, InvalidOptionsError
+from spark_ssp.common.errors import AccessError, InvalidOptionsError
+from spark_ssp.kinesis_source.graceful_stop import stop_gracefully
+from spark_ssp.kinesis_source.leases.drain import DrainSignal, DrainStatus, drain
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, encode
 
 ANNE = "a-token"
 

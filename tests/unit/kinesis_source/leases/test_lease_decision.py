@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.coordination.protocol import Status
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.coordination.protocol import Status
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     Progress,
     ShardEnded,
@@ -19,8 +19,12 @@ from checkpoint.leases.checkpoint_position import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from checkpoint.leases.lease import Lease
-from kinesis_source.leases.lease_decision import (
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.grouping.identifiers import (
+    ShardId,
+    ShardKey,
+)
+from spark_ssp.kinesis_source.leases.lease_decision import (
     WAIT_FAILOVERS,
     Create,
     Decision,
@@ -45,8 +49,8 @@ from kinesis_source.leases.lease_decision import (
     repeated_checkpoint,
     update_wait,
 )
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
+from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     EpochMillis,
     Latest,
@@ -54,10 +58,6 @@ from kinesis_source.model.shard import (
     Shard,
     ShardState,
     StartingPosition,
-)
-from task_grouping.identifiers import (
-    ShardId,
-    ShardKey,
 )
 from tests.support.kinesis.shards import key
 from tests.support.leases.tables import (

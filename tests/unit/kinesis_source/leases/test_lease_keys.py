@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
     Progress,
     ShardEnded,
@@ -15,14 +15,16 @@ from checkpoint.leases.checkpoint_position import (
     StartAtTrimHorizon,
     is_forward,
 )
-from kinesis_source.leases.lease_keys import (
+from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, ShardKey, StreamName
+from spark_ssp.kinesis_source.leases.lease_keys import (
     check_leases_match,
     from_checkpoint,
     is_checkpoint_after,
     make_lease_keys,
     to_checkpoint,
 )
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -36,8 +38,6 @@ from kinesis_source.model.shard import (
     StreamDescription,
     TrimHorizon,
 )
-from ssp_common.errors import IncompatibleStateError, InvalidOptionsError
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, ShardKey, StreamName
 from tests.support.kinesis.shards import key
 from tests.support.leases.values import lease, processed
 

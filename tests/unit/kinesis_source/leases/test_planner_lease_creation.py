@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from checkpoint.leases.checkpoint_position import StartAtLatest, StartAtTrimHorizon
-from checkpoint.leases.lease_serializer import encode
-from embedded_kinesis.core.faults import InternalFailure
-from kinesis_source.model.shard import (
+from spark_ssp.checkpoint.leases.checkpoint_position import StartAtLatest, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.lease_serializer import encode
+from spark_ssp.common.errors import DataLossError, IncompatibleStateError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     EpochMillis,
     Latest,
@@ -19,9 +20,8 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.planning.admission_control import Limits
-from ssp_common.errors import DataLossError, IncompatibleStateError
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.planning.admission_control import Limits
+from spark_ssp.testing.kinesis.core.faults import InternalFailure
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.shards import key
 from tests.support.leases.values import lease

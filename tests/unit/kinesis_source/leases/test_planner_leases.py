@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from checkpoint.leases.checkpoint_position import Processed, ShardEnded
-from checkpoint.leases.lease import LeaseKey
-from checkpoint.leases.lease_serializer import encode
-from kinesis_source.client.api import InvalidPositionError
-from kinesis_source.leases.lease_keys import to_checkpoint
-from kinesis_source.model.shard import (
+from spark_ssp.checkpoint.leases.checkpoint_position import Processed, ShardEnded
+from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.lease_serializer import encode
+from spark_ssp.common.errors import IncompatibleStateError, ServiceUnavailableError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.client.api import InvalidPositionError
+from spark_ssp.kinesis_source.leases.lease_keys import to_checkpoint
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Latest,
     SequenceNumber,
@@ -24,10 +26,8 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.planning.admission_control import UNLIMITED
-from kinesis_source.planning.data_loss import tolerated_losses
-from ssp_common.errors import IncompatibleStateError, ServiceUnavailableError
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED
+from spark_ssp.kinesis_source.planning.data_loss import tolerated_losses
 from tests.support.fakes.planner_world import HOUR_MS, World, hide_shard
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key

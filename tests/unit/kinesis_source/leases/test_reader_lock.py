@@ -10,9 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from kinesis_source.leases.lease_worker import PATIENCE_S, LeaseWorker, ReaderLock, lease_worker
-from kinesis_source.options.parse import parse_options
-from ssp_common.errors import UnsupportedError
+from spark_ssp.common.errors import UnsupportedError
+from spark_ssp.kinesis_source.leases.lease_worker import (
+    PATIENCE_S,
+    LeaseWorker,
+    ReaderLock,
+    lease_worker,
+)
+from spark_ssp.kinesis_source.options.parse import parse_options
 
 
 class Clock:
@@ -63,7 +68,7 @@ def test_a_reader_waits_for_a_stopped_one_to_end(tmp_path: Path) -> None:
 _HOLD = """
 import sys, time
 from pathlib import Path
-from kinesis_source.leases.lease_worker import ReaderLock
+from spark_ssp.kinesis_source.leases.lease_worker import ReaderLock
 lock = ReaderLock("orders", folder=Path(sys.argv[1]))
 print(lock.acquire(monotonic=time.monotonic, sleep=time.sleep), flush=True)
 sys.stdin.read()
@@ -106,7 +111,7 @@ LEASED = {"streamName": "orders", "region": "eu-west-1", "applicationName": "ord
     [
         {},
         {"workerId": "anne"},
-        {"processorIdGenerator": "checkpoint.worker_identity.HostAndQueryGenerator"},
+        {"processorIdGenerator": "spark_ssp.checkpoint.worker_identity.HostAndQueryGenerator"},
     ],
 )
 def test_a_second_reader_in_a_driver_needs_its_own_worker_id(

@@ -6,9 +6,9 @@ import logging
 
 import pytest
 
-from kinesis_source.model.shard import AtTimestamp, EpochMillis, Latest, TrimHorizon
-from kinesis_source.options.parse import parse_at_load, parse_options
-from kinesis_source.options.values import InvalidOptionsError, KinesisOptions, QueryKind
+from spark_ssp.kinesis_source.model.shard import AtTimestamp, EpochMillis, Latest, TrimHorizon
+from spark_ssp.kinesis_source.options.parse import parse_at_load, parse_options
+from spark_ssp.kinesis_source.options.values import InvalidOptionsError, KinesisOptions, QueryKind
 
 SHARD = "shardId-000000000000"
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     EpochMillis,
     StreamRef,
 )
-from kinesis_source.options.parse import parse_options
-from kinesis_source.options.values import ConnectionOptions
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from tests.support.kinesis.option_examples import (
     ROLE,
     problems,

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.options.java_date_format import parse_java_time
-from ssp_common.options.spec import BadValueError
+from spark_ssp.common.options.spec import BadValueError
+from spark_ssp.kinesis_source.options.java_date_format import parse_java_time
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.shard import (
+from spark_ssp.common.options.spec import BadValueError, Fault
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -20,9 +22,7 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from kinesis_source.options.starting_position import parse_start, resolve_start
-from ssp_common.options.spec import BadValueError, Fault
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.options.starting_position import parse_start, resolve_start
 
 S0, S1, S2 = (f"shardId-00000000000{number}" for number in range(3))
 ORDERS, PAYMENTS = StreamName("orders"), StreamName("payments")

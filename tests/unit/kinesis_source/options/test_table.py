@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ssp_common.options.spec import (
+from spark_ssp.common.options.spec import (
     Alias,
     ForeignOption,
     InvalidOptionsError,
@@ -21,7 +21,7 @@ from ssp_common.options.spec import (
     read_options,
     shown,
 )
-from ssp_common.options.values import boolean, integer, matching
+from spark_ssp.common.options.values import boolean, integer, matching
 
 COUNT: OptionSpec[int] = OptionSpec(
     name="maxCount",

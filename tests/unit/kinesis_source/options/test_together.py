@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
-from kinesis_source.options.parse import parse_options
-from kinesis_source.options.table import KINESIS_OPTIONS
-from kinesis_source.options.values import ConnectionOptions, KinesisOptions, LeaseOptions, LeaseRole
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
+from spark_ssp.kinesis_source.options.values import (
+    ConnectionOptions,
+    KinesisOptions,
+    LeaseOptions,
+    LeaseRole,
+)
 from tests.support.kinesis.option_examples import (
     ARN,
     BAD,

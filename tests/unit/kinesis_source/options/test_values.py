@@ -13,16 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import (
     ConsumerArn,
     Latest,
     StartingPosition,
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options.parse import parse_at_load, parse_options
-from kinesis_source.options.table import KINESIS_OPTIONS
-from kinesis_source.options.values import (
+from spark_ssp.kinesis_source.options.parse import parse_at_load, parse_options
+from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
+from spark_ssp.kinesis_source.options.values import (
     ConnectionOptions,
     ConsumerLifecycle,
     FanOutOptions,
@@ -32,7 +33,6 @@ from kinesis_source.options.values import (
     LeaseRole,
     SlotAssignment,
 )
-from task_grouping.identifiers import StreamName
 from tests.support.kinesis.option_examples import (
     ALIASES,
     ARN,
@@ -285,9 +285,9 @@ def test_good_values_go_together(names: list[str]) -> None:
 
 def test_executors_do_not_load_the_parser() -> None:
     script = (
-        "import sys, kinesis_source.options.values; "
-        "print([m for m in ('pydantic', 'boto3', 'kinesis_source.options.parse', "
-        "'ssp_common.options.spec') if m in sys.modules])"
+        "import sys, spark_ssp.kinesis_source.options.values; "
+        "print([m for m in ('pydantic', 'boto3', 'spark_ssp.kinesis_source.options.parse', "
+        "'spark_ssp.common.options.spec') if m in sys.modules])"
     )
     done = subprocess.run(
         [sys.executable, "-c", script],

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from kinesis_source.model.offset import Offset, StreamEntry
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.grouping.slots import mapper_for
+from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     Latest,
@@ -19,14 +21,12 @@ from kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from kinesis_source.planning.active_shards import (
+from spark_ssp.kinesis_source.planning.active_shards import (
     ActiveShards,
     advance_streams,
     assign_slots,
     is_one_to_one,
 )
-from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
-from task_grouping.slots import mapper_for
 from tests.support.kinesis.planning import listed
 from tests.support.kinesis.shards import key
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.planning.admission_control import UNLIMITED, Candidate, Limits, admit
-from task_grouping.identifiers import ShardKey
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Candidate, Limits, admit
 from tests.support.kinesis.shards import key
 
 

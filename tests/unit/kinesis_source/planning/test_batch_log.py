@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from kinesis_source.model.shard import AtTimestamp, EpochMillis, Latest, StartingPosition
-from kinesis_source.planning.batch_log import BatchLog
+from spark_ssp.kinesis_source.model.shard import AtTimestamp, EpochMillis, Latest, StartingPosition
+from spark_ssp.kinesis_source.planning.batch_log import BatchLog
 from tests.support.fakes.planner_world import World
 
 

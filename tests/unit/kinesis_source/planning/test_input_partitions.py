@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry, decode, encode
-from kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
+from spark_ssp.kinesis_source.model.offset import (
+    BEFORE_FIRST_BATCH,
+    Offset,
+    StreamEntry,
+    decode,
+    encode,
+)
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -26,9 +34,11 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.planning.input_partitions import is_behind, plan_ranges, same_positions
-from ssp_common.errors import IncompatibleStateError
-from task_grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
+from spark_ssp.kinesis_source.planning.input_partitions import (
+    is_behind,
+    plan_ranges,
+    same_positions,
+)
 from tests.support.kinesis.shards import key
 
 ORDERS, CLICKS = StreamName("orders"), StreamName("clicks")

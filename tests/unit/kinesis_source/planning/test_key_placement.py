@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 
-from kinesis_source.model.offset import Offset, StreamEntry, decode, encode
-from kinesis_source.model.ranges import Stragglers
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import HashRange, SlotId, StreamName
+from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry, decode, encode
+from spark_ssp.kinesis_source.model.ranges import Stragglers
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     KeyPlacement,
@@ -14,9 +15,8 @@ from kinesis_source.model.shard import (
     ShardState,
     StreamRef,
 )
-from kinesis_source.planning.input_partitions import plan_ranges
-from kinesis_source.planning.key_placement import SETTLING_MS, PlacementWatch
-from task_grouping.identifiers import HashRange, SlotId, StreamName
+from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.planning.key_placement import SETTLING_MS, PlacementWatch
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.shards import key
 

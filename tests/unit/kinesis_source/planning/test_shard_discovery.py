@@ -6,16 +6,16 @@ import logging
 
 import pytest
 
-from embedded_kinesis import KinesisState, ManualClock
-from embedded_kinesis.core.faults import AccessDenied, InternalFailure
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.planning.shard_discovery import (
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError, StreamNotFoundError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.planning.shard_discovery import (
     FAILING_INTERVALS,
     UNDISCOVERED_INTERVAL_MS,
     ShardDiscovery,
 )
-from ssp_common.errors import AccessError, ServiceUnavailableError, StreamNotFoundError
-from task_grouping.identifiers import StreamName
+from spark_ssp.testing.kinesis import KinesisState, ManualClock
+from spark_ssp.testing.kinesis.core.faults import AccessDenied, InternalFailure
 from tests.support.fakes.in_process import InProcessKinesis
 
 ORDERS, CLICKS = StreamRef(name=StreamName("orders")), StreamRef(name=StreamName("clicks"))

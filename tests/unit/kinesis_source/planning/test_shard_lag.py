@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -18,13 +19,12 @@ from kinesis_source.model.shard import (
     StreamDescription,
     TrimHorizon,
 )
-from kinesis_source.planning.shard_lag import (
+from spark_ssp.kinesis_source.planning.shard_lag import (
     MAX_REPORTED_SHARDS,
     LastProbe,
     progress_entry,
     stream_lag,
 )
-from task_grouping.identifiers import StreamName
 from tests.support.kinesis.planning import listed, shard_id
 
 NOW = EpochMillis(1_700_000_000_000)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import HashRange, StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -21,7 +22,7 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from kinesis_source.planning.shard_lineage import (
+from spark_ssp.kinesis_source.planning.shard_lineage import (
     Lineage,
     UnnamedShardError,
     advance_lineage,
@@ -29,7 +30,6 @@ from kinesis_source.planning.shard_lineage import (
     split_waiting,
     start_points,
 )
-from task_grouping.identifiers import HashRange, StreamName
 from tests.support.kinesis.planning import listed, number, positions, shard_id, states
 from tests.support.kinesis.shards import key
 

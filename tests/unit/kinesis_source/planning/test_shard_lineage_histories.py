@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -20,8 +21,11 @@ from kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from kinesis_source.planning.shard_lineage import advance_lineage, split_waiting, start_points
-from task_grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.planning.shard_lineage import (
+    advance_lineage,
+    split_waiting,
+    start_points,
+)
 from tests.support.kinesis.planning import listed, number, positions, shard_id, states
 from tests.support.kinesis.shards import key
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from checkpoint.leases.checkpoint_position import Processed, Progress, ShardEnded
-from checkpoint.leases.lease import Lease
-from kinesis_source.model.offset import Offset
-from kinesis_source.model.shard import SequenceNumber, ShardEnd, ShardState, TrimHorizon
-from kinesis_source.planning.status_counts import (
+from spark_ssp.checkpoint.leases.checkpoint_position import Processed, Progress, ShardEnded
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName, WorkerId
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import SequenceNumber, ShardEnd, ShardState, TrimHorizon
+from spark_ssp.kinesis_source.planning.status_counts import (
     MAX_LISTED_OWNERS,
     MAX_LISTED_SHARDS,
     count_reshards,
@@ -14,7 +15,6 @@ from kinesis_source.planning.status_counts import (
     new_shards,
     shard_entry,
 )
-from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName, WorkerId
 from tests.support.kinesis.planning import listed, shard_id
 
 ORDERS = StreamName("orders")

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 import pytest
 
-from kinesis_source.client.api import ExpiredIteratorError, ThrottledError
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.client.api import ExpiredIteratorError, ThrottledError
+from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
     AfterRecord,
     Position,
@@ -16,12 +16,12 @@ from kinesis_source.model.shard import (
     ShardState,
     TrimHorizon,
 )
-from kinesis_source.probing.batch_end_probe import (
+from spark_ssp.kinesis_source.probing.batch_end_probe import (
     ITERATOR_LIFE_MS,
     MAX_PAGES_TO_SHARD_END,
     find_first_record,
 )
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     MAX_EMPTY_PAGES,
     ProbeResult,
     RecordRef,

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from embedded_kinesis import KinesisState, Limits, ManualClock
-from kinesis_source.batch_planner import BatchPlanner
-from kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from kinesis_source.model.shard import AfterRecord
-from kinesis_source.options.parse import parse_options
-from kinesis_source.planning.admission_control import UNLIMITED
+from spark_ssp.kinesis_source.batch_planner import BatchPlanner
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from spark_ssp.kinesis_source.model.shard import AfterRecord
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED
+from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
 from tests.support.fakes.in_process import InProcessKinesis
 
 STREAM = "orders"

@@ -8,20 +8,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.client.api import ThrottledError
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.client.api import ThrottledError
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Position,
     SequenceNumber,
     ShardState,
     TrimHorizon,
 )
-from kinesis_source.probing.batch_end_probe import (
+from spark_ssp.kinesis_source.probing.batch_end_probe import (
     MAX_TIME_PROBES,
     REST_BYTES,
 )
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     MAX_EMPTY_PAGES,
     MIN_WINDOW_MS,
     PROBE_RECORDS,

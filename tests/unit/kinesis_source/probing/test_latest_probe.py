@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     SequenceNumber,
     ShardIterator,
     TrimHorizon,
 )
-from kinesis_source.probing.latest_probe import find_latest_record, resolve_latest
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.latest_probe import find_latest_record, resolve_latest
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     PROBE_RECORDS,
     OpenIterator,
     RecordRef,

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.client.api import ThrottledError
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.shard import AtTimestamp
-from kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS
-from kinesis_source.probing.intake_rate import Intake
-from kinesis_source.probing.limited_end_probe import (
+from spark_ssp.kinesis_source.client.api import ThrottledError
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.shard import AtTimestamp
+from spark_ssp.kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS
+from spark_ssp.kinesis_source.probing.intake_rate import Intake
+from spark_ssp.kinesis_source.probing.limited_end_probe import (
     COUNT_BYTES,
     EXACT_BYTES,
     EXACT_RECORDS,
@@ -21,7 +21,7 @@ from kinesis_source.probing.limited_end_probe import (
     LimitShare,
     scan_ahead,
 )
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     PROBE_RECORDS,
     CachedIterator,
     Lookahead,

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from kinesis_source.model.ranges import ExpectedSize
-from kinesis_source.model.shard import (
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
@@ -17,7 +17,7 @@ from kinesis_source.model.shard import (
     ShardState,
     TrimHorizon,
 )
-from kinesis_source.probing.position_advance import (
+from spark_ssp.kinesis_source.probing.position_advance import (
     LatestRecord,
     ShardAdvance,
     advance_by_records,
@@ -27,7 +27,12 @@ from kinesis_source.probing.position_advance import (
     is_target_reached,
     truncate_to_target,
 )
-from kinesis_source.probing.probe_protocol import Lookahead, ProbeResult, RecordRef, ShardCursor
+from spark_ssp.kinesis_source.probing.probe_protocol import (
+    Lookahead,
+    ProbeResult,
+    RecordRef,
+    ShardCursor,
+)
 from tests.support.kinesis.probes import cursor, ms, row
 
 P = AfterRecord(sequence_number=SequenceNumber("100"))

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import HashRange, ShardId
+from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
     AfterRecord,
     AtTimestamp,
@@ -19,9 +20,12 @@ from kinesis_source.model.shard import (
     ShardState,
     TrimHorizon,
 )
-from kinesis_source.probing.position_check import DOUBT_MS, PositionVerdict, judge_position
-from kinesis_source.probing.probe_protocol import PositionAnswer
-from task_grouping.identifiers import HashRange, ShardId
+from spark_ssp.kinesis_source.probing.position_check import (
+    DOUBT_MS,
+    PositionVerdict,
+    judge_position,
+)
+from spark_ssp.kinesis_source.probing.probe_protocol import PositionAnswer
 
 RETENTION_MS = 86_400_000
 NOW = EpochMillis(1_700_000_000_000)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kinesis_source.client.api import BYTES_PER_SECOND
-from kinesis_source.probing.probe_rate_limiter import (
+from spark_ssp.kinesis_source.client.api import BYTES_PER_SECOND
+from spark_ssp.kinesis_source.probing.probe_rate_limiter import (
     CALLS_PER_SECOND,
     RETRY_AFTER_FAULTS,
     SHARE,

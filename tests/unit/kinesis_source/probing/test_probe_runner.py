@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kinesis_source.client.api import (
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     ShardNotFoundError,
     ThrottledError,
 )
-from kinesis_source.model.shard import TrimHorizon
-from kinesis_source.probing.probe_protocol import (
+from spark_ssp.kinesis_source.model.shard import TrimHorizon
+from spark_ssp.kinesis_source.probing.probe_protocol import (
     ProbeResult,
     ProbeSteps,
     RecordRef,
@@ -21,7 +22,7 @@ from kinesis_source.probing.probe_protocol import (
     fetch_page,
     open_iterator,
 )
-from kinesis_source.probing.probe_runner import (
+from spark_ssp.kinesis_source.probing.probe_runner import (
     MAX_EXPIRIES,
     MAX_PROBE_THREADS,
     PageBudget,
@@ -29,7 +30,6 @@ from kinesis_source.probing.probe_runner import (
     ProbeRunner,
     run_probe,
 )
-from task_grouping.identifiers import ShardKey
 from tests.support.fakes.scripted import (
     STREAM,
     ScriptedService,

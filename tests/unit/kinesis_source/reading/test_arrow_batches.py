@@ -11,11 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.schema import spark_schema
-from kinesis_source.model.shard import EpochMillis, SequenceNumber
-from kinesis_source.reading import arrow_batches
-from kinesis_source.reading.arrow_batches import ARROW_SCHEMA, Chunk, memory_bytes, to_batches
-from task_grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.kinesis_source.model.schema import spark_schema
+from spark_ssp.kinesis_source.model.shard import EpochMillis, SequenceNumber
+from spark_ssp.kinesis_source.reading import arrow_batches
+from spark_ssp.kinesis_source.reading.arrow_batches import (
+    ARROW_SCHEMA,
+    Chunk,
+    memory_bytes,
+    to_batches,
+)
 from tests.support.spark.arrow_schemas import arrow_schema_of
 
 

@@ -6,8 +6,25 @@ import threading
 
 import pytest
 
-from embedded_kinesis import EmbeddedKinesis, KinesisState, Limits, ManualClock
-from embedded_kinesis.core.faults import (
+from spark_ssp.common.errors import DataLossError
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.client.api import KinesisService
+from spark_ssp.kinesis_source.client.boto3_client import connect
+from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
+from spark_ssp.kinesis_source.model.ranges import RangeEnd, RangeStart, ShardRange
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
+    SequenceNumber,
+    ShardEnd,
+    TrimHorizon,
+)
+from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
+from spark_ssp.kinesis_source.reading.clock import Clock
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
+from spark_ssp.testing.kinesis import EmbeddedKinesis, KinesisState, Limits, ManualClock
+from spark_ssp.testing.kinesis.core.faults import (
     DelayVisibility,
     DropConnection,
     EmptyPage,
@@ -18,23 +35,6 @@ from embedded_kinesis.core.faults import (
     Throttle,
     TrimRecords,
 )
-from kinesis_source.client.api import KinesisService
-from kinesis_source.client.boto3_client import connect
-from kinesis_source.client.hash_range_cache import HashRangeCache
-from kinesis_source.model.ranges import RangeEnd, RangeStart, ShardRange
-from kinesis_source.model.shard import (
-    AfterRecord,
-    EpochMillis,
-    SequenceNumber,
-    ShardEnd,
-    TrimHorizon,
-)
-from kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from kinesis_source.reading.clock import Clock
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import read_slot
-from ssp_common.errors import DataLossError
-from task_grouping.identifiers import ShardId
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.scripted import STREAM
 from tests.support.kinesis.reading import A, Row, options, rows_of, slot_of

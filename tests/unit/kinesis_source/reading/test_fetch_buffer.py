@@ -9,10 +9,10 @@ from functools import partial
 
 import pytest
 
-from kinesis_source.model.shard import EpochMillis, SequenceNumber
-from kinesis_source.reading.arrow_batches import Chunk
-from kinesis_source.reading.fetch_buffer import ENOUGH_ROWS, FetchBuffer, StoppedError
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import EpochMillis, SequenceNumber
+from spark_ssp.kinesis_source.reading.arrow_batches import Chunk
+from spark_ssp.kinesis_source.reading.fetch_buffer import ENOUGH_ROWS, FetchBuffer, StoppedError
 from tests.support.waiting import until
 
 DEADLINE = 20.0
@@ -60,7 +60,7 @@ def test_rows_are_taken_when_there_are_enough_or_no_more_will_come() -> None:
 
 
 def test_no_more_than_a_batch_is_taken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinesis_source.reading.fetch_buffer.MAX_BATCH_ROWS", 5)
+    monkeypatch.setattr("spark_ssp.kinesis_source.reading.fetch_buffer.MAX_BATCH_ROWS", 5)
     buffer = FetchBuffer(limit=1_000, producers=1)
     for rows in (3, 2, 1, 9, 1):
         fetch(buffer, rows, 10)

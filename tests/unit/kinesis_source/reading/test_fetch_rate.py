@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber, ShardIterator
-from kinesis_source.reading.fetch_rate import backoff_ms, block_ms, pause_ms
+from spark_ssp.kinesis_source.model.shard import (
+    EpochMillis,
+    RecordPage,
+    SequenceNumber,
+    ShardIterator,
+)
+from spark_ssp.kinesis_source.reading.fetch_rate import backoff_ms, block_ms, pause_ms
 
 
 def page(records: int, *, behind: int, size: int = 10) -> RecordPage:

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.ranges import ExpectedSize, RangeEnd, RangeStart, ShardRange
-from kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, TrimHorizon
-from ssp_common.errors import DataLossError
-from task_grouping.identifiers import ShardId
+from spark_ssp.common.errors import DataLossError
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize, RangeEnd, RangeStart, ShardRange
+from spark_ssp.kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, TrimHorizon
 from tests.support.fakes.scripted import (
     NOW,
     Empty,

@@ -7,19 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from kinesis_source.client.api import SubscriptionError
-from kinesis_source.client.hash_range_cache import HashRangeCache
-from kinesis_source.model.ranges import ShardRange
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.client.api import SubscriptionError
+from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
+from spark_ssp.kinesis_source.model.ranges import ShardRange
+from spark_ssp.kinesis_source.model.shard import (
     ConsumerArn,
     Position,
     RecordPage,
     SequenceNumber,
     ShardIterator,
 )
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import read_slot
-from task_grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.scripted import (
     NOW,
     Do,

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.shard import AfterRecord, SequenceNumber, ShardEnd
-from kinesis_source.reading.range_filter import (
+from spark_ssp.kinesis_source.model.shard import AfterRecord, SequenceNumber, ShardEnd
+from spark_ssp.kinesis_source.reading.range_filter import (
     WHOLE_RECORD,
     ExpectedRecord,
     Match,

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.aggregation.deaggregation import MAGIC
-from kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber
-from kinesis_source.reading.arrow_batches import Chunk
-from kinesis_source.reading.range_filter import WHOLE_RECORD, Match, PageSlice
-from kinesis_source.reading.row_builder import StragglerFilter, _split_rows, build_rows
-from task_grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.aggregation.deaggregation import MAGIC
+from spark_ssp.kinesis_source.model.shard import EpochMillis, RecordPage, SequenceNumber
+from spark_ssp.kinesis_source.reading.arrow_batches import Chunk
+from spark_ssp.kinesis_source.reading.range_filter import WHOLE_RECORD, Match, PageSlice
+from spark_ssp.kinesis_source.reading.row_builder import StragglerFilter, _split_rows, build_rows
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kcl.kpl_by_hand import IN_LOWER, IN_UPPER, LOWER, UPPER, child
 

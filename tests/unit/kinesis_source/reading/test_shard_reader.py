@@ -7,19 +7,19 @@ from collections import deque
 
 import pytest
 
-from kinesis_source.client.api import InvalidPositionError
-from kinesis_source.model.shard import (
+from spark_ssp.common.errors import (
+    DataLossError,
+    ServiceUnavailableError,
+    StreamNotFoundError,
+)
+from spark_ssp.kinesis_source.client.api import InvalidPositionError
+from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
     AfterRecord,
     AtTimestamp,
     EpochMillis,
     ShardEnd,
     TrimHorizon,
-)
-from ssp_common.errors import (
-    DataLossError,
-    ServiceUnavailableError,
-    StreamNotFoundError,
 )
 from tests.support.fakes.scripted import (
     CREATED,

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from embedded_kinesis import KinesisState, Limits, ManualClock
-from kinesis_source.client.api import ThrottledError
-from kinesis_source.client.hash_range_cache import HashRangeCache
-from kinesis_source.model.ranges import ExpectedSize, ShardRange
-from kinesis_source.model.shard import (
+from spark_ssp.common.options.endpoints import is_loopback
+from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.client.api import ThrottledError
+from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     RecordPage,
     SequenceNumber,
@@ -21,12 +22,11 @@ from kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from kinesis_source.reading.clock import Clock
-from kinesis_source.reading.shared_read_rates import ReadRates
-from kinesis_source.reading.task_reader import MAX_THREADS, read_slot
-from ssp_common.options.endpoints import is_loopback
-from task_grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
+from spark_ssp.kinesis_source.reading.clock import Clock
+from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.task_reader import MAX_THREADS, read_slot
+from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.scripted import (
     NOW,

@@ -13,26 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.aggregation import kpl_proto
-from kinesis_source.aggregation.deaggregation import (
-    KeyFilter,
-    UserRecord,
-    last_sub,
-    open_aggregate,
-    split,
-)
-from kinesis_source.aggregation.repeat_keys import COUNT_TAG, WRITE_TAG, WriteId
-from kinesis_source.model.shard import Shard
-from kinesis_source.sink.aggregation import (
-    MAX_ROWS,
-    AggregateLimits,
-    PackedRecord,
-    Row,
-    group_by_shard,
-    take_record,
-)
-from kinesis_source.sink.shard_map import ShardMap
-from task_grouping.identifiers import (
+from spark_ssp.grouping.identifiers import (
     MAX_HASH_KEY,
     HashRange,
     SequenceNumber,
@@ -40,6 +21,25 @@ from task_grouping.identifiers import (
     StreamName,
     hash_of,
 )
+from spark_ssp.kinesis_source.aggregation import kpl_proto
+from spark_ssp.kinesis_source.aggregation.deaggregation import (
+    KeyFilter,
+    UserRecord,
+    last_sub,
+    open_aggregate,
+    split,
+)
+from spark_ssp.kinesis_source.aggregation.repeat_keys import COUNT_TAG, WRITE_TAG, WriteId
+from spark_ssp.kinesis_source.model.shard import Shard
+from spark_ssp.kinesis_source.sink.aggregation import (
+    MAX_ROWS,
+    AggregateLimits,
+    PackedRecord,
+    Row,
+    group_by_shard,
+    take_record,
+)
+from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 from tests.support.kcl.kpl import seal
 
 MIB = 1 << 20

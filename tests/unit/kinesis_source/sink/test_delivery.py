@@ -11,21 +11,21 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kinesis_source.aggregation.deaggregation import open_aggregate
-from kinesis_source.model.shard import PutOutcome, Shard
-from kinesis_source.sink.aggregation import AggregateLimits, Packing
-from kinesis_source.sink.delivery import (
+from spark_ssp.common.errors import ServiceUnavailableError, UnsupportedError
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
+from spark_ssp.kinesis_source.aggregation.deaggregation import open_aggregate
+from spark_ssp.kinesis_source.model.shard import PutOutcome, Shard
+from spark_ssp.kinesis_source.sink.aggregation import AggregateLimits, Packing
+from spark_ssp.kinesis_source.sink.delivery import (
     MAX_BYTES,
     MAX_RECORDS,
     THROTTLED,
     PutRequest,
     StreamDelivery,
 )
-from kinesis_source.sink.link_window import LinkWindow, Upload
-from kinesis_source.sink.pacing import BYTES_PER_SECOND, RECORDS_PER_SECOND
-from kinesis_source.sink.shard_map import ANY, ShardMap
-from ssp_common.errors import ServiceUnavailableError, UnsupportedError
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
+from spark_ssp.kinesis_source.sink.link_window import LinkWindow, Upload
+from spark_ssp.kinesis_source.sink.pacing import BYTES_PER_SECOND, RECORDS_PER_SECOND
+from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
 from tests.support.kinesis.sink_rows import Entry, entries_of, rows_of
 
 LAYOUTS = (1, 2, 4)
@@ -265,7 +265,7 @@ def test_a_record_larger_than_the_rate_of_a_shard_is_sent() -> None:
 
 
 def test_a_full_request_does_not_delay_other_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kinesis_source.sink.delivery.MAX_BYTES", 1 << 20)
+    monkeypatch.setattr("spark_ssp.kinesis_source.sink.delivery.MAX_BYTES", 1 << 20)
     delivery, service = _delivery(is_ordered=False, layout=4), Service()
     service.layout = 4
     hash_keys = [str(shard.hash_range.first) for shard in shards_of(4)]

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.client.put_records import to_parameters
-from kinesis_source.client.responses import ENCODERS
-from kinesis_source.model.shard import PutEntries, Shard
-from kinesis_source.sink import encoding
-from kinesis_source.sink.columns import RecordLimits, SinkColumns, checked_rows
-from kinesis_source.sink.encoding import RecordRun, encode_by_shard, encode_rows
-from kinesis_source.sink.shard_map import ANY, ShardMap
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
+from spark_ssp.kinesis_source.client.put_records import to_parameters
+from spark_ssp.kinesis_source.client.responses import ENCODERS
+from spark_ssp.kinesis_source.model.shard import PutEntries, Shard
+from spark_ssp.kinesis_source.sink import encoding
+from spark_ssp.kinesis_source.sink.columns import RecordLimits, SinkColumns, checked_rows
+from spark_ssp.kinesis_source.sink.encoding import RecordRun, encode_by_shard, encode_rows
+from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
 from tests.support.kinesis.sink_rows import Entry, entries_of, rows_of
 
 KEYS = st.one_of(

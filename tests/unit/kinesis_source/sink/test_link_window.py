@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinesis_source.sink.link_window import TARGET_S, LinkWindow, Upload
+from spark_ssp.kinesis_source.sink.link_window import TARGET_S, LinkWindow, Upload
 
 _STEP_S = 0.025
 _ROUND_TRIP_S = 0.05

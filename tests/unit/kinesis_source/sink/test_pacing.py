@@ -11,8 +11,8 @@ from itertools import count
 
 import pytest
 
-from kinesis_source.sink.encoding import encode_rows
-from kinesis_source.sink.pacing import (
+from spark_ssp.kinesis_source.sink.encoding import encode_rows
+from spark_ssp.kinesis_source.sink.pacing import (
     RECORDS_PER_SECOND,
     ShardPacer,
     ShardQueue,

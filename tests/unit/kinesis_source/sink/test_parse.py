@@ -6,12 +6,12 @@ import logging
 
 import pytest
 
-from kinesis_source.model.shard import StreamRef
-from kinesis_source.options.values import ConnectionOptions
-from kinesis_source.sink.parse import parse_sink_options
-from kinesis_source.sink.values import SinkOptions
-from ssp_common.errors import InvalidOptionsError
-from task_grouping.identifiers import StreamName
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.sink.parse import parse_sink_options
+from spark_ssp.kinesis_source.sink.values import SinkOptions
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 

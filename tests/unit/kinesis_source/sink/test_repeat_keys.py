@@ -9,14 +9,7 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kinesis_source.aggregation.repeat_keys import WriteId
-from kinesis_source.model.shard import EpochMillis, RecordPage, Shard
-from kinesis_source.reading.arrow_batches import Chunk
-from kinesis_source.reading.range_filter import Match, PageSlice
-from kinesis_source.reading.row_builder import build_rows
-from kinesis_source.sink.aggregation import AggregateLimits, PackedRecord, Packing
-from kinesis_source.sink.shard_map import ShardMap
-from task_grouping.identifiers import (
+from spark_ssp.grouping.identifiers import (
     MAX_HASH_KEY,
     HashRange,
     SequenceNumber,
@@ -24,6 +17,13 @@ from task_grouping.identifiers import (
     ShardKey,
     StreamName,
 )
+from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
+from spark_ssp.kinesis_source.model.shard import EpochMillis, RecordPage, Shard
+from spark_ssp.kinesis_source.reading.arrow_batches import Chunk
+from spark_ssp.kinesis_source.reading.range_filter import Match, PageSlice
+from spark_ssp.kinesis_source.reading.row_builder import build_rows
+from spark_ssp.kinesis_source.sink.aggregation import AggregateLimits, PackedRecord, Packing
+from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 from tests.support.kinesis.sink_rows import Entry, rows_of
 
 ORDERS, COPIES = StreamName("orders"), StreamName("copies")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kinesis_source.model.shard import Shard
-from kinesis_source.sink.shard_map import ShardMap
-from task_grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
+from spark_ssp.kinesis_source.model.shard import Shard
+from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 
 
 def shard(name: str, first: int, last: int, *, closed: bool = False) -> Shard:

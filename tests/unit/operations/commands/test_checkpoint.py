@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from kafka_source.model import offset as kafka_offset
-from kinesis_source.model import offset as kinesis_offset
-from ssp_common.times import time_text
+from spark_ssp.common.times import time_text
+from spark_ssp.kafka_source.model import offset as kafka_offset
+from spark_ssp.kinesis_source.model import offset as kinesis_offset
 from tests.support.operations.command import WIDTHS, check_output, run
 
 TESTS = Path(__file__).parents[3]
@@ -229,7 +229,7 @@ def test_an_unexpected_error_shows_neither_its_text_nor_a_traceback(
     def fail(*_: object) -> None:
         raise ValueError("s3cr3t")
 
-    monkeypatch.setattr("operations.commands.checkpoint.read_checkpoint", fail)
+    monkeypatch.setattr("spark_ssp.operations.commands.checkpoint.read_checkpoint", fail)
     text = _one_line(CHECKPOINTS / "kinesis")
     assert "[defect] ValueError at " in text
     assert "s3cr3t" not in text

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from operations.commands import main
+from spark_ssp import __main__ as main
 from tests.architecture.layers import ROOT
 from tests.support.operations.command import run
 
@@ -64,7 +64,7 @@ def test_a_failure_is_the_last_line_after_warnings() -> None:
     arguments = ["--region=us-east-1", "--endpoint-url=http://127.0.0.1:1"]
     arguments.append("--option=retry.maxAttempts=2")
     found = subprocess.run(
-        [sys.executable, "-m", "operations.commands", "shards", "orders", *arguments],
+        [sys.executable, "-m", "spark_ssp", "shards", "orders", *arguments],
         env=os.environ | {"AWS_SECRET_ACCESS_KEY": "local", "AWS_ACCESS_KEY_ID": "local"},
         cwd=ROOT,
         capture_output=True,

@@ -10,8 +10,8 @@ from tests.support.operations.command import WIDTHS, check_output, run
 
 OUTPUTS = Path(__file__).parent / "outputs"
 PIPELINE = '''
-from pipeline_planner import Pipeline, Services
-from pipeline_planner.graph.names import SystemKind
+from spark_ssp.planner import Pipeline, Services
+from spark_ssp.planner.graph.names import SystemKind
 
 
 class Known:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kinesis_source.model.shard import SequenceNumber, Shard
-from operations.inspection.shard_tree import tree_rows
-from task_grouping.identifiers import HashRange, ShardId
+from spark_ssp.grouping.identifiers import HashRange, ShardId
+from spark_ssp.kinesis_source.model.shard import SequenceNumber, Shard
+from spark_ssp.operations.inspection.shard_tree import tree_rows
 
 
 def _shard(number: int, keys: tuple[int, int], *parents: int) -> Shard:

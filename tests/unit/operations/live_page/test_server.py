@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from operations.live_page.server import PageServer, start_server
-from operations.live_page.timelines import Timelines
-from ssp_common.errors import InvalidOptionsError
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.operations.live_page.server import PageServer, start_server
+from spark_ssp.operations.live_page.timelines import Timelines
 
 
 class Content:

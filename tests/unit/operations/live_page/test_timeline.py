@@ -6,14 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from operations.live_page.timeline import (
+from spark_ssp.operations.live_page.timeline import (
     MAX_BATCHES,
     LagLevel,
     QueryTimeline,
     SourceTimeline,
     lag_level,
 )
-from operations.model.snapshot import QuerySnapshot, ReadState, ShardSnapshot, SourceFormat
+from spark_ssp.operations.model.snapshot import (
+    QuerySnapshot,
+    ReadState,
+    ShardSnapshot,
+    SourceFormat,
+)
 from tests.support.operations.histories import (
     PERIOD_MS,
     START_MS,

@@ -15,15 +15,15 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from operations.metrics import cloudwatch
-from operations.metrics.catalogue import METRICS
-from operations.metrics.cloudwatch import CloudWatchOutput
-from operations.metrics.opentelemetry import OpenTelemetryOutput
-from operations.metrics.prometheus import RegistryOutput, ScrapeEndpoint
-from operations.metrics.query_states import QueryStates
-from operations.model.from_progress import query_snapshot
-from operations.model.snapshot import QuerySnapshot
-from ssp_common.errors import InvalidOptionsError
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.operations.metrics import cloudwatch
+from spark_ssp.operations.metrics.catalogue import METRICS
+from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
+from spark_ssp.operations.metrics.opentelemetry import OpenTelemetryOutput
+from spark_ssp.operations.metrics.prometheus import RegistryOutput, ScrapeEndpoint
+from spark_ssp.operations.metrics.query_states import QueryStates
+from spark_ssp.operations.model.from_progress import query_snapshot
+from spark_ssp.operations.model.snapshot import QuerySnapshot
 from tests.support.kinesis.planning import shard_id
 from tests.support.operations.reports import end_offset, report, status
 

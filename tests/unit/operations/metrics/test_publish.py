@@ -24,14 +24,14 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryProgress,
 )
 
-from operations.metrics.catalogue import Metric
-from operations.metrics.publisher import MetricsPublisher
-from operations.metrics.query_states import QueryStates
-from operations.model.from_progress import query_snapshot
-from operations.model.snapshot import QuerySnapshot
-from operations.progress.listener import ProgressListener
-from operations.progress.status_poller import Statuses, StatusPoller
 from spark_ssp import InvalidOptionsError, UnsupportedError, publish_metrics, serve_live_page
+from spark_ssp.operations.metrics.catalogue import Metric
+from spark_ssp.operations.metrics.publisher import MetricsPublisher
+from spark_ssp.operations.metrics.query_states import QueryStates
+from spark_ssp.operations.model.from_progress import query_snapshot
+from spark_ssp.operations.model.snapshot import QuerySnapshot
+from spark_ssp.operations.progress.listener import ProgressListener
+from spark_ssp.operations.progress.status_poller import Statuses, StatusPoller
 from tests.support.operations.reports import end_offset, report, status
 from tests.support.waiting import until
 
@@ -92,7 +92,10 @@ def test_arguments_that_cannot_be_used_are_errors(arguments: dict[str, Any], tex
 def test_a_missing_extra_is_one_clear_error(
     output: dict[str, Any], package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("operations.metrics.prometheus", "operations.metrics.opentelemetry"):
+    for module in (
+        "spark_ssp.operations.metrics.prometheus",
+        "spark_ssp.operations.metrics.opentelemetry",
+    ):
         monkeypatch.delitem(sys.modules, module, raising=False)
     for name in [one for one in sys.modules if one.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
@@ -127,7 +130,7 @@ def test_metrics_and_live_page_share_a_listener(
         converted.append(str(progress["runId"]))
         return query_snapshot(progress, statuses)
 
-    monkeypatch.setattr("operations.progress.listener.query_snapshot", convert)
+    monkeypatch.setattr("spark_ssp.operations.progress.listener.query_snapshot", convert)
     session, registry = Session(), CollectorRegistry()
     published = publish_metrics(session.as_spark(), prometheus=registry)
     page = serve_live_page(session.as_spark())
@@ -195,7 +198,7 @@ def test_before_pyspark_4_2_the_status_follows_from_a_thread(
         assert threading.current_thread() is not threading.main_thread()
         return [[status({0: 9})]]
 
-    monkeypatch.setattr("operations.progress.listener.source_statuses", statuses)
+    monkeypatch.setattr("spark_ssp.operations.progress.listener.source_statuses", statuses)
     states = QueryStates(series=1)
 
     class Watching(Broken):

@@ -8,29 +8,29 @@ from typing import Any
 
 import pytest
 
-from kinesis_source.model import offset as kinesis
-from kinesis_source.model.shard import (
+from spark_ssp.grouping.identifiers import (
+    ShardId,
+    ShardKey,
+    SlotId,
+    StreamName,
+)
+from spark_ssp.kinesis_source.model import offset as kinesis
+from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     SequenceNumber,
     ShardEnd,
     ShardState,
 )
-from kinesis_source.planning.shard_lag import MAX_REPORTED_SHARDS, progress_entry
-from operations.model.from_progress import query_snapshot
-from operations.model.snapshot import (
+from spark_ssp.kinesis_source.planning.shard_lag import MAX_REPORTED_SHARDS, progress_entry
+from spark_ssp.operations.model.from_progress import query_snapshot
+from spark_ssp.operations.model.snapshot import (
     FanOutCounts,
     LeaseCounts,
     QuerySnapshot,
     ReadState,
     ShardSnapshot,
     SourceFormat,
-)
-from task_grouping.identifiers import (
-    ShardId,
-    ShardKey,
-    SlotId,
-    StreamName,
 )
 from tests.support.operations.reports import kafka_end_offset
 

@@ -1,8 +1,0 @@
-"""`python -m operations.commands`: the command `spark-ssp`."""
-
-from __future__ import annotations
-
-from operations.commands.main import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,376 @@
+"""Sends repeated AWS requests without botocore's handlers, two thirds of the cost of a small call.
+
+botocore builds, resolves, signs and passes each request through some forty handlers, which takes
+more time than the request itself. The first call of each kind goes through botocore, and the
+request it sends (URL, headers, signature) becomes the pattern of all later ones. A pattern is used
+only if all its parts are recognized and signing it here gives the same signature; anything else
+(another protocol, a proxy, a path, additional headers) is left to botocore. Parameters are not
+validated here, and handlers registered by other code do not run.
+
+Credentials come from botocore's signer at each call, which refreshes them; connections come from
+botocore's pool, with its certificates, time-outs and limits. Errors are botocore's too.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+from urllib.parse import urlsplit
+
+import orjson
+import urllib3.exceptions as http
+from botocore.awsrequest import HeadersDict
+from botocore.exceptions import (
+    BotoCoreError,
+    ConnectionClosedError,
+    ConnectTimeoutError,
+    EndpointConnectionError,
+    HTTPClientError,
+    ReadTimeoutError,
+    SSLError,
+)
+from botocore.httpsession import URLLib3Session
+from botocore.parsers import create_parser
+from urllib3.response import HTTPResponse
+
+from spark_ssp.common.aws.http_exchange import Response, is_supported, post
+from spark_ssp.common.aws.signing import ALGORITHM, RequestSigner, Scope, signing_key
+
+if TYPE_CHECKING:
+    from botocore.client import BaseClient
+    from urllib3 import HTTPConnectionPool
+
+Answer = Mapping[str, Any]
+Request = Mapping[str, Any]
+Decode = Callable[[bytes], Answer | None]
+"""Parses the body of an answer with status 200, or returns None to leave it to botocore."""
+Encode = Callable[[Request], bytes]
+"""Returns the body of a request. Raises TypeError or ValueError to leave it to botocore."""
+
+SEND_SECONDS: Final = "SparkSspSendSeconds"
+"""The key in `ResponseMetadata` of the time that a request took to leave this machine. It is absent
+if botocore has sent the request."""
+
+_KEPT: Final = frozenset({"content-type", "user-agent", "x-amz-target"})
+_MADE: Final = frozenset(
+    {"authorization", "content-length", "host", "x-amz-date", "x-amz-security-token"}
+)
+_LEFT_OUT: Final = frozenset({"amz-sdk-invocation-id", "amz-sdk-request"})
+"""Headers about the SDK's retries, which are off."""
+_UNSIGNED: Final = frozenset({"authorization", "content-length", "user-agent"}) | _LEFT_OUT
+_JSON: Final = re.compile(r"application/x-amz-json-1\.\d")
+_CREDENTIAL: Final = re.compile(
+    re.escape(ALGORITHM) + r" Credential=[^,]+/\d{8}/(?P<region>[^/,]+)/(?P<service>[^/,]+)/"
+)
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Pattern:
+    """A request that botocore sent, from which later calls of its kind are made."""
+
+    url: str
+    sent: Mapping[str, str]
+    """The headers, without those that are made for each call."""
+    signed: Mapping[str, str]
+    """Those of them that are signed, and `host`, by their names in lower case."""
+    scope: Scope
+    account: str | None
+    """Of the credentials, if they know it: the host may depend on it."""
+    signer: Any
+    pool: HTTPConnectionPool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Second:
+    """The part that the requests of a pattern have in common for a second: all but the body and
+    its signature."""
+
+    pattern: _Pattern
+    seconds: int
+    credentials: Any = field(repr=False)
+    sent: Mapping[str, str] = field(repr=False)
+    signer: RequestSigner
+
+
+class DirectCalls:
+    """Makes the calls named in `decoders` for a botocore client that does not retry. Thread-safe.
+
+    `encoders` are for calls whose parameters JSON cannot contain as they are, such as bytes. `now`
+    is in seconds since the epoch.
+    """
+
+    def __init__(
+        self,
+        client: BaseClient,
+        decoders: Mapping[str, Decode],
+        *,
+        encoders: Mapping[str, Encode] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._client = client
+        self._decoders = decoders
+        self._encoders = encoders or {}
+        self._now = now
+        self._patterns: dict[_Kind, _Pattern] = {}
+        self._seconds: dict[_Kind, _Second] = {}
+        """Those of the last requests."""
+        self._signer: Any = None
+        self._learned = threading.local()
+        """The kind and pattern of the request that botocore sends in a thread: older versions pass
+        the handlers of a request nothing that they share."""
+        self._last_key: tuple[tuple[str, str, Scope], bytes] | None = None
+        events = client.meta.events
+        service = client.meta.service_model.service_id.hyphenize()
+        for operation in decoders:
+            events.register_first(f"before-call.{service}.{operation}", self._hear)
+            events.register_last(f"after-call.{service}.{operation}", self._publish)
+        # Handlers of a more general name run later: this is after all that may change the request.
+        events.register_last("before-send", self._learn)
+
+    def forget(self) -> None:
+        """Go the long way once more: for connections that were closed."""
+        self._patterns.clear()
+        self._seconds.clear()
+
+    def call(self, operation: str, request: Request) -> Answer | None:
+        """Return the answer, or None if the call must go through botocore.
+
+        Raises the same errors as the client's method.
+        """
+        kind = _kind(operation, request)
+        pattern = self._patterns.get(kind)
+        if pattern is None:
+            return None
+        try:
+            body = self._encoders.get(operation, _encode)(request)
+        except (TypeError, ValueError):  # bytes, or text that is not Unicode
+            return None
+        credentials = _credentials(pattern.signer, pattern.scope)
+        if credentials is None or _account(credentials) != pattern.account:
+            return None
+        now, last = int(self._now()), self._seconds.get(kind)
+        if (
+            last is None
+            or last.seconds != now
+            or last.pattern is not pattern
+            or last.credentials != credentials
+        ):
+            last = self._seconds[kind] = self._second(pattern, now, credentials)
+        sent = {**last.sent, "Authorization": last.signer.authorization(body)}
+        return self._answer(operation, _send(pattern, sent, body))
+
+    def _second(self, pattern: _Pattern, seconds: int, credentials: Any) -> _Second:
+        moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seconds))
+        sent = {**pattern.sent, "X-Amz-Date": moment}
+        signed = {**pattern.signed, "x-amz-date": moment}
+        if credentials.token:
+            sent["X-Amz-Security-Token"] = signed["x-amz-security-token"] = credentials.token
+        return _Second(
+            pattern=pattern,
+            seconds=seconds,
+            credentials=credentials,
+            sent=sent,
+            signer=self._request_signer(pattern.scope, signed, credentials),
+        )
+
+    def _request_signer(
+        self, scope: Scope, signed: Mapping[str, str], credentials: Any
+    ) -> RequestSigner:
+        what = (credentials.secret_key, signed["x-amz-date"][:8], scope)
+        last = self._last_key
+        if last is None or last[0] != what:
+            last = self._last_key = (what, signing_key(*what))
+        return RequestSigner(
+            access_key=credentials.access_key, key=last[1], scope=scope, path="/", headers=signed
+        )
+
+    def _answer(self, operation: str, response: Response) -> Answer:
+        status, headers, body, send_seconds = response
+        if status == 200:
+            decoded = self._decoders[operation](body)
+            if decoded is not None:
+                kept = {"date": date} if (date := headers.get("date")) is not None else {}
+                metadata = {"HTTPHeaders": kept, SEND_SECONDS: send_seconds}
+                return {**decoded, "ResponseMetadata": metadata}
+        model: Any = self._client.meta.service_model.operation_model(operation)
+        parser: Any = create_parser(protocol_of(model.service_model))
+        answer = {
+            "status_code": status,
+            "headers": HeadersDict(headers),
+            "body": body,
+            "context": {"operation_name": operation},
+        }
+        parsed = parser.parse(answer, model.output_shape)
+        if status >= 300:
+            code = parsed.get("Error", {}).get("Code")
+            shape = None if code is None else model.service_model.shape_for_error_code(code)
+            if shape is not None:  # such as the row that failed a condition of DynamoDB
+                parsed |= parser.parse(answer, shape)
+            kind: Any = self._client.exceptions.from_code(code)  # a subclass of ClientError
+            raise kind(parsed, operation)
+        if not isinstance(parsed, dict):  # botocore stumbles over it a little later
+            raise TypeError("an answer that is not an object")
+        return parsed
+
+    # --- Learning --------------------------------------------------------------------------------
+
+    def _hear(self, request_signer: Any, **_: object) -> None:
+        self._signer = request_signer
+        self._learned.pattern = None
+
+    def _learn(self, request: Any, event_name: str, **_: object) -> None:
+        """Called by botocore with a request that it is about to send."""
+        operation = event_name.rpartition(".")[2]
+        if operation not in self._decoders:
+            return
+        try:
+            pattern = self._pattern_of(request)
+            if pattern is not None:
+                kind = _kind(operation, orjson.loads(request.body))
+                self._learned.pattern = kind, pattern
+        except (AttributeError, BotoCoreError, LookupError, TypeError, ValueError):
+            # Private parts of botocore may have changed: its public way still works.
+            return
+
+    def _publish(self, http_response: Any, **_: object) -> None:
+        """Called by botocore with an answer, which may be one that a handler made up."""
+        learned = getattr(self._learned, "pattern", None)
+        if learned is not None and isinstance(http_response.raw, HTTPResponse):
+            kind, pattern = learned
+            self._patterns[kind] = pattern
+
+    def _pattern_of(self, request: Any) -> _Pattern | None:
+        headers = {_text(name): _text(value) for name, value in request.headers.items()}
+        lower = {name.lower(): value for name, value in headers.items()}
+        address = urlsplit(request.url)
+        found = _CREDENTIAL.match(lower.get("authorization", ""))
+        usual = (
+            request.method == "POST"
+            and address.path == "/"
+            and not address.query
+            and lower.keys() <= _KEPT | _MADE | _LEFT_OUT
+            and _JSON.fullmatch(lower.get("content-type", "")) is not None
+        )
+        pool = _pool(self._client, request.url)
+        if not usual or pool is None or found is None:
+            return None
+        scope = Scope(region=found["region"], service=found["service"])
+        credentials = _credentials(self._signer, scope)
+        host = {"host": _host(request.url)}
+        signed = host | {name: lower[name] for name in lower.keys() - _UNSIGNED}
+        # Credentials that were refreshed in between give another signature: the next call that goes
+        # this way is as good to learn from.
+        signer = self._request_signer(scope, signed, credentials)
+        if signer.authorization(request.body) != lower["authorization"]:
+            return None
+        return _Pattern(
+            url=request.url,
+            sent={
+                "Host": host["host"],
+                **{name: value for name, value in headers.items() if name.lower() in _KEPT},
+            },
+            signed=host | {name: lower[name] for name in _KEPT - _UNSIGNED if name in lower},
+            scope=scope,
+            account=_account(credentials),
+            signer=self._signer,
+            pool=pool,
+        )
+
+
+def _encode(request: Request) -> bytes:
+    return orjson.dumps(request, default=_seconds, option=orjson.OPT_PASSTHROUGH_DATETIME)
+
+
+def _seconds(value: object) -> float:
+    """Return a time as the JSON protocol has it: in seconds since the epoch."""
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise TypeError("neither JSON nor a time")
+    return value.timestamp()
+
+
+_Kind = tuple[str, str | None, str | None, str | None]
+
+
+def protocol_of(service_model: Any) -> str:
+    """Return the protocol of a client. Before version 1.37 botocore has one for each service."""
+    found = getattr(service_model, "resolved_protocol", None)
+    return str(service_model.metadata["protocol"] if found is None else found)
+
+
+def _kind(operation: str, request: Request) -> _Kind:
+    """Calls of a kind go to one URL. It depends on these, and on the account of the credentials."""
+    get = request.get
+    return operation, get("StreamARN"), get("StreamId"), get("TableName")
+
+
+def _credentials(signer: Any, scope: Scope) -> Any:
+    """Frozen, and refreshed before they expire."""
+    return signer.get_auth_instance(scope.service, scope.region, "v4").credentials
+
+
+def _account(credentials: Any) -> str | None:
+    return getattr(credentials, "account_id", None)
+
+
+def _pool(client: BaseClient, url: str) -> HTTPConnectionPool | None:
+    """botocore's connections to this URL; None when it goes another way.
+
+    Certificates are set up here as well: other threads may use the pool before botocore does so.
+    """
+    endpoint: Any = client._endpoint  # type: ignore[attr-defined]
+    session = endpoint.http_session
+    if type(session) is not URLLib3Session:
+        return None
+    own: Any = session
+    if own._proxy_config.proxy_url_for(url) is not None:
+        return None
+    pool: HTTPConnectionPool = own._manager.connection_from_url(url)
+    own._setup_ssl_cert(pool, url, own._verify)
+    return pool if is_supported(pool) else None
+
+
+def _host(url: str) -> str:
+    """The header Host, as HTTP clients send it: without the default port."""
+    address = urlsplit(url)
+    name = address.hostname or ""
+    if ":" in name:
+        name = f"[{name}]"
+    plain = address.port is None or address.port == _PORTS.get(address.scheme)
+    return name if plain else f"{name}:{address.port}"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode("utf-8") if isinstance(value, bytes) else value
+
+
+def _send(pattern: _Pattern, headers: Mapping[str, str], body: bytes) -> Response:
+    try:
+        return post(pattern.pool, headers, body)
+    except (http.HTTPError, OSError) as error:
+        _raise_as_the_sdk(error, pattern.url)
+    except ValueError:
+        # About a header. Its text may contain the header, which may be a secret.
+        raise HTTPClientError(error="a header that cannot be sent") from None
+
+
+def _raise_as_the_sdk(error: Exception, url: str) -> NoReturn:
+    match error:
+        case http.SSLError():
+            raise SSLError(endpoint_url=url, error=error) from error
+        case http.NewConnectionError() | socket.gaierror():
+            raise EndpointConnectionError(endpoint_url=url, error=error) from error
+        case http.ConnectTimeoutError():
+            raise ConnectTimeoutError(endpoint_url=url, error=error) from error
+        case http.ReadTimeoutError():
+            raise ReadTimeoutError(endpoint_url=url, error=error) from error
+        case http.ProtocolError():
+            raise ConnectionClosedError(endpoint_url=url, error=error) from error
+        case _:
+            raise HTTPClientError(error=error) from error

@@ -1,0 +1,277 @@
+"""Credentials that are loaded again while they are used: those of a function of the user, which the
+option `credentialsProvider` names, and plain ones of AWS's default chain.
+
+The function is imported once in each process. Exceptions of the user's code are neither quoted nor
+chained, since their text may contain a secret.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from spark_ssp.common.aws.error_translation import (
+    ProviderFailedError,
+    code_of,
+    is_about_keys,
+    provider_error,
+)
+from spark_ssp.common.errors import AccessError
+from spark_ssp.common.user_functions import call_guarded, import_function, type_name
+
+if TYPE_CHECKING:
+    from botocore.credentials import ReadOnlyCredentials
+
+_log = logging.getLogger(__name__)
+
+PLAIN_LIFETIME_S: Final = 60.0
+"""The age at which credentials that cannot refresh themselves are loaded again."""
+_REFUSALS_S: Final = 5.0
+"""The time after a renewal within which refusals are those of calls with the former keys."""
+
+_EXPECTED: Final = (
+    "botocore credentials, a boto3 or botocore session that has some, or an object with "
+    "get_frozen_credentials()"
+)
+_RETURN_STEP: Final = "return refreshable credentials of botocore from the function"
+
+
+class Loaded(NamedTuple):
+    """Credentials, with botocore's `get_frozen_credentials`. `is_plain`: they do not refresh
+    themselves, and their end is unknown."""
+
+    credentials: Any
+    is_plain: bool
+
+
+class RenewedCredentials:
+    """Credentials with the methods of botocore's `Credentials`, loaded again while they are used.
+    Thread-safe.
+
+    Those that refresh themselves are kept. Plain ones are loaded again when they are used after
+    `PLAIN_LIFETIME_S`, and when the service refuses them: a rotation may end the keys at any time.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[], Loaded],
+        *,
+        method: str,
+        monotonic: Callable[[], float] = time.monotonic,
+        loaded: Loaded | None = None,
+    ) -> None:
+        """Load them, unless they were `loaded` just now. `method` names their source, as in
+        botocore. Raises the errors of `load`, an AccessError each."""
+        self.method = method
+        self._load = load
+        self._monotonic = monotonic
+        self._renewing = threading.Lock()
+        self._loaded_at = monotonic()
+        self._loaded = load() if loaded is None else loaded
+        self._renewed_at: float | None = None
+        """The time at which a refusal led to other keys."""
+        _renewable.add(self)
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        """Return valid keys. Raises ProviderFailedError if they cannot be refreshed, and
+        CredentialsProviderError if there are none."""
+        return self._current().credentials.get_frozen_credentials()  # type: ignore[no-any-return]
+
+    def get_deferred_property(self, name: str) -> Callable[[], Any]:
+        """Return a function that returns a property of the current keys, as botocore requires."""
+        return lambda: getattr(self.get_frozen_credentials(), name, None)
+
+    def renew_refused(self) -> bool:
+        """Load the credentials again after the service refused them, and return whether there are
+        other keys to try. Refusals of the former keys still arrive for some seconds."""
+        with self._renewing:
+            now, last = self._monotonic(), self._renewed_at
+            if last is not None and now - last < _REFUSALS_S:
+                return True
+            if not self._loaded.is_plain:
+                return False
+            before = self._loaded
+            self._reload()
+            if _same_keys(before, self._loaded):
+                return False
+            self._renewed_at = now
+            return True
+
+    def _current(self) -> Loaded:
+        if self._is_fresh() or not self._renewing.acquire(blocking=False):
+            return self._loaded
+        try:
+            if not self._is_fresh():
+                self._reload()
+        finally:
+            self._renewing.release()
+        return self._loaded
+
+    def _is_fresh(self) -> bool:
+        return not self._loaded.is_plain or self._monotonic() - self._loaded_at < PLAIN_LIFETIME_S
+
+    def _reload(self) -> None:
+        loaded_at = self._monotonic()
+        try:
+            self._loaded = self._load()
+        except AccessError as error:
+            # The last ones may still be valid; the service decides.
+            _log.warning("could not renew credentials, using the last ones: %s", error)
+        self._loaded_at = loaded_at
+
+
+def _same_keys(one: Loaded, other: Loaded) -> bool:
+    if not one.is_plain or not other.is_plain:
+        return False
+    keys = [each.credentials.get_frozen_credentials() for each in (one, other)]
+    return (keys[0].access_key, keys[0].token) == (keys[1].access_key, keys[1].token)
+
+
+_renewable: weakref.WeakSet[RenewedCredentials] = weakref.WeakSet()
+"""Those of this process."""
+
+
+def renew_refused(error: Exception) -> bool:
+    """Load plain credentials again if the service refused a call for its keys, and return whether
+    to repeat the call with others."""
+    if not is_about_keys(error):
+        return False
+    # Each of them: whose keys were refused is not known.
+    renewed = [each.renew_refused() for each in tuple(_renewable)]
+    return any(renewed)
+
+
+class _Guarded:
+    """Credentials of a provider. The text of their errors, which may contain a secret, is not
+    shown."""
+
+    def __init__(self, path: str, credentials: Any) -> None:
+        self._path = path
+        self._credentials = credentials
+
+    def get_frozen_credentials(self) -> ReadOnlyCredentials:
+        try:
+            frozen = self._credentials.get_frozen_credentials()
+        except Exception as error:  # noqa: BLE001  (the user's code)
+            raise ProviderFailedError(self._path, _name_of(error)) from None
+        for name in ("access_key", "secret_key"):
+            if not isinstance(getattr(frozen, name, None), str):
+                raise provider_error(
+                    self._path,
+                    f"credentials of type {type_name(self._credentials)} without {name}",
+                    _EXPECTED,
+                    _RETURN_STEP,
+                )
+        return frozen  # type: ignore[no-any-return]
+
+
+def load_provided(path: str, call: Callable[[], Any]) -> Loaded:
+    """Call a provider (`module:function`) by `call`. Raises CredentialsProviderError."""
+    returned = _guarded(path, call, "which raised", "call it with the arguments")
+    credentials = returned
+    if not _can(credentials, "get_frozen_credentials") and _can(returned, "get_credentials"):
+        credentials = _guarded(
+            path,
+            returned.get_credentials,
+            f"whose {type_name(returned)} raised",
+            "call its get_credentials()",
+        )
+    if not _can(credentials, "get_frozen_credentials"):
+        of_session = "" if credentials is returned else f" with {type_name(credentials)}"
+        raise provider_error(
+            path,
+            f"a function that returned {type_name(returned)}{of_session}",
+            _EXPECTED,
+            _RETURN_STEP,
+        )
+    return Loaded(_Guarded(path, credentials), is_plain(credentials))
+
+
+def is_plain(credentials: object) -> bool:
+    """Return whether credentials are botocore's and do not refresh themselves."""
+    from botocore.credentials import Credentials, RefreshableCredentials
+
+    return isinstance(credentials, Credentials) and not isinstance(
+        credentials, RefreshableCredentials
+    )
+
+
+def _can(value: object, method: str) -> bool:
+    return not isinstance(value, type) and callable(getattr(value, method, None))
+
+
+def _name_of(error: Exception) -> str:
+    if isinstance(error, RuntimeError) and "still expired" in str(error):
+        return "refreshed credentials that are expired"
+    return code_of(error)
+
+
+def _guarded(path: str, call: Callable[[], Any], what: str, attempt: str) -> Any:
+    return call_guarded(
+        call,
+        partial(provider_error, path),
+        what=what,
+        expected=_EXPECTED,
+        attempt=attempt,
+        name_of=_name_of,
+    )
+
+
+# --- One for each process -------------------------------------------------------------------------
+
+_provided: dict[tuple[int, str, str | None], RenewedCredentials] = {}
+_loading = threading.Lock()
+
+
+def provided_credentials(path: str, arguments: str | None) -> RenewedCredentials:
+    """Return the credentials of a provider (`module:function`), called with the JSON object
+    `arguments`, which this process keeps. Raises CredentialsProviderError."""
+    key = (os.getpid(), path, arguments)
+    with _loading:
+        found = _provided.get(key)
+        if found is None:
+            function = import_function(path, partial(provider_error, path))
+            keywords = json.loads(arguments or "{}")
+            _hide_exceptions()
+            found = _provided[key] = RenewedCredentials(
+                lambda: load_provided(path, lambda: function(**keywords)),
+                method="credentialsProvider",
+            )
+    return found
+
+
+def forget_providers() -> None:
+    """Forget the credentials of this process. For tests."""
+    _provided.clear()
+    _renewable.clear()
+
+
+class _WithoutException(logging.Filter):
+    """Removes the traceback of a failed refresh, whose text may contain secrets."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.exc_info = record.exc_text = None
+        return True
+
+
+_without_exception: Final = _WithoutException()
+
+
+def _hide_exceptions() -> None:
+    logging.getLogger("botocore.credentials").addFilter(_without_exception)
+
+
+def _after_fork() -> None:
+    # Another thread may have held the lock during the fork; in the child nothing would release it.
+    global _loading
+    _loading = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,129 @@
+"""The plan of a batch read, which its tasks carry: how old it is, and who used it first.
+
+PySpark 4.0 plans a batch DataFrame for each action. PySpark 4.1 to 4.3 plan it once, at its first
+action, and every later one reads the same records, also as the static side of a streaming query,
+whose joins would miss newer records without an error. A source in Python is not called then, so the
+tasks detect it. docs/design/pyspark-versions.md has the calls of each version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import pyspark
+from pyspark.sql.datasource import InputPartition
+
+from spark_ssp.common.errors import DataLossError, UnsupportedError
+from spark_ssp.common.spark.task_context import MicroBatch, micro_batch_of_task
+from spark_ssp.common.times import time_text
+
+T = TypeVar("T")
+
+REFRESH_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
+"""With this setting Spark plans a read with a filter again for each action
+(`pyspark_api.replanned`)."""
+
+_KEPT: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchPlan:
+    """The plan of one batch read. `planned_at_ms` is the time of the driver's clock, in epoch
+    milliseconds."""
+
+    id: str
+    planned_at_ms: int
+    has_fixed_end: bool
+    """True if the options name the last record or a time that has passed, so that a later plan ends
+    there too."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchSource:
+    """The names of a source in errors about its batch reads."""
+
+    format: str
+    condition: str
+    """A condition that every row meets and that Spark passes to a source."""
+    end_option: str
+
+
+class PlannedPartition(InputPartition):
+    """The part of a plan that one task reads: a partition of the source, or None if there is
+    nothing to read."""
+
+    def __init__(self, value: InputPartition | None, plan: BatchPlan) -> None:
+        super().__init__(value)
+        self.value: InputPartition | None = value
+        self.plan = plan
+
+
+def with_plan(partitions: Sequence[InputPartition], plan: BatchPlan) -> list[InputPartition]:
+    """Return the partitions with their plan; one without a value if there are none, so that a later
+    use of an empty plan is detected as well."""
+    return [PlannedPartition(value, plan) for value in partitions or (None,)]
+
+
+class PlanUses:
+    """The first use of each plan in a process: a micro-batch, or None outside of streaming queries.
+    Remembers the last thousand plans."""
+
+    def __init__(self) -> None:
+        self._first: dict[str, MicroBatch | None] = {}
+
+    def is_outdated(self, plan: BatchPlan, use: MicroBatch | None) -> bool:
+        """Return whether a micro-batch uses a plan that was used before it, whose end may not be
+        the present one."""
+        first = self._first.setdefault(plan.id, use)
+        if len(self._first) > _KEPT:
+            del self._first[next(iter(self._first))]
+        return use is not None and use != first and not plan.has_fixed_end
+
+
+_uses = PlanUses()
+
+
+def read_planned(
+    partition: InputPartition,
+    source: BatchSource,
+    read: Callable[[InputPartition], Iterator[T]],
+    *,
+    uses: PlanUses = _uses,
+) -> Iterator[T]:
+    """Yield the rows of one task, which `read` returns for the source's partition.
+
+    Raises UnsupportedError if a micro-batch uses the plan of an earlier one, and DataLossError with
+    the time of the plan.
+    """
+    if not isinstance(partition, PlannedPartition):
+        raise TypeError(f"a PlannedPartition is expected, not a {type(partition).__name__}")
+    plan, use = partition.plan, micro_batch_of_task()
+    if use is not None and uses.is_outdated(plan, use):
+        raise _outdated(plan, use, source)
+    if partition.value is None:
+        return
+    try:
+        yield from read(partition.value)
+    except DataLossError as error:
+        raise DataLossError(
+            error.subject,
+            found=f"{error.found}; the DataFrame was planned at {time_text(plan.planned_at_ms)}",
+            expected=error.expected,
+            next_step="call load() again and use the new DataFrame, which reads the records that "
+            "are left, or set failOnDataLoss to false to leave out those that are gone",
+        ) from error
+
+
+def _outdated(plan: BatchPlan, use: MicroBatch, source: BatchSource) -> UnsupportedError:
+    return UnsupportedError(
+        f"DataFrame of {source.format} in a streaming query",
+        found=f"the plan of {time_text(plan.planned_at_ms)}, made before micro-batch {use.batch}: "
+        f"PySpark {pyspark.__version__} plans a batch DataFrame once, and newer records would be "
+        "missing",
+        expected="a plan for each micro-batch",
+        next_step=f"before the query starts, set {REFRESH_SETTING} to true and add "
+        f'.where("{source.condition}") after load(); or call load() within foreachBatch; or, to '
+        f"read the same records in every micro-batch, set {source.end_option}",
+    )

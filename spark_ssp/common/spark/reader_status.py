@@ -1,0 +1,160 @@
+"""Passes the status of stream readers (lag, drain token) to users whose progress does not carry it.
+
+Before PySpark 4.2 Spark does not call `reportLatestOffset`. So a reader writes its status to a file
+on the driver's machine, with digests of its newest end offsets, and a batch read that is planned on
+that machine, and never run, returns the statuses as the name of a column:
+
+    spark.read.format("kinesis-ssp").option("statusOf", digests).load().columns
+
+A user knows a source's end offset from the progress, also through Spark Connect. Readers of equal
+end offsets are equally far, so they have the same lag; with leases they have no shard in common.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import logging
+import os
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from spark_ssp.common.errors import AccessError
+from spark_ssp.common.private_folder import check_private, make_private, private_folder
+from spark_ssp.common.spark.progress_offsets import Status
+
+STATUS_OF: Final = "statusOf"
+"""The option of such a read: digests of end offsets, separated by commas."""
+
+_RECENT: Final = 8
+"""End offsets by which a reader is found: a progress report is older than the batch that runs."""
+
+_log = logging.getLogger(__name__)
+
+
+def digest(offset: Any) -> str:
+    """Return the digest of an offset, regardless of the order of its keys."""
+    return hashlib.sha256(json.dumps(offset, sort_keys=True).encode()).hexdigest()[:32]
+
+
+class StatusFile:
+    """The file of one reader. The system frees its lock when the process ends, however it ends: the
+    file is then stale, and the next reader or user removes it."""
+
+    def __init__(self, *, folder: Path | None = None) -> None:
+        self._base = folder or private_folder()
+        self._folder = self._base / "readers"
+        self._path = self._folder / f"{uuid.uuid4().hex}.json"
+        self._lock: int | None = None
+        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._warned = False
+
+    def publish(self, end: Any, status: Status) -> None:
+        """Write the status after `end` was planned. Never raises: a failure is logged once."""
+        newest = digest(end)
+        if newest not in self._recent:
+            self._recent.append(newest)
+        content = {"ends": list(self._recent), "status": status}
+        try:
+            if self._lock is None:
+                self._create()
+            fresh = _part_path(self._path)
+            fresh.write_text(json.dumps(content), encoding="utf-8")
+            fresh.replace(self._path)
+        except (AccessError, OSError) as error:
+            if not self._warned:
+                _log.warning("the lag of this query cannot be queried: %s", error)
+            self._warned = True
+
+    def remove(self) -> None:
+        """Remove the file, if there is one. Never raises: a file that remains is stale."""
+        if self._lock is not None:
+            with suppress(OSError):
+                _remove(self._path)
+            os.close(self._lock)
+            self._lock = None
+
+    def _create(self) -> None:
+        for folder in (self._base, self._folder):
+            make_private(folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        lock = os.open(_lock_path(self._path), flags, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # a file system without locks
+            os.close(lock)
+            _remove(self._path)
+            raise
+        self._lock = lock
+        for _ in _live_files(self._folder):
+            pass  # removes stale ones, but not the folder, which now contains this reader's
+
+
+def find_statuses(options: Mapping[str, str], *, folder: Path | None = None) -> str | None:
+    """Return the statuses that a batch read requests by its options, as JSON: for each digest the
+    list of the statuses of its readers. None if it requests none.
+
+    Raises AccessError if other users can access the folder of the files.
+    """
+    wanted = {name.lower(): value for name, value in options.items()}.get(STATUS_OF.lower())
+    if wanted is None:
+        return None
+    found: dict[str, list[Status]] = {one: [] for one in wanted.split(",")}
+    for content in _contents(folder or private_folder()):
+        for one in found.keys() & set(content["ends"]):
+            found[one].append(content["status"])
+    return json.dumps([found[one] for one in wanted.split(",")])
+
+
+def status_request(ends: Sequence[Any]) -> str:
+    """Return the value of the option `statusOf` for the end offsets of sources."""
+    return ",".join(map(digest, ends))
+
+
+def _contents(base: Path) -> Iterator[dict[str, Any]]:
+    folder = base / "readers"
+    try:
+        check_private(base)
+        check_private(folder)
+    except FileNotFoundError:
+        return
+    for path in _live_files(folder):
+        with suppress(FileNotFoundError):  # its reader has just ended
+            yield json.loads(path.read_text(encoding="utf-8"))
+
+
+def _live_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of readers that run; remove those of readers that have ended."""
+    for path in sorted(folder.glob("*.json")):
+        try:
+            lock = os.open(_lock_path(path), os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue  # being removed
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield path
+        else:
+            _remove(path)
+        finally:
+            os.close(lock)
+
+
+def _remove(path: Path) -> None:
+    for one in (path, _part_path(path), _lock_path(path)):
+        one.unlink(missing_ok=True)
+    with suppress(OSError):  # others exist
+        path.parent.rmdir()
+
+
+def _lock_path(path: Path) -> Path:
+    return path.with_suffix(".lock")
+
+
+def _part_path(path: Path) -> Path:
+    return path.with_suffix(".part")

@@ -1,0 +1,272 @@
+"""Checks of the services: identity, permissions by the cheapest reads, clocks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
+from spark_ssp.common.options.endpoints import ConnectionOptions, is_loopback
+from spark_ssp.common.times import duration_text, seconds_text
+from spark_ssp.kafka_source.client.admin_client import connect as connect_kafka
+from spark_ssp.kafka_source.model.topic import LogicalOffset, Subscribe, partition_of
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.metadata_checks import not_found_error
+from spark_ssp.kinesis_source.client.boto3_client import connect
+from spark_ssp.kinesis_source.fan_out.consumers import Boto3Consumers, Consumer, find_consumer
+from spark_ssp.kinesis_source.model.shard import StreamRef, TrimHorizon
+from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, FanOutOptions, KinesisOptions
+from spark_ssp.operations.checks.findings import Finding, Level, findings_of
+from spark_ssp.operations.checks.identity import caller_identity
+from spark_ssp.operations.inspection.lease_table import LeaseTable
+from spark_ssp.operations.inspection.streams import StreamDetails, read_stream, try_subscription
+
+_MOST_SKEW_MS: Final = 10_000
+"""AWS refuses requests that are signed five minutes off."""
+
+
+def check_kinesis(options: KinesisOptions, now_ms: Callable[[], int]) -> Iterator[Finding]:
+    """Yield the findings of a query's options. `now_ms` is this machine's clock."""
+    connection = options.connection
+    yield from _identity(connection)
+    for stream in options.streams:
+        yield from _reads(stream, connection)
+        if options.fan_out is not None:
+            yield from _consumers(stream, options.fan_out, connection)
+    yield from _clock(connection, now_ms)
+    if options.leases is not None:
+        leases = options.leases
+        yield from _lease_table(leases.application, leases.table, leases.connection(connection))
+
+
+def _attempt(check: str, function: Callable[[], str]) -> Iterator[Finding]:
+    try:
+        yield Finding(check=check, level=Level.OK, found=function())
+    except SspError as error:
+        yield from findings_of(check, error)
+
+
+def _identity(connection: ConnectionOptions) -> Iterator[Finding]:
+    if is_loopback(connection.endpoint_url) and connection.sts_endpoint_url is None:
+        yield Finding(
+            check="identity", level=Level.NOTE, found="not asked: the endpoint is on this machine"
+        )
+        return
+    try:
+        yield Finding(check="identity", level=Level.OK, found=caller_identity(connection))
+    except ServiceUnavailableError as error:
+        # A query calls STS only to assume a role.
+        level = Level.WARNING if connection.role_arn is None else Level.PROBLEM
+        yield from findings_of("identity", error, level)
+    except SspError as error:
+        yield from findings_of("identity", error)
+
+
+def _reads(stream: StreamRef, connection: ConnectionOptions) -> Iterator[Finding]:
+    """Try each call of a query that reads. A query makes no other calls to the stream."""
+    try:
+        service = connect(connection)
+    except SspError as error:
+        yield from findings_of("credentials", error)
+        return
+    name = stream.name
+    found: dict[str, Any] = {}
+
+    def describe() -> str:
+        found["stream"] = service.describe(stream)
+        return f"stream {name}, retention {duration_text(found['stream'].retention_ms)}"
+
+    def list_shards() -> str:
+        found["shards"] = service.list_shards(stream)
+        count = sum(not shard.closed for shard in found["shards"])
+        return f"stream {name}, {count} open shards"
+
+    def iterate() -> str:
+        shard = found["shards"][-1].shard_id
+        found["iterator"] = (shard, service.open_iterator(stream, shard, TrimHorizon()))
+        return f"stream {name}, {shard}"
+
+    def read() -> str:
+        shard, iterator = found["iterator"]
+        service.get_records(stream, shard, iterator, limit=1)
+        return f"stream {name}, {shard}"
+
+    for action, call in (
+        ("DescribeStreamSummary", describe),
+        ("ListShards", list_shards),
+        ("GetShardIterator", iterate),
+        ("GetRecords", read),
+    ):
+        findings = list(_attempt(f"kinesis:{action}", call))
+        yield from findings
+        if any(finding.level is Level.PROBLEM for finding in findings):
+            return
+
+
+def _consumers(
+    stream: StreamRef, fan_out: FanOutOptions, connection: ConnectionOptions
+) -> Iterator[Finding]:
+    """List the consumers of a stream, find that of the query as the query does, and try whether it
+    may subscribe."""
+    check = "kinesis:ListStreamConsumers"
+    try:
+        details = read_stream(stream, connection)
+        yield _listed_consumers(check, details)
+        check = "kinesis:DescribeStreamConsumer"
+        service = Boto3Consumers(connect(connection))
+        found = find_consumer(fan_out, service, replace(stream, arn=details.arn))
+    except SspError as error:
+        yield from findings_of(check, error)
+        return
+    if found is None:
+        yield _absent_consumer(stream, fan_out)
+        return
+    yield Finding(
+        check=check,
+        level=Level.OK,
+        found=f"consumer {found.name} of stream {stream.name} is {found.status}",
+    )
+    yield from _subscription(stream, found, details, connection)
+
+
+def _listed_consumers(check: str, stream: StreamDetails) -> Finding:
+    """Consumers that ended queries have left are billed."""
+    if stream.consumers is None:
+        return Finding(
+            check=check, level=Level.NOTE, found="not permitted; a query does without it"
+        )
+    listed = ", ".join(f"{each.name} ({each.status})" for each in stream.consumers) or "none"
+    return Finding(
+        check=check,
+        level=Level.OK,
+        found=f"consumers of stream {stream.name}: {listed}",
+        remedy="deregister those that nobody uses: each is billed by shard and hour"
+        if stream.consumers
+        else None,
+    )
+
+
+def _absent_consumer(stream: StreamRef, fan_out: FanOutOptions) -> Finding:
+    arn = dict(fan_out.consumer_arns).get(stream.name)
+    is_registered = arn is None and fan_out.lifecycle is ConsumerLifecycle.JOB
+    return Finding(
+        check="consumer",
+        level=Level.NOTE if is_registered else Level.PROBLEM,
+        found=f"no consumer {arn or fan_out.consumer_name} of stream {stream.name}"
+        + (": the query registers it" if is_registered else ""),
+        remedy="allow kinesis:RegisterStreamConsumer and kinesis:DeregisterStreamConsumer"
+        if is_registered
+        else "register it, or set consumerName with consumerLifecycle=job",
+    )
+
+
+def _subscription(
+    stream: StreamRef, consumer: Consumer, details: StreamDetails, connection: ConnectionOptions
+) -> Iterator[Finding]:
+    check = "kinesis:SubscribeToShard"
+    if not details.shards:  # the stream is being created
+        yield Finding(check=check, level=Level.NOTE, found="not tried: no shard is listed")
+        return
+    shard = details.shards[-1].shard_id
+    try:
+        is_tried = try_subscription(stream, shard, consumer.arn, connection)
+    except SspError as error:
+        # The query reads by GetRecords then.
+        yield from findings_of(check, error, Level.WARNING)
+        return
+    yield Finding(
+        check=check,
+        level=Level.OK if is_tried else Level.NOTE,
+        found=f"stream {stream.name}, {shard}"
+        if is_tried
+        else "not tried: this version of botocore has no DryRun",
+    )
+
+
+def _clock(connection: ConnectionOptions, now_ms: Callable[[], int]) -> Iterator[Finding]:
+    try:
+        skew = now_ms() - connect(connection).service_time()
+    except SspError:
+        return  # An earlier check has failed for the same reason.
+    if abs(skew) <= _MOST_SKEW_MS:
+        yield Finding(
+            check="clock",
+            level=Level.OK,
+            found=f"within {duration_text(_MOST_SKEW_MS)} of the service",
+        )
+        return
+    word = "ahead of" if skew > 0 else "behind"
+    yield Finding(
+        check="clock",
+        level=Level.WARNING,
+        found=f"this machine is {seconds_text(round(abs(skew) / 1000))} {word} the service; AWS "
+        "refuses requests that are 5 min off",
+        remedy="synchronize the clock by NTP (chrony)",
+    )
+
+
+def _lease_table(application: str, table: str, connection: ConnectionOptions) -> Iterator[Finding]:
+    try:
+        leases = LeaseTable(application, table, connection)
+        try:
+            count = len(leases.read().rows.leases)
+        finally:
+            leases.close()
+    except LeaseTableError:
+        yield Finding(
+            check="dynamodb:Scan",
+            level=Level.NOTE,
+            found=f"no table {table}: the query creates it, which needs dynamodb:CreateTable",
+        )
+    except SspError as error:
+        yield from findings_of("dynamodb:Scan", error)
+    else:
+        yield Finding(check="dynamodb:Scan", level=Level.OK, found=f"table {table}, {count} leases")
+        yield Finding(
+            check="lease writes",
+            level=Level.NOTE,
+            found="not tried: this command does not write",
+            remedy="allow dynamodb:DescribeTable, PutItem, UpdateItem, DeleteItem and GetItem on "
+            "the table",
+        )
+
+
+# --- Kafka ---------------------------------------------------------------------------------------
+
+
+def check_kafka(options: KafkaOptions) -> Iterator[Finding]:
+    """Yield the findings of a query's options."""
+    found: dict[str, Any] = {}
+
+    def describe() -> str:
+        service = connect_kafka(options)
+        found["service"], found["topics"] = service, service.describe(options.selection)
+        if isinstance(options.selection, Subscribe):
+            missing = set(options.selection.topics) - found["topics"].keys()
+            if missing:
+                raise not_found_error(options.selection, missing)
+        counts = [f"{name} ({one.partition_count})" for name, one in found["topics"].items()]
+        return f"topics and partitions: {', '.join(sorted(counts)) or 'none'}"
+
+    def offsets() -> str:
+        partitions = [
+            partition_of(name, number)
+            for name, topic in found["topics"].items()
+            for number in range(topic.partition_count)
+        ]
+        ends = found["service"].list_offsets(partitions, LogicalOffset.LATEST)
+        known = sum(end is not None for end in ends.values())
+        return f"ends of {known} of {len(partitions)} partitions"
+
+    for check, call in (("brokers, Describe", describe), ("ListOffsets", offsets)):
+        findings = list(_attempt(check, call))
+        yield from findings
+        if any(finding.level is Level.PROBLEM for finding in findings):
+            return
+    yield Finding(
+        check="Read",
+        level=Level.NOTE,
+        found="not tried: reading needs the permission Read on the topics",
+    )

@@ -1,0 +1,335 @@
+"""`spark-ssp checkpoint`: what a Spark checkpoint holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import click
+
+from spark_ssp.common.errors import StreamNotFoundError, UnsupportedError
+from spark_ssp.common.logs import count_of
+from spark_ssp.common.times import time_text
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
+from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.operations.inspection.awslabs import read_awslabs
+from spark_ssp.operations.inspection.checkpoint_rows import (
+    partition_rows,
+    position_json,
+    shard_rows,
+)
+from spark_ssp.operations.inspection.errors import CheckpointFolderError
+from spark_ssp.operations.inspection.folders import Folder, open_folder
+from spark_ssp.operations.inspection.spark_checkpoint import (
+    KINESIS,
+    Checkpoint,
+    Source,
+    read_checkpoint,
+)
+from spark_ssp.operations.inspection.starting_position import (
+    StartOptions,
+    check_not_younger,
+    deleted_stream,
+    kafka_positions,
+    kafka_start,
+    kinesis_positions,
+    kinesis_start,
+    without_dropped,
+)
+from spark_ssp.operations.inspection.streams import ListedStream, list_streams
+from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
+from spark_ssp.operations.terminal.connection import (
+    Given,
+    aws_options,
+    connection,
+    kafka_options,
+    options_file,
+    s3_connection,
+)
+from spark_ssp.operations.terminal.output import Screen, note, task_text, write_json
+
+
+@click.command("checkpoint")
+@click.argument("path")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@click.option(
+    "--as-starting-position",
+    "as_start",
+    is_flag=True,
+    help="Write the options, as JSON, with which another query starts exactly after the last "
+    "committed batch. For Kinesis this lists the stream's shards.",
+)
+@click.option("--source", type=int, help="The source, if the query has several: 0, 1, …")
+@click.option(
+    "--from",
+    "origin",
+    type=click.Choice(["awslabs", "databricks-json"]),
+    help="With --as-starting-position: the checkpoint is of this connector.",
+)
+@click.option(
+    "--drop",
+    "dropped",
+    multiple=True,
+    metavar="NAME",
+    help="With --as-starting-position: leave out this topic or stream, for example a deleted one; "
+    "may be repeated.",
+)
+@options_file
+@kafka_options
+@aws_options
+def checkpoint_command(
+    path: str,
+    as_json: bool,
+    as_start: bool,
+    source: int | None,
+    origin: str | None,
+    dropped: tuple[str, ...],
+    aws: Given,
+    kafka: Given,
+) -> None:
+    """Show what the Spark checkpoint at PATH holds: a folder, or a URI such as s3://bucket/folder.
+
+    The query may be running. Nothing is written.
+    """
+    if origin == "databricks-json":
+        raise _undocumented()
+    if origin is not None and not as_start:
+        raise click.UsageError("--from needs --as-starting-position")
+    if dropped and not as_start:
+        raise click.UsageError("--drop needs --as-starting-position")
+    folder = open_folder(path, s3_connection(aws))
+    try:
+        found = read_checkpoint(folder, path)
+        if as_start:
+            _write_start(_start(folder, found, source, origin, dropped, aws, kafka))
+        elif as_json:
+            write_json(_document(found, source))
+        else:
+            _show(Screen(), found, source)
+    finally:
+        folder.close()
+
+
+def _undocumented() -> UnsupportedError:
+    return UnsupportedError(
+        "--from databricks-json",
+        found="positions of Databricks' Kinesis source, whose format is not documented: the "
+        "examples of its progress show lastSeqNum, and no page defines it",
+        expected="a documented format: awslabs",
+        next_step="stop that query, and start the other one at_timestamp shortly before its last "
+        "batch: some records come twice",
+    )
+
+
+# --- Starting position ---------------------------------------------------------------------------
+
+
+def _start(
+    folder: Folder,
+    found: Checkpoint,
+    number: int | None,
+    origin: str | None,
+    dropped: tuple[str, ...],
+    aws: Given,
+    kafka: Given,
+) -> StartOptions:
+    if origin == "awslabs":
+        foreign = read_awslabs(folder, found, _only(found, number, own=False).index)
+        without_dropped([foreign.stream], dropped)
+        listing = list_streams([foreign.stream], connection(aws))[foreign.stream]
+        planned = None if found.last is None else found.last.planned_ms
+        notes = check_not_younger(listing.description, planned)
+        start = kinesis_start({foreign.stream: foreign.positions}, {foreign.stream: listing.shards})
+        return replace(start, notes=(*notes, *start.notes))
+    source = _only(found, number, own=True)
+    if isinstance(source.committed, Offset) and source.committed.streams:
+        names = without_dropped(source.committed.streams, dropped)
+        streams = {name: _listed(name, aws) for name in names}
+        positions = kinesis_positions(
+            source.committed, {name: stream.description for name, stream in streams.items()}
+        )
+        return kinesis_start(positions, {name: stream.shards for name, stream in streams.items()})
+    if isinstance(source.committed, KafkaOffset | SparkOffset) and source.committed.positions:
+        before = source.committed
+        topics = without_dropped({ssp.stream for ssp in before.positions}, dropped)
+        if not kafka.options:
+            return kafka_start(before, topics)
+        now = describe_topics(topics, kafka.options)
+        known = [ssp for ssp in before.positions if ssp.stream in now]
+        notes = kafka_positions(before, topics, now, latest_offsets(known, kafka.options))
+        return replace(kafka_start(before, topics, now), notes=notes)
+    raise CheckpointFolderError(
+        f"source {source.index} of {found.location}",
+        found="no committed batch with a position",
+        expected="a batch that ended",
+        next_step="start the other query with the same start as this one",
+    )
+
+
+def _listed(name: StreamName, aws: Given) -> ListedStream:
+    try:
+        return list_streams([name], connection(aws))[name]
+    except StreamNotFoundError as error:
+        raise deleted_stream(error, name) from error
+
+
+def _only(found: Checkpoint, number: int | None, *, own: bool) -> Source:
+    """Return the named source, or the only one."""
+    candidates = [
+        source
+        for source in found.sources
+        if (source.is_readable is own if number is None else source.index == number)
+    ]
+    if len(candidates) == 1 and candidates[0].is_readable is own:
+        return candidates[0]
+    if number is not None and candidates:
+        described = candidates[0].format
+    else:
+        described = ", ".join(f"{source.index} ({source.format})" for source in found.sources)
+    raise CheckpointFolderError(
+        f"sources of {found.location}",
+        found=described or "none",
+        expected="one source of kinesis-ssp or kafka-ssp" if own else "one source of awslabs",
+        next_step="name it by --source"
+        if own
+        else "name it by --source; leave --from out for kinesis-ssp and kafka-ssp",
+    )
+
+
+def _write_start(start: StartOptions) -> None:
+    write_json(dict(start.options))
+    for text in start.notes:
+        note(text)
+
+
+# --- Output --------------------------------------------------------------------------------------
+
+
+def _chosen(found: Checkpoint, number: int | None) -> list[Source]:
+    chosen = [source for source in found.sources if number in (None, source.index)]
+    if number is not None and not chosen:
+        raise click.BadParameter(
+            f"{number}: the query has {len(found.sources)} sources", param_hint="--source"
+        )
+    return chosen
+
+
+def _show(screen: Screen, found: Checkpoint, number: int | None) -> None:
+    screen.line(f"{found.location} · query {found.query or 'without an id'}")
+    screen.line(_summary(found))
+    for text in found.notes:
+        screen.line(f"note: {text}")
+    for source in _chosen(found, number):
+        screen.line()
+        _show_source(screen, source)
+
+
+def _summary(found: Checkpoint) -> str:
+    if found.committed is None and found.planned is None:
+        return "no batch is planned yet"
+    parts = [
+        "no batch is committed" if found.committed is None else f"batch {found.committed} committed"
+    ]
+    if found.planned is not None:
+        time = found.planned.planned_ms
+        when = "" if time is None else f" at {time_text(time)}"
+        parts.append(
+            f"batch {found.planned.batch} planned{when} and not committed: a restart runs it again"
+        )
+    elif found.last is not None and found.last.planned_ms is not None:
+        parts.append(f"planned at {time_text(found.last.planned_ms)}: a restart repeats nothing")
+    return ", ".join(parts)
+
+
+def _show_source(screen: Screen, source: Source) -> None:
+    newest = source.planned or source.committed
+    head = f"source {source.index}: {source.format}"
+    if not source.is_readable:
+        screen.line(f"{head}; not read here")
+    elif isinstance(newest, Offset):
+        if not newest.streams:
+            screen.line(f"{head} · no streams yet", "bold")
+            return
+        screen.line(f"{head} · {_streams(newest)} · {count_of(newest.slots, 'slot')}", "bold")
+        screen.table(
+            ("SLOT", "STREAM", "SHARD", "COMMITTED", "PLANNED", "STATE"),
+            [
+                (
+                    row.slot,
+                    row.stream if len(newest.streams) > 1 else "",
+                    row.shard,
+                    screen.position(row.committed),
+                    screen.position(row.planned),
+                    row.state,
+                )
+                for row in shard_rows(source)
+            ],
+            right=("SLOT",),
+            wrapped=("STREAM",),
+        )
+    elif newest is not None:
+        rows = partition_rows(source)
+        screen.line(head if rows else f"{head} · no partitions yet", "bold")
+        if not rows:
+            return
+        screen.table(
+            ("TOPIC", "PARTITION", "TASK", "COMMITTED", "PLANNED", "STATE"),
+            [
+                (
+                    row.topic,
+                    row.partition,
+                    task_text(row.task),
+                    row.committed,
+                    row.planned,
+                    row.state,
+                )
+                for row in rows
+            ],
+            right=("PARTITION", "COMMITTED", "PLANNED"),
+            wrapped=("TOPIC", "TASK"),
+        )
+
+
+def _streams(offset: Offset) -> str:
+    word = "stream" if len(offset.streams) == 1 else "streams"
+    tables = sorted({entry.leases for entry in offset.streams.values() if entry.leases})
+    leases = f" · shared by lease table {', '.join(tables)}" if tables else ""
+    return f"{word} {', '.join(sorted(offset.streams))}{leases}"
+
+
+def _document(found: Checkpoint, number: int | None) -> dict[str, Any]:
+    planned = found.planned
+    return {
+        "location": found.location,
+        "query": found.query,
+        "committedBatch": found.committed,
+        "plannedBatch": None if planned is None else planned.batch,
+        "plannedAtMs": None if planned is None else planned.planned_ms,
+        "keptBatches": list(found.kept),
+        "notes": list(found.notes),
+        "sources": [_source_document(source) for source in _chosen(found, number)],
+    }
+
+
+def _source_document(source: Source) -> dict[str, Any]:
+    newest = source.planned or source.committed
+    document: dict[str, Any] = {"source": source.index, "format": source.format}
+    if isinstance(newest, Offset):
+        document["slots"] = newest.slots
+        document["streams"] = {
+            name: {"createdMs": entry.created, "leaseTable": entry.leases}
+            for name, entry in sorted(newest.streams.items())
+        }
+        document["shards"] = [
+            asdict(row)
+            | {
+                "committed": position_json(row.committed),
+                "planned": position_json(row.planned),
+            }
+            for row in shard_rows(source)
+        ]
+    elif source.is_readable and source.format != KINESIS:
+        document["partitions"] = [asdict(row) for row in partition_rows(source)]
+    return document

@@ -1,0 +1,404 @@
+"""`spark-ssp leases`: who reads which shard, and how far."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import click
+
+from spark_ssp.checkpoint.leases.checkpoint_position import (
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtLatest,
+    StartAtTimestamp,
+    StartAtTrimHorizon,
+)
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.times import duration_text, time_text
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    Position,
+    ShardEnd,
+    TrimHorizon,
+)
+from spark_ssp.operations.commands.cli import FINDING
+from spark_ssp.operations.inspection.lease_rows import (
+    Age,
+    Renewals,
+    ShardLease,
+    State,
+    leases_by_worker,
+    observe,
+    shard_leases,
+    streams_of,
+)
+from spark_ssp.operations.inspection.lease_table import LeaseTable, TableRows
+from spark_ssp.operations.inspection.shard_lags import lags_of
+from spark_ssp.operations.inspection.streams import ListedStream, list_streams
+from spark_ssp.operations.terminal.connection import (
+    Given,
+    aws_options,
+    connection,
+    dynamodb_connection,
+    options_file,
+)
+from spark_ssp.operations.terminal.environment import Environment
+from spark_ssp.operations.terminal.output import (
+    Screen,
+    shard_number,
+    unavailable_noted,
+    write_json,
+)
+from spark_ssp.operations.terminal.values import to_millis
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Settings:
+    application: str
+    streams: tuple[str, ...]
+    with_lag: bool
+    max_lag_ms: int | None
+    failover_ms: int
+    kinesis: ConnectionOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Reading:
+    """One look at an application."""
+
+    table: TableRows
+    shards: tuple[ShardLease, ...]
+    streams: Mapping[StreamName, ListedStream]
+    now_ms: int
+    lagging: tuple[ShardLease, ...]
+
+    @property
+    def unread(self) -> tuple[ShardLease, ...]:
+        return tuple(row for row in self.shards if row.state.is_unread)
+
+    @property
+    def has_finding(self) -> bool:
+        return bool(self.unread or self.lagging or self.table.rows.malformed)
+
+
+@click.command("leases")
+@click.argument("application")
+@click.option("--table", help="The lease table; default: the application's name.")
+@click.option(
+    "--stream",
+    "streams",
+    multiple=True,
+    help="A stream of the application, repeatable. Needed where the rows do not name it, as those "
+    "of a KCL that reads a single stream.",
+)
+@click.option("--no-lag", is_flag=True, help="Do not measure the lag, which reads each shard.")
+@click.option("--max-lag", callback=to_millis, help="A greater lag is a finding, as in 10m.")
+@click.option(
+    "--wait",
+    callback=to_millis,
+    help="Read twice, this far apart: shows which leases are renewed. Longer than --failover shows "
+    "stale ones.",
+)
+@click.option("--watch", is_flag=True, help="Read again and again, until Ctrl-C.")
+@click.option("--interval", callback=to_millis, default="5s", show_default=True, help="Of --watch.")
+@click.option(
+    "--failover",
+    callback=to_millis,
+    default="10s",
+    show_default=True,
+    help="The workers' failover time: a lease that is not renewed for longer is stale.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON; with --watch, a line each time.")
+@options_file
+@aws_options
+@click.pass_context
+def leases_command(
+    context: click.Context,
+    application: str,
+    table: str | None,
+    streams: tuple[str, ...],
+    no_lag: bool,
+    max_lag: int | None,
+    wait: int | None,
+    watch: bool,
+    interval: int,
+    failover: int,
+    as_json: bool,
+    aws: Given,
+) -> None:
+    """Show the leases of APPLICATION: a query with applicationName, or a KCL application.
+
+    Exit code 1 if nobody reads a shard, if a row is malformed, or if a lag exceeds --max-lag.
+    """
+    environment: Environment = context.obj
+    settings = _Settings(
+        application=application,
+        streams=streams,
+        with_lag=not no_lag,
+        max_lag_ms=max_lag,
+        failover_ms=failover,
+        kinesis=connection(aws),
+    )
+    rows = LeaseTable(application, table or application, dynamodb_connection(aws))
+    pauses: Iterable[int | None] = [None]
+    if watch:
+        pauses = itertools.chain([None], itertools.repeat(interval))
+    elif wait is not None:
+        pauses = [None, wait]
+    renewals: Renewals = {}
+    previous: int | None = None
+    try:
+        for pause in pauses:
+            if pause is not None:
+                environment.sleep(pause / 1000)
+            with unavailable_noted() if watch and pause is not None else nullcontext():
+                found = rows.read()
+                now = environment.now_ms()
+                renewals = observe(renewals, found.rows.leases, now, previous)
+                previous = now
+                if watch or wait is None or pause is not None:
+                    reading = _read(settings, found, renewals, now)
+                    _write(settings, reading, as_json=as_json, watch=watch)
+    finally:
+        rows.close()
+    if reading.has_finding:
+        context.exit(FINDING)
+
+
+def _read(settings: _Settings, table: TableRows, renewals: Renewals, now: int) -> _Reading:
+    leases = table.rows.leases
+    names = tuple(StreamName(name) for name in settings.streams) or streams_of(leases)
+    streams = list_streams(names, settings.kinesis)
+    shards = shard_leases(
+        leases,
+        {name: stream.shards for name, stream in streams.items()},
+        renewals,
+        now,
+        settings.failover_ms,
+    )
+    if settings.with_lag:
+        shards = _with_lags(shards, streams, settings.kinesis)
+    limit = settings.max_lag_ms
+    return _Reading(
+        table=table,
+        shards=tuple(shards),
+        streams=streams,
+        now_ms=now,
+        lagging=tuple(row for row in shards if limit is not None and (row.lag_ms or 0) > limit),
+    )
+
+
+def _with_lags(
+    rows: list[ShardLease],
+    streams: Mapping[StreamName, ListedStream],
+    connection: ConnectionOptions,
+) -> list[ShardLease]:
+    positions = {
+        ShardKey(stream=row.stream, shard=row.shard): position
+        for row in rows
+        if row.stream is not None
+        and row.stream in streams
+        and row.state not in (State.ENDED, State.EXPIRED)
+        and (position := _position(row)) is not None
+    }
+    lags = lags_of(positions, connection)
+    return [
+        row
+        if row.stream is None
+        else replace(row, lag_ms=lags.get(ShardKey(stream=row.stream, shard=row.shard)))
+        for row in rows
+    ]
+
+
+def _position(row: ShardLease) -> Position | None:
+    match row.progress:
+        case None | StartAtTrimHorizon():
+            return TrimHorizon()
+        case Processed(sequence_number=number, sub=sub):
+            return AfterRecord(sequence_number=number, sub=sub)
+        case StartAtTimestamp(at_ms=int(millis)) | StartAtLatest(since_ms=int(millis)):
+            return AtTimestamp(millis=millis)
+    return None
+
+
+# --- Output --------------------------------------------------------------------------------------
+
+
+def _write(settings: _Settings, reading: _Reading, *, as_json: bool, watch: bool) -> None:
+    if as_json:
+        write_json(_document(settings, reading), lines=watch)
+        return
+    screen = Screen()
+    if watch:
+        screen.clear()
+    _show(screen, reading)
+
+
+def _show(screen: Screen, reading: _Reading) -> None:
+    several = len({row.stream for row in reading.shards}) > 1
+    screen.table(
+        ("STREAM", "SHARD", "OWNER", "STATE", "CHECKPOINT", "LAG", "RENEWED", "PARENTS"),
+        [
+            (
+                (row.stream or "") if several else "",
+                row.shard,
+                _owner(row),
+                row.state,
+                _progress(screen, row.progress),
+                None if row.lag_ms is None else duration_text(row.lag_ms),
+                _age(row.age),
+                ", ".join(shard_number(parent) for parent in row.parents),
+            )
+            for row in reading.shards
+        ],
+        right=("LAG",),
+        wrapped=("STREAM", "OWNER"),
+    )
+    screen.line(_summary(reading))
+    for text in _remarks(reading):
+        screen.line(text)
+
+
+def _owner(row: ShardLease) -> str:
+    return f"{row.owner or '-'}" + (f" -> {row.next_owner}" if row.next_owner else "")
+
+
+def _progress(screen: Screen, progress: Progress | None) -> str:
+    match progress:
+        case None:
+            return "-"
+        case Processed(sequence_number=number, sub=sub):
+            return screen.position(AfterRecord(sequence_number=number, sub=sub))
+        case ShardEnded():
+            return screen.position(ShardEnd())
+        case StartAtLatest():
+            return "LATEST"
+        case StartAtTimestamp(at_ms=None):
+            return "AT_TIMESTAMP"
+        case StartAtTimestamp(at_ms=int(millis)):
+            return time_text(millis)
+    return "TRIM_HORIZON"
+
+
+def _age(age: Age | None) -> str:
+    """Return what is known: nothing after one reading."""
+    if age is None or (age.at_most is None and age.at_least == 0):
+        return "-"
+    if age.at_most is not None:
+        return f"< {duration_text(age.at_most)} ago"
+    return f"> {duration_text(age.at_least)} ago"
+
+
+def _summary(reading: _Reading) -> str:
+    readable = [
+        row
+        for row in reading.shards
+        if row.state not in (State.ENDED, State.EXPIRED, State.WAITING)
+    ]
+    read = len(readable) - len(reading.unread)
+    workers = leases_by_worker(reading.shards)
+    parts = [
+        f"{read} of {len(readable)} shards read",
+        f"{len(workers)} {'worker' if len(workers) == 1 else 'workers'}",
+    ]
+    kinds = {
+        name: any(row.is_ours for row in reading.shards if row.owner == name) for name in workers
+    }
+    for is_ours, kind in ((True, "spark-ssp"), (False, "the KCL")):
+        count = sum(1 for value in kinds.values() if value is is_ours)
+        if count:
+            parts[-1] += f", {count} of {kind}"
+    leaders = sorted({row.worker for row in reading.table.kcl.leaders})
+    if leaders:
+        parts.append(f"KCL 3 leader: {', '.join(leaders)}")
+    return " · ".join(parts)
+
+
+def _remarks(reading: _Reading) -> Iterable[str]:
+    if reading.unread:
+        yield f"nobody reads: {_names(reading.unread)}"
+    if reading.lagging:
+        yield f"too far behind: {_names(reading.lagging)}"
+    metrics = reading.table.kcl.metrics
+    if metrics:
+        ages = ", ".join(
+            f"{row.worker} {duration_text(max(0, reading.now_ms - row.updated * 1000))} ago"
+            for row in metrics
+        )
+        yield f"worker metrics, by the workers' clocks: {ages}"
+    if not reading.streams:
+        yield (
+            "the rows do not name the stream: with --stream, this shows lag, and shards without a "
+            "lease"
+        )
+    for error in reading.table.rows.malformed:
+        yield f"malformed row: {error}"
+
+
+def _names(rows: Iterable[ShardLease]) -> str:
+    return ", ".join(
+        row.shard if row.stream is None else f"{row.stream}/{row.shard}" for row in rows
+    )
+
+
+def _document(settings: _Settings, reading: _Reading) -> dict[str, Any]:
+    return {
+        "application": settings.application,
+        "timeMs": reading.now_ms,
+        "streams": sorted(reading.streams),
+        "leaders": [
+            {"worker": row.worker, "at": row.location.name.lower()}
+            for row in reading.table.kcl.leaders
+        ],
+        "workerMetrics": [
+            {"worker": row.worker, "updatedS": row.updated, "sparkSsp": row.ours}
+            for row in reading.table.kcl.metrics
+        ],
+        "workers": [
+            {"worker": worker, "leases": count}
+            for worker, count in sorted(leases_by_worker(reading.shards).items())
+        ],
+        "malformed": [str(error) for error in reading.table.rows.malformed],
+        "shards": [_shard_document(row) for row in reading.shards],
+    }
+
+
+def _shard_document(row: ShardLease) -> dict[str, Any]:
+    age = row.age
+    return {
+        "stream": row.stream,
+        "shard": row.shard,
+        "state": str(row.state),
+        "nobodyReadsIt": row.state.is_unread,
+        "owner": row.owner,
+        "nextOwner": row.next_owner,
+        "sparkSsp": row.is_ours,
+        "checkpoint": _progress_document(row.progress),
+        "lagMs": row.lag_ms,
+        "renewedAtLeastMsAgo": None if age is None else age.at_least,
+        "renewedAtMostMsAgo": None if age is None else age.at_most,
+        "parents": list(row.parents),
+        "closed": row.is_closed,
+    }
+
+
+def _progress_document(progress: Progress | None) -> Any:
+    match progress:
+        case None:
+            return None
+        case Processed(sequence_number=number, sub=sub):
+            return {"after": number, "sub": sub}
+        case ShardEnded():
+            return {"at": "SHARD_END"}
+        case StartAtLatest(since_ms=millis):
+            return {"at": "LATEST", "sinceMs": millis}
+        case StartAtTimestamp(at_ms=millis):
+            return {"at": "AT_TIMESTAMP", "timeMs": millis}
+    return {"at": "TRIM_HORIZON"}

@@ -1,0 +1,258 @@
+"""Parses the files of a Spark checkpoint: the log of planned batches and that of committed ones.
+
+    metadata     {"id": "<query id>"}
+    offsets/7    v1, a line of metadata, then a line for each source: its offset after batch 7
+    commits/7    v1, a line of metadata: batch 7 is committed
+
+A line `-` is a source without an offset. Spark plans a batch by writing its offsets, and restarts
+at the newest of them: if it is not committed, the batch runs again, from the offsets one batch
+earlier (`MicroBatchExecution.populateStartOffsets`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
+from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset, decode_any
+from spark_ssp.kinesis_source.model.offset import Offset as KinesisOffset
+from spark_ssp.kinesis_source.model.offset import decode as decode_kinesis
+from spark_ssp.kinesis_source.model.offset import is_offset
+from spark_ssp.operations.inspection.errors import CheckpointFolderError, damaged
+from spark_ssp.operations.inspection.folders import Folder
+
+KINESIS = "kinesis-ssp"
+KAFKA = "kafka-ssp"
+SPARK_KAFKA = "kafka"
+
+SourceOffset = KinesisOffset | KafkaOffset | SparkOffset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedBatch:
+    """One file of the offset log."""
+
+    batch: int
+    planned_ms: int | None
+    """By the driver's clock, in milliseconds since the epoch."""
+    offsets: tuple[str | None, ...]
+    """By source, as text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One source of the query, and its offsets; None without one, or of another package."""
+
+    index: int
+    format: str
+    """The format's name; for another package, a description."""
+    committed: SourceOffset | None = None
+    """After the last committed batch."""
+    planned: SourceOffset | None = None
+    """After the batch that is planned and not committed."""
+
+    @property
+    def is_readable(self) -> bool:
+        """Return whether this release can parse the offsets."""
+        return self.format in (KINESIS, KAFKA, SPARK_KAFKA)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The state of a query's checkpoint."""
+
+    location: str
+    query: str | None
+    committed: int | None
+    """The last committed batch."""
+    planned: LoggedBatch | None
+    """The batch that a restart runs again; None if the newest one is committed."""
+    last: LoggedBatch | None
+    """The log's entry of the last committed batch."""
+    kept: tuple[int, ...]
+    """The batches of the offset log, sorted."""
+    sources: tuple[Source, ...]
+    notes: tuple[str, ...] = ()
+
+
+def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
+    """Read a checkpoint. Raises CheckpointFolderError if it is none or damaged, and
+    IncompatibleStateError for an offset of a later release."""
+    offsets, commits = (batches_of(folder.names(name)) for name in ("offsets", "commits"))
+    root = folder.names()
+    if not offsets and not commits and "metadata" not in root:
+        raise _foreign(location, root)
+    query = query_id(folder.read("metadata"), location) if "metadata" in root else None
+    committed = commits[-1] if commits else None
+    newest = offsets[-1] if offsets else None
+    if committed is not None and committed not in offsets:
+        raise damaged(
+            location,
+            f"offsets/{committed}",
+            f"no such file, while commits/{committed} exists",
+            "the offsets of the last committed batch",
+        )
+    if committed is not None:
+        _check_version(folder.read(f"commits/{committed}"), location, f"commits/{committed}")
+    last = None if committed is None else read_batch(folder, location, committed)
+    planned = None
+    if newest is not None and newest != committed:
+        planned = read_batch(folder, location, newest)
+    return Checkpoint(
+        location=location,
+        query=query,
+        committed=committed,
+        planned=planned,
+        last=last,
+        kept=tuple(offsets),
+        sources=_sources(location, last, planned),
+        notes=tuple(_notes(committed, newest)),
+    )
+
+
+def batches_of(names: list[str]) -> list[int]:
+    """Return the batches of a log from the names of its files, sorted."""
+    return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
+
+
+def _foreign(location: str, root: list[str]) -> CheckpointFolderError:
+    if "_delta_log" in root or "_spark_metadata" in root:
+        found = "a table, which a query writes"
+    elif root:
+        found = "a folder without offsets, commits and metadata"
+    else:
+        found = "an empty folder"
+    return CheckpointFolderError(
+        f"checkpoint {location}",
+        found=found,
+        expected="the checkpoint of a Spark query: the folders offsets and commits",
+        next_step="name the query's checkpointLocation itself",
+    )
+
+
+def query_id(content: bytes, location: str) -> str:
+    """Return the id in the file `metadata`."""
+    try:
+        return str(json.loads(content)["id"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise damaged(location, "metadata", "no query id", '{"id": "<query id>"}') from None
+
+
+def _check_version(content: bytes, location: str, name: str) -> list[str]:
+    """Return the lines after the version."""
+    try:
+        first, *lines = content.decode().split("\n")
+    except UnicodeDecodeError:
+        raise damaged(location, name, "bytes that are not UTF-8", "text") from None
+    if first != "v1":
+        found = f"version {first[:20]!r}" if first else "an empty file"
+        raise damaged(location, name, found, "version v1 of Spark's log")
+    return lines
+
+
+def read_batch(folder: Folder, location: str, batch: int) -> LoggedBatch:
+    """Read a file of the offset log."""
+    name = f"offsets/{batch}"
+    lines = _check_version(folder.read(name), location, name)
+    if not lines or not lines[0].strip():
+        raise damaged(location, name, "no metadata", "a line of metadata after the version")
+    try:
+        metadata: Any = json.loads(lines[0])
+        planned = metadata.get("batchTimestampMs")
+    except (ValueError, AttributeError, RecursionError):
+        raise damaged(location, name, "metadata that is not JSON", "an object") from None
+    return LoggedBatch(
+        batch=batch,
+        planned_ms=planned if type(planned) is int and planned > 0 else None,
+        offsets=tuple(None if line == "-" else line for line in lines[1:] if line),
+    )
+
+
+def _notes(committed: int | None, newest: int | None) -> list[str]:
+    first = -1 if committed is None else committed
+    if newest is None or newest <= first + 1:
+        return []
+    text = (
+        f"batches {first + 1} to {newest} are planned and none of them is committed: as with "
+        f"asynchronous progress tracking. A restart runs batch {newest} again, from the offsets of "
+        f"batch {newest - 1}"
+    )
+    return [text]
+
+
+# --- Sources -------------------------------------------------------------------------------------
+
+
+def _sources(
+    location: str, last: LoggedBatch | None, planned: LoggedBatch | None
+) -> tuple[Source, ...]:
+    for batch in filter(None, (last, planned)):
+        for text in batch.offsets:
+            if text is not None and text.startswith("{") and isinstance(parse_offset(text), str):
+                raise damaged(
+                    location,
+                    f"offsets/{batch.batch}",
+                    "a line that begins like JSON and is not, as in a file that was cut off",
+                    "an offset of each source",
+                )
+    before = () if last is None else last.offsets
+    after = () if planned is None else planned.offsets
+    count = max(len(before), len(after))
+    texts = [
+        [entries[n] if n < len(entries) else None for n in range(count)]
+        for entries in (before, after)
+    ]
+    return tuple(_source(n, one, other) for n, (one, other) in enumerate(zip(*texts, strict=True)))
+
+
+def _source(index: int, committed: str | None, planned: str | None) -> Source:
+    documents = [parse_offset(text) for text in (committed, planned)]
+    known = [format_of(document) for document in documents if document is not None]
+    name = known[-1] if known else "a source without an offset"
+    source = Source(index=index, format=name)
+    if not source.is_readable:
+        return source
+    before, after = (None if document is None else _decode(document) for document in documents)
+    return Source(index=index, format=name, committed=before, planned=after)
+
+
+def parse_offset(text: str | None) -> Any:
+    """Return an offset of the log: a document, or the text of a source that does not write JSON."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _decode(document: Any) -> SourceOffset:
+    return decode_kinesis(document) if is_offset(document) else decode_any(document)
+
+
+def format_of(document: Any) -> str:
+    """Return the format that wrote an offset; for another package, a description of it."""
+    if is_offset(document):
+        return KINESIS
+    if not isinstance(document, dict):
+        return "another source (Spark's rate or memory source, or a package)"
+    if type(document.get("v")) is int and "topics" in document:
+        return KAFKA
+    if document and all(_is_kafka_topic(entry) for entry in document.values()):
+        return SPARK_KAFKA
+    if isinstance(document.get("metadata"), dict) and "streamName" in document["metadata"]:
+        return "awslabs' or Qubole's Kinesis connector"
+    if "logOffset" in document:
+        return "files, read by Spark"
+    if "reservoirId" in document:
+        return "Delta Lake"
+    return "another package"
+
+
+def _is_kafka_topic(entry: Any) -> bool:
+    return isinstance(entry, dict) and all(
+        name.isascii() and name.isdecimal() and type(position) is int
+        for name, position in entry.items()
+    )

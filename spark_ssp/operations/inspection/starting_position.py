@@ -1,0 +1,259 @@
+"""Options of another query that starts exactly after a position: no record twice, none left out.
+
+A query on Kinesis needs the listing of the stream for that. The JSON by shard has to name every
+shard that is still listed: one that is read already starts at its end (`latest`, for a closed
+shard), one that is unread at its beginning. Shards that appear later begin at `trim_horizon`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from spark_ssp.common.errors import (
+    IncompatibleStateError,
+    InvalidOptionsError,
+    OptionProblem,
+    StreamNotFoundError,
+    UnsupportedError,
+)
+from spark_ssp.grouping.identifiers import ShardId, StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.api import TopicDescription
+from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
+from spark_ssp.kafka_source.model.topic import kafka_name
+from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    Latest,
+    Position,
+    Shard,
+    ShardEnd,
+    StreamDescription,
+    TrimHorizon,
+)
+from spark_ssp.kinesis_source.planning.shard_lineage import ancestors
+
+StreamPositions = Mapping[ShardId, Position | Latest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOptions:
+    """Options of a query, and remarks for the user."""
+
+    options: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def without_dropped(names: Iterable[StreamName], dropped: Collection[str]) -> list[StreamName]:
+    """Return the streams or topics of a checkpoint that are not dropped, sorted. Raises
+    InvalidOptionsError if it lacks one of `dropped`, or has no others."""
+    names = sorted(names)
+    kept = [name for name in names if name not in dropped]
+    wrong = sorted(set(dropped) - set(names))
+    if wrong or not kept:
+        problem = OptionProblem(
+            option="--drop",
+            found=", ".join(wrong) or "every name of the checkpoint",
+            expected=f"some of the names in the checkpoint: {', '.join(names)}",
+            next_step="correct the name" if wrong else "start the other query at the beginning",
+        )
+        raise InvalidOptionsError("spark-ssp checkpoint", [problem])
+    return kept
+
+
+def _drop(names: Iterable[str]) -> str:
+    return " ".join(f"--drop {name}" for name in names)
+
+
+# --- Kinesis -------------------------------------------------------------------------------------
+
+
+def deleted_stream(error: StreamNotFoundError, name: StreamName) -> StreamNotFoundError:
+    """Return the error for a stream of the checkpoint that does not exist."""
+    return StreamNotFoundError(
+        error.subject,
+        found=error.found,
+        expected=error.expected,
+        next_step=f"{error.next_step}; if the stream was deleted, leave it out by {_drop([name])}",
+    )
+
+
+def check_not_younger(stream: StreamDescription, last_batch_ms: int | None) -> tuple[str, ...]:
+    """Return remarks on a stream whose creation time the checkpoint lacks. Raises
+    IncompatibleStateError if it was created after the last batch was planned."""
+    if last_batch_ms is not None and stream.created > last_batch_ms:
+        raise _recreated([stream.name])
+    remark = (
+        f"the checkpoint has no creation time of stream {stream.name}: if it was deleted and "
+        "created again since, these positions are wrong"
+    )
+    return (remark,)
+
+
+def _recreated(names: Sequence[StreamName]) -> IncompatibleStateError:
+    return IncompatibleStateError(
+        f"stream {', '.join(names)}",
+        found="deleted and created again since the checkpoint",
+        expected="the streams that the query read",
+        next_step=f"start another query on them at trim_horizon, since all their records are new; "
+        f"{_drop(names)} leaves them out here",
+    )
+
+
+def kinesis_positions(
+    offset: Offset, streams: Mapping[StreamName, StreamDescription]
+) -> dict[StreamName, StreamPositions]:
+    """Return the positions of a checkpoint by stream, for those of `streams`. Raises
+    IncompatibleStateError for a stream that was created again, UnsupportedError if other workers
+    read some of the shards."""
+    recreated = []
+    for name, stream in sorted(streams.items()):
+        entry = offset.streams[name]
+        if entry.leases is not None:
+            raise UnsupportedError(
+                f"stream {name}",
+                found=f"a query that shares its shards by the lease table {entry.leases}, so that "
+                "the checkpoint has only some of them",
+                expected="the checkpoint of a query that reads every shard",
+                next_step="start the other query with the same applicationName: it continues from "
+                "the lease table",
+            )
+        if stream.created != entry.created:
+            recreated.append(name)
+    if recreated:
+        raise _recreated(recreated)
+    return {
+        name: {
+            key.shard: state.position
+            for key, state in sorted((*offset.states.items(), *offset.waiting.items()))
+            if key.stream == name
+        }
+        for name in sorted(streams)
+    }
+
+
+def kinesis_start(
+    positions: Mapping[StreamName, StreamPositions],
+    listings: Mapping[StreamName, Sequence[Shard]],
+) -> StartOptions:
+    """Return `streamName` and `startingPosition`. The listings are those of now."""
+    notes: list[str] = []
+    by_stream: dict[str, dict[str, Any]] = {}
+    for stream, known in positions.items():
+        by_id = {shard.shard_id: shard for shard in listings[stream]}
+        finished = ancestors(by_id, known.keys())
+        by_stream[stream] = {
+            shard: _point(known[shard])
+            if shard in known
+            else ("latest" if shard in finished else "trim_horizon")
+            for shard in sorted(by_id)
+        }
+        notes += [
+            f"{stream}/{shard} has expired with records that were not read: it is left out"
+            for shard in sorted(known.keys() - by_id.keys())
+            if not isinstance(known[shard], ShardEnd)
+        ]
+    names = sorted(positions)
+    document: dict[str, Any] = by_stream[names[0]] if len(names) == 1 else by_stream
+    return StartOptions(
+        options={
+            "streamName": ",".join(names),
+            "startingPosition": json.dumps({**document, "default": "trim_horizon"}),
+        },
+        notes=tuple(notes),
+    )
+
+
+def _point(position: Position | Latest) -> Any:
+    match position:
+        case AfterRecord(sequence_number=number, sub=sub):
+            point: dict[str, Any] = {"after_sequence_number": number}
+            return point | ({"sub_sequence_number": sub} if sub else {})
+        case AtTimestamp(millis=millis):
+            return {"at_timestamp": millis}
+        case TrimHorizon():
+            return "trim_horizon"
+        case ShardEnd() | Latest():
+            return "latest"
+
+
+# --- Kafka ---------------------------------------------------------------------------------------
+
+
+def kafka_positions(
+    offset: KafkaOffset | SparkOffset,
+    topics: Collection[StreamName],
+    found: Mapping[StreamName, TopicDescription],
+    ends: Mapping[SystemStreamPartition, int],
+) -> tuple[str, ...]:
+    """Check the positions of a checkpoint in `topics` against those that the brokers have now, and
+    return remarks on what cannot be compared. `ends` are the offsets after the newest records.
+
+    Raises IncompatibleStateError for topics that were deleted, or created again, and for positions
+    after the end of a partition: a query that starts there skips records.
+    """
+    ids = offset.topics if isinstance(offset, KafkaOffset) else dict.fromkeys(topics)
+    faults: dict[StreamName, str] = {}
+    unknown: list[StreamName] = []
+    for ssp, position in sorted(offset.positions.items()):
+        end = ends.get(ssp)
+        if ssp.stream in found and end is not None and position > end:
+            faults[ssp.stream] = f"{kafka_name(ssp)} ends at {end}, before the position {position}"
+    for topic in topics:
+        known, now = ids.get(topic), found.get(topic)
+        if now is None:
+            faults[topic] = f"topic {topic} does not exist, or is hidden from this user"
+        elif known is None or now.topic_id is None:
+            unknown.append(topic)
+        elif known != now.topic_id:
+            faults[topic] = (
+                f"topic {topic} was deleted and created again (id {now.topic_id}, {known} in the "
+                "checkpoint)"
+            )
+    if faults:
+        raise IncompatibleStateError(
+            f"topics {', '.join(sorted(faults))}",
+            found="; ".join(faults[topic] for topic in sorted(faults)),
+            expected="the topics that the query read",
+            next_step="start another query on topics that were created again from earliest, since "
+            f"all their records are new; {_drop(sorted(faults))} leaves them out here",
+        )
+    if not unknown:
+        return ()
+    names = ", ".join(unknown)
+    remark = (
+        f"the ids of these topics are unknown, here or in the checkpoint: {names}. If one was "
+        "deleted and created again since, the query skips records of it"
+    )
+    return (remark,)
+
+
+def kafka_start(
+    offset: KafkaOffset | SparkOffset,
+    topics: Collection[StreamName],
+    found: Mapping[StreamName, TopicDescription] | None = None,
+) -> StartOptions:
+    """Return `subscribe` and `startingOffsets` for `topics`. `found`: the topics as they are now;
+    partitions without a position start at their oldest record."""
+    starts: dict[str, dict[str, int]] = {topic: {} for topic in sorted(topics)}
+    for ssp, position in sorted(offset.positions.items()):
+        if ssp.stream in starts:
+            starts[ssp.stream][str(ssp.partition)] = position
+    for topic, own in starts.items():
+        now = None if found is None else found.get(StreamName(topic))
+        for number in range(0 if now is None else now.partition_count):
+            own.setdefault(str(number), -2)
+    note = (
+        "no broker was asked whether these are still the topics that the query read: if one was "
+        "deleted and created again, the other query skips records. A partition that was added "
+        "since is not in startingOffsets: add it with -2, its oldest record. Give "
+        "--bootstrap-servers, which checks the one and does the other"
+    )
+    return StartOptions(
+        options={"subscribe": ",".join(starts), "startingOffsets": json.dumps(starts)},
+        notes=() if found is not None else (note,),
+    )

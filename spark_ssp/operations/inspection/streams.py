@@ -1,0 +1,152 @@
+"""Reads streams: their shards, settings and consumers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_ssp.common.aws.clients import create_client
+from spark_ssp.common.aws.retries import Retrier, RetryLog, retry_settings
+from spark_ssp.common.aws.service_calls import ServiceCalls
+from spark_ssp.common.errors import AccessError, InvalidRequestError, SspError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kinesis_source.client.boto3_client import connect
+from spark_ssp.kinesis_source.client.error_translation import ApiCall, translate
+from spark_ssp.kinesis_source.model.shard import (
+    ConsumerArn,
+    EpochMillis,
+    Shard,
+    StreamDescription,
+    StreamRef,
+)
+
+_JUST_SUBSCRIBED: Final = ("ResourceInUseException", "LimitExceededException")
+"""The errors of SubscribeToShard if the consumer has just subscribed to the shard."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListedStream:
+    """A stream and its shards, those that are closed and not yet expired included."""
+
+    description: StreamDescription
+    shards: tuple[Shard, ...]
+
+
+def list_streams(
+    names: Iterable[StreamName], connection: ConnectionOptions
+) -> dict[StreamName, ListedStream]:
+    """Describe and list streams. Needs kinesis:DescribeStreamSummary and kinesis:ListShards."""
+    service = connect(connection)
+    found = {}
+    for name in names:
+        stream = StreamRef(name=name)
+        found[name] = ListedStream(
+            description=service.describe(stream), shards=service.list_shards(stream)
+        )
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consumer:
+    """A consumer that is registered for enhanced fan-out."""
+
+    name: str
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamDetails:
+    """A stream, as DescribeStreamSummary and ListStreamConsumers return it."""
+
+    name: str
+    arn: str
+    status: str
+    mode: str
+    """PROVISIONED or ON_DEMAND."""
+    distribution: str
+    """USER_PARTITION_KEY, or AUTO: the service chooses the shard of a record."""
+    retention_hours: int
+    created_ms: EpochMillis
+    encryption: str
+    consumers: tuple[Consumer, ...] | None
+    """None if they may not be listed."""
+    shards: tuple[Shard, ...]
+
+
+def read_stream(stream: StreamRef, connection: ConnectionOptions) -> StreamDetails:
+    """Describe a stream and list its shards and consumers. Needs kinesis:DescribeStreamSummary,
+    kinesis:ListShards and, for the consumers, kinesis:ListStreamConsumers."""
+    calls = _StreamCalls(stream, connection)
+    by_name = {"StreamName": stream.name} if stream.arn is None else {"StreamARN": stream.arn}
+    summary = calls.ask("DescribeStreamSummary", by_name)["StreamDescriptionSummary"]
+    try:
+        consumers = _consumers(calls, summary["StreamARN"])
+    except (AccessError, InvalidRequestError):
+        consumers = None
+    created = summary["StreamCreationTimestamp"].timestamp()
+    return StreamDetails(
+        name=summary["StreamName"],
+        arn=summary["StreamARN"],
+        status=summary["StreamStatus"],
+        mode=summary.get("StreamModeDetails", {}).get("StreamMode", "PROVISIONED"),
+        distribution=summary.get("RecordDistributionStrategy", "USER_PARTITION_KEY"),
+        retention_hours=summary["RetentionPeriodHours"],
+        created_ms=EpochMillis(round(created * 1000)),
+        encryption=summary.get("EncryptionType", "NONE"),
+        consumers=consumers,
+        shards=connect(connection).list_shards(stream),
+    )
+
+
+def _consumers(calls: _StreamCalls, arn: str) -> tuple[Consumer, ...]:
+    found: list[Consumer] = []
+    request: dict[str, Any] = {"StreamARN": arn}
+    while True:
+        answer = calls.ask("ListStreamConsumers", request)
+        found += [
+            Consumer(name=entry["ConsumerName"], status=entry["ConsumerStatus"])
+            for entry in answer["Consumers"]
+        ]
+        if not answer.get("NextToken"):
+            return tuple(sorted(found, key=lambda consumer: consumer.name))
+        request = {"StreamARN": arn, "NextToken": answer["NextToken"]}
+
+
+def try_subscription(
+    stream: StreamRef, shard: ShardId, consumer: ConsumerArn, connection: ConnectionOptions
+) -> bool:
+    """Try whether the consumer may subscribe to the shard: by `DryRun`, which ends no subscription
+    of a query. Return False if this version of botocore lacks it. Raises SspError if it may not."""
+    request = {
+        "ConsumerARN": consumer,
+        "ShardId": shard,
+        "StartingPosition": {"Type": "LATEST"},
+    }
+    calls = _StreamCalls(stream, connection)
+    return calls.dry_run("SubscribeToShard", request, permitted=_JUST_SUBSCRIBED)
+
+
+class _StreamCalls(ServiceCalls):
+    def __init__(self, stream: StreamRef, connection: ConnectionOptions) -> None:
+        retry, log = retry_settings(connection), RetryLog(time.monotonic)
+        super().__init__(
+            create_client("kinesis", connection),
+            Retrier(retry, log=log, sleep=time.sleep, random=random.random),
+            subject=f"stream {stream.name}",
+        )
+        self._stream = stream
+        self._role_arn = connection.role_arn
+
+    def _translated(self, error: Exception, operation: str) -> SspError:
+        call = ApiCall(
+            operation=operation,
+            stream=self._stream.name,
+            region=self._client.meta.region_name,
+            endpoint=self._client.meta.endpoint_url,
+            role_arn=self._role_arn,
+        )
+        return translate(error, call, attempts=self._retrier.max_attempts)

@@ -1,0 +1,73 @@
+"""`serve_live_page`: the one call that starts the live page of a session."""
+
+from __future__ import annotations
+
+import logging
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pyspark.sql import SparkSession
+
+from spark_ssp.operations.live_page.page import page
+from spark_ssp.operations.live_page.timelines import Timelines
+from spark_ssp.operations.model.extras import missing_extra
+from spark_ssp.operations.progress.listener import Subscription, subscribe
+
+if TYPE_CHECKING:
+    from spark_ssp.operations.live_page.server import PageServer
+
+_log = logging.getLogger(__name__)
+
+
+class LivePage:
+    """The live page of a session, until `stop()`."""
+
+    def __init__(
+        self, subscription: Subscription, timelines: Timelines, server: PageServer
+    ) -> None:
+        self._subscription = subscription
+        self._timelines = timelines
+        self._server = server
+
+    @property
+    def url(self) -> str:
+        """The address of the page, with its token if it has one."""
+        return self._server.url
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the page as it is now to a file, without scripts. Possible after `stop()` too."""
+        Path(path).write_text(page(self._timelines.render()), encoding="utf-8")
+
+    def stop(self) -> None:
+        """Stop serving the page. Queries continue. Has no effect the second time."""
+        self._subscription.close()
+        self._server.stop()
+
+
+def serve_live_page(
+    spark: SparkSession, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+) -> LivePage:
+    """Serve a page that shows the streaming queries of a session while they run: the shards and
+    partitions of each task over time, their lag and owners, and the batches.
+
+    `port`: 0 for any free one; `LivePage.url` has the address. A `host` that other machines can
+    reach needs a `token`, by which the page is opened; without one, a random token is generated.
+
+    Works through Spark Connect too, where the client serves the page. Raises UnsupportedError if
+    the packages of the extra `live` are missing, InvalidOptionsError for an address that cannot be
+    used.
+    """
+    try:
+        from spark_ssp.operations.live_page.server import start_server
+    except ModuleNotFoundError as error:
+        raise missing_extra("serve_live_page", "live", error.name) from error
+    timelines = Timelines()
+    server = start_server(timelines, host=host, port=port, token=token)
+    try:
+        subscription = subscribe(spark, "the live page", timelines)
+    except BaseException:
+        server.stop()
+        raise
+    _log.info("live page: %s", server.url.partition("?")[0])
+    return LivePage(subscription, timelines, server)

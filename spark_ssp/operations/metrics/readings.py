@@ -1,0 +1,121 @@
+"""Computes the values of the metrics from the snapshots of queries.
+
+The number of series is bounded: `series` shards or partitions of a stream, those farthest behind,
+have one each. A shard that has ended or left the query has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from spark_ssp.operations.metrics import catalogue
+from spark_ssp.operations.metrics.catalogue import Metric
+from spark_ssp.operations.model.snapshot import (
+    LeaseCounts,
+    QuerySnapshot,
+    ReadState,
+    ShardSnapshot,
+    SourceFormat,
+    StreamSnapshot,
+)
+
+NO_OWNER: Final = "(none)"
+OTHER_OWNERS: Final = "(others)"
+
+
+class Reading(NamedTuple):
+    """The value of a metric for the values of its labels, in their order."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float
+
+
+def readings(
+    snapshot: QuerySnapshot, *, series: int
+) -> dict[tuple[Metric, tuple[str, ...]], float]:
+    """Return the gauges of a query after a trigger. If several of its sources read one stream, the
+    larger value counts."""
+    found: dict[tuple[Metric, tuple[str, ...]], float] = {}
+    for metric, labels, value in _readings(snapshot, series):
+        key = (metric, labels)
+        found[key] = max(value, found.get(key, value))
+    return found
+
+
+def _readings(snapshot: QuerySnapshot, series: int) -> Iterator[Reading]:
+    query = snapshot.label
+    if snapshot.rows is not None:
+        yield Reading(catalogue.BATCH_ROWS, (query,), snapshot.rows)
+    yield Reading(catalogue.LAST_TRIGGER, (query,), snapshot.time_ms / 1000)
+    for phase, taken in snapshot.phases_ms.items():
+        yield Reading(catalogue.TRIGGER_SECONDS, (query, phase), taken / 1000)
+    if snapshot.sources:
+        tasks = sum(len(source.tasks) for source in snapshot.sources)
+        yield Reading(catalogue.SLOTS, (query,), tasks)
+    for source in snapshot.sources:
+        for stream in source.streams:
+            if source.format is SourceFormat.KINESIS:
+                yield from _stream(query, stream, series)
+            else:
+                yield from _topic(query, stream, series)
+
+
+def _stream(query: str, stream: StreamSnapshot, series: int) -> Iterator[Reading]:
+    labels = (query, stream.name)
+    for state, count in stream.states.items():
+        yield Reading(catalogue.SHARDS, (*labels, state.value), count)
+    if stream.max_lag is not None:
+        yield Reading(catalogue.MAX_MILLIS_BEHIND, labels, stream.max_lag)
+    shown = farthest_behind(stream.shards, series)
+    for shard in shown:
+        yield Reading(catalogue.MILLIS_BEHIND, (*labels, shard.shard), shard.lag or 0)
+    yield from _not_shown(labels, stream, shown)
+    if stream.leases is not None:
+        for owner, count in _owners(stream.leases).items():
+            yield Reading(catalogue.LEASES, (*labels, owner), count)
+        yield Reading(catalogue.NOT_READ, labels, stream.leases.not_read)
+    if stream.fan_out is not None:
+        yield Reading(catalogue.FAN_OUT, (*labels, "pushed"), stream.fan_out.pushed)
+        yield Reading(catalogue.FAN_OUT, (*labels, "polled"), stream.fan_out.polled)
+
+
+def _topic(query: str, topic: StreamSnapshot, series: int) -> Iterator[Reading]:
+    labels = (query, topic.name)
+    yield Reading(catalogue.PARTITIONS, labels, topic.states[ReadState.OPEN])
+    if topic.max_lag is not None and topic.total_lag is not None:
+        yield Reading(catalogue.MAX_OFFSETS_BEHIND, labels, topic.max_lag)
+        yield Reading(catalogue.TOTAL_OFFSETS_BEHIND, labels, topic.total_lag)
+    shown = farthest_behind(topic.shards, series)
+    for partition in shown:
+        yield Reading(catalogue.OFFSETS_BEHIND, (*labels, partition.shard), partition.lag or 0)
+    yield from _not_shown(labels, topic, shown)
+
+
+def _not_shown(
+    labels: tuple[str, ...], stream: StreamSnapshot, shown: Sequence[ShardSnapshot]
+) -> Iterator[Reading]:
+    if stream.max_lag is not None:
+        lagging = sum(_lags(shard) for shard in stream.shards)
+        yield Reading(catalogue.NOT_SHOWN, labels, lagging - len(shown))
+
+
+def farthest_behind(shards: Sequence[ShardSnapshot], most: int) -> list[ShardSnapshot]:
+    """Return the shards with a known lag, at most `most`, those farthest behind, in their order."""
+    known = [shard for shard in shards if _lags(shard) and shard.lag is not None]
+    if len(known) <= most:
+        return known
+    chosen = sorted(known, key=lambda shard: -(shard.lag or 0))[:most]
+    kept = {shard.shard for shard in chosen}
+    return [shard for shard in known if shard.shard in kept]
+
+
+def _lags(shard: ShardSnapshot) -> bool:
+    """Return whether a shard has records to be read, now or later."""
+    return shard.state is not ReadState.ENDED
+
+
+def _owners(leases: LeaseCounts) -> Mapping[str, int]:
+    owners = {**leases.by_owner, NO_OWNER: leases.free}
+    return owners | ({OTHER_OWNERS: leases.others} if leases.others else {})

@@ -1,0 +1,221 @@
+"""Builds the snapshot of a query from a progress report of Spark.
+
+The report contains the end offset of each source, which has the shards with their slots, or the
+partitions with their tasks; and, from PySpark 4.2 on, the status of the source's reader: lag,
+counts and states. Before, the status comes from `query_lag`; without any, the snapshot has the
+shards and tasks only. The status is as of the batch planned last, which may be later than the batch
+of the report, so a shard may be only in one of the two.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from spark_ssp.common.spark.progress_offsets import Status, parsed, status_in
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
+from spark_ssp.kafka_source.model import offset as kafka_offset
+from spark_ssp.kinesis_source.model import offset as kinesis_offset
+from spark_ssp.kinesis_source.model.shard import ShardEnd
+from spark_ssp.operations.model.snapshot import (
+    FanOutCounts,
+    LeaseCounts,
+    QuerySnapshot,
+    ReadState,
+    ShardSnapshot,
+    SourceFormat,
+    SourceSnapshot,
+    StreamSnapshot,
+)
+
+
+def query_snapshot(
+    progress: Mapping[str, Any], statuses: Sequence[Status | None] | None = None
+) -> QuerySnapshot:
+    """Return the snapshot of a progress report. `statuses`: of its sources, in their order; without
+    them, those that the report contains.
+
+    Raises IncompatibleStateError for an offset that this version cannot read.
+    """
+    sources = progress["sources"]
+    if statuses is None:
+        statuses = [status_in(source) for source in sources]
+    found = [
+        source_snapshot(parsed(source["endOffset"]), status, rows=_rows(source))
+        for source, status in zip(sources, statuses, strict=True)
+    ]
+    total = progress.get("numInputRows")
+    return QuerySnapshot(
+        query_id=str(progress["id"]),
+        run_id=str(progress["runId"]),
+        name=progress.get("name"),
+        batch_id=int(progress["batchId"]),
+        time_ms=round(datetime.fromisoformat(progress["timestamp"]).timestamp() * 1000),
+        rows=sum(map(_rows, sources)) if total is None else int(total),
+        phases_ms={name: int(taken) for name, taken in (progress.get("durationMs") or {}).items()},
+        sources=tuple(source for source in found if source is not None),
+    )
+
+
+def source_snapshot(end: Any, status: Status | None, *, rows: int | None) -> SourceSnapshot | None:
+    """Return the snapshot of a source from the end offset of its batch, a document, and the status
+    of its reader. None for a source of another package."""
+    if kinesis_offset.is_offset(end):
+        return _kinesis_source(kinesis_offset.decode(end), status or {}, rows)
+    if kafka_offset.is_offset(end):
+        return _kafka_source(kafka_offset.decode(end), status or {}, rows)
+    return None
+
+
+def _rows(source: Mapping[str, Any]) -> int:
+    return int(source.get("numInputRows") or 0)
+
+
+# --- Kinesis --------------------------------------------------------------------------------------
+
+
+def _kinesis_source(end: kinesis_offset.Offset, status: Status, rows: int | None) -> SourceSnapshot:
+    entries = [entry for entry in status.values() if isinstance(entry, dict)]
+    first = entries[0] if entries else {}
+    keys: dict[StreamName, list[ShardKey]] = {name: [] for name in end.streams}
+    for key in (*end.states, *end.waiting):
+        keys[key.stream].append(key)
+    return SourceSnapshot(
+        format=SourceFormat.KINESIS,
+        streams=tuple(
+            _kinesis_stream(name, keys[name], end, status.get(name) or {}) for name in sorted(keys)
+        ),
+        tasks=tuple(str(slot) for slot in range(end.slots)),
+        rows=rows,
+        counters=first.get("counters"),
+        worker=first.get("worker"),
+    )
+
+
+def _kinesis_stream(
+    name: StreamName, keys: Sequence[ShardKey], end: kinesis_offset.Offset, entry: Status
+) -> StreamSnapshot:
+    lag: Mapping[str, int] = entry.get("millisBehindLatest") or {}
+    closed = frozenset(entry.get("closedShards") or ())
+    parents: Mapping[str, Sequence[str]] = entry.get("parents") or {}
+    owner = entry.get("worker")
+    found: dict[str, ShardSnapshot] = {}
+    for key in keys:
+        reading = key in end.states
+        found[key.shard] = ShardSnapshot(
+            shard=key.shard,
+            state=_state(end, key, closed),
+            task=str(end.assignment[key]) if reading else None,
+            lag=lag.get(key.shard),
+            owner=owner if reading else None,
+            parents=_parents(parents, key.shard),
+        )
+    for shard in lag.keys() - found.keys():  # listed, not in the offset
+        found[shard] = ShardSnapshot(
+            shard=shard,
+            state=ReadState.WAITING,
+            lag=lag[shard],
+            parents=_parents(parents, shard),
+        )
+    shards = tuple(found[shard] for shard in sorted(found))
+    not_shown = int(entry.get("shardsNotShown", 0))
+    return StreamSnapshot(
+        name=name,
+        shards=shards,
+        max_lag=entry.get("maxMillisBehindLatest"),
+        total_lag=entry.get("sumMillisBehindLatest"),
+        not_shown=not_shown,
+        not_shown_max_lag=min(lag.values(), default=None) if not_shown else None,
+        states=_states(entry.get("shards"), shards),
+        leases=_leases(entry.get("leases")),
+        fan_out=_fan_out(entry.get("fanOut")),
+    )
+
+
+def _state(end: kinesis_offset.Offset, key: ShardKey, closed: frozenset[str]) -> ReadState:
+    if key in end.waiting:
+        return ReadState.WAITING
+    if isinstance(end.states[key].position, ShardEnd):
+        return ReadState.ENDED
+    return ReadState.CLOSED if key.shard in closed else ReadState.OPEN
+
+
+def _parents(parents: Mapping[str, Sequence[str]], shard: str) -> tuple[str, ...] | None:
+    return tuple(parents[shard]) if shard in parents else None
+
+
+def _states(
+    counts: Mapping[str, int] | None, shards: Sequence[ShardSnapshot]
+) -> dict[ReadState, int]:
+    """Return the reader's counts, which include shards that the report does not show; else those of
+    the offset."""
+    if counts is None:
+        counts = Counter(shard.state for shard in shards)
+    return {state: int(counts.get(state, 0)) for state in ReadState}
+
+
+def _leases(document: Mapping[str, Any] | None) -> LeaseCounts | None:
+    if document is None:
+        return None
+    return LeaseCounts(
+        by_owner=dict(document["owners"]),
+        free=int(document.get("free", 0)),
+        others=int(document.get("others", 0)),
+        not_read=int(document.get("notRead", 0)),
+    )
+
+
+def _fan_out(document: Mapping[str, Any] | None) -> FanOutCounts | None:
+    if document is None:
+        return None
+    return FanOutCounts(pushed=int(document["pushed"]), polled=int(document["polled"]))
+
+
+# --- Kafka ----------------------------------------------------------------------------------------
+
+
+def _kafka_source(end: kafka_offset.Offset, status: Status, rows: int | None) -> SourceSnapshot:
+    lags = status.get("topics") or {}
+    owners = end.assignment.owners()
+    partitions: dict[StreamName, dict[int, str | None]] = {name: {} for name in end.topics}
+    for ssp in end.positions:
+        partitions[ssp.stream][ssp.partition] = owners.get(ssp)
+    return SourceSnapshot(
+        format=SourceFormat.KAFKA,
+        streams=tuple(
+            _topic(name, partitions[name], lags.get(name) or {}) for name in sorted(partitions)
+        ),
+        tasks=tuple(sorted(end.assignment.tasks, key=_task_order)),
+        rows=rows,
+        counters=status.get("counters"),
+    )
+
+
+def _task_order(task: str) -> tuple[str, int, str]:
+    """Return the order of a task: `Partition 2` comes before `Partition 10`."""
+    number = re.search(r"\d+$", task)
+    return ("", 0, task) if number is None else (task[: number.start()], int(number[0]), task)
+
+
+def _topic(
+    name: StreamName, tasks: Mapping[int, str | None], entry: Mapping[str, Any]
+) -> StreamSnapshot:
+    lag: Mapping[str, int] = entry.get("offsetsBehindLatest") or {}
+    return StreamSnapshot(
+        name=name,
+        shards=tuple(
+            ShardSnapshot(
+                shard=str(partition),
+                state=ReadState.OPEN,
+                task=tasks[partition],
+                lag=lag.get(str(partition)),
+            )
+            for partition in sorted(tasks)
+        ),
+        max_lag=entry.get("maxOffsetsBehindLatest"),
+        total_lag=entry.get("sumOffsetsBehindLatest"),
+        states=_states({ReadState.OPEN: len(tasks)}, ()),
+    )

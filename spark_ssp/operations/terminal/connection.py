@@ -1,0 +1,208 @@
+"""Options of the command line that connect to services.
+
+They become options of the sources, which the sources' own tables parse and check: names, values and
+errors are the same as in a query.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import click
+
+from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.options.sibling_format import KAFKA, KINESIS
+from spark_ssp.common.options.spec import read_options
+from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
+from spark_ssp.kafka_source.properties.translation import PREFIX
+from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.options import table
+from spark_ssp.kinesis_source.options.connection_parsing import (
+    connection_of,
+    credential_problems,
+    region_problems,
+    stream_problems,
+    streams_of,
+)
+from spark_ssp.kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, lease_role
+from spark_ssp.kinesis_source.options.values import table_connection
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_SOURCE: Final = "spark-ssp"
+_FILE: Final = "spark_ssp.options"
+_KAFKA_ONLY: Final = {
+    option.name.lower() for option in table.KINESIS_OPTIONS.foreign if option.origin == KAFKA
+}
+_KINESIS_ONLY: Final = {
+    option.name.lower() for option in KAFKA_OPTIONS.foreign if option.origin == KINESIS
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """The options of a source, as given on the command line. Its text shows only their names."""
+
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def with_options(self, **options: str) -> Given:
+        """Return these options and others."""
+        return Given(options={**self.options, **options})
+
+
+def aws_options(command: F) -> F:
+    """Add the options of AWS. The command takes `aws`, a `Given`."""
+    return _options(
+        command,
+        "aws",
+        {
+            "region": ("--region", "The AWS region; default: AWS's configuration."),
+            "endpointUrl": ("--endpoint-url", "The endpoint of Kinesis."),
+            "dynamodbEndpointUrl": ("--dynamodb-endpoint-url", "The endpoint of DynamoDB."),
+            "awsProfile": ("--profile", "A profile of AWS's configuration files."),
+            "roleArn": ("--role-arn", "A role to assume."),
+        },
+        ("--option", "NAME=VALUE", "Another option of kinesis-ssp, such as stsEndpointUrl."),
+    )
+
+
+def kafka_options(command: F) -> F:
+    """Add the options of Kafka. The command takes `kafka`, a `Given`."""
+    return _options(
+        command,
+        "kafka",
+        {"kafka.bootstrap.servers": ("--bootstrap-servers", "Brokers, as host:port,host:port.")},
+        ("--property", "kafka.NAME=VALUE", "A property of the Kafka client, as in a query."),
+    )
+
+
+def options_file(command: F) -> F:
+    """Add a file of options, for secrets and for the options of a job. The command line overrides
+    it."""
+    return click.option(
+        "--options",
+        expose_value=False,
+        is_eager=True,
+        type=click.Path(dir_okay=False, path_type=Path),
+        callback=_load,
+        help="A JSON file with options of the source: credentials belong here, not on the command "
+        "line, which other users can see.",
+    )(command)
+
+
+def _load(context: click.Context, parameter: click.Parameter, path: Path | None) -> None:
+    if path is None:
+        return
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise click.BadParameter(f"{path}: not JSON") from None
+    if not isinstance(document, dict) or not all(
+        isinstance(value, str | int | float) for value in document.values()
+    ):
+        raise click.BadParameter(f"{path}: not a JSON object of options and their values")
+    context.meta[_FILE] = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in document.items()
+    }
+
+
+def _of_file(target: str) -> dict[str, str]:
+    """Return the options of the file if they are those of this kind of service."""
+    found: dict[str, str] = click.get_current_context().meta.get(_FILE, {})
+    is_kafka = any(name.strip().lower().startswith(PREFIX) for name in found) or are_of_kafka(found)
+    return dict(found) if is_kafka is (target == "kafka") else {}
+
+
+def are_of_kafka(options: Mapping[str, str]) -> bool:
+    """Return whether options are those of the Kafka source: some are of Kafka only and none are of
+    Kinesis only."""
+    names = {name.strip().lower() for name in options}
+    if names & _KINESIS_ONLY:
+        return False
+    return bool(names & _KAFKA_ONLY) or any(name.startswith(PREFIX) for name in names)
+
+
+def _options(
+    command: F,
+    target: str,
+    named: Mapping[str, tuple[str, str]],
+    generic: tuple[str, str, str],
+) -> F:
+    """Add options that are collected into one parameter of the command, with those of the file."""
+    parameters = {f"{target}_{n}": name for n, name in enumerate(named)}
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        options = _of_file(target)
+        options.update(kwargs.pop(f"{target}_generic"))
+        for parameter, name in parameters.items():
+            value = kwargs.pop(parameter)
+            if value is not None:
+                options[name] = value
+        return command(*args, **{target: Given(options=options)}, **kwargs)
+
+    wrapper.__name__, wrapper.__doc__ = command.__name__, command.__doc__
+    wrapper.__click_params__ = getattr(command, "__click_params__", [])  # type: ignore[attr-defined]
+    flag, form, text = generic
+    click.option(
+        flag, f"{target}_generic", multiple=True, metavar=form, callback=_pairs, help=text
+    )(wrapper)
+    for parameter, (option, help_text) in reversed(
+        list(zip(parameters, named.values(), strict=True))
+    ):
+        click.option(option, parameter, help=help_text)(wrapper)
+    return wrapper  # type: ignore[return-value]
+
+
+def _pairs(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name.strip():
+            # The value may be a secret.
+            raise click.BadParameter(f"expected {parameter.metavar}")
+        found[name.strip()] = text
+    return found
+
+
+# --- Connections ---------------------------------------------------------------------------------
+
+
+def connection(given: Given) -> ConnectionOptions:
+    """Return the connection to AWS. Raises InvalidOptionsError."""
+    reading = read_options(table.KINESIS_OPTIONS, given.options)
+    problems = [*reading.problems, *region_problems(reading), *credential_problems(reading)]
+    if problems:
+        raise InvalidOptionsError(_SOURCE, problems)
+    return connection_of(reading)
+
+
+def dynamodb_connection(given: Given) -> ConnectionOptions:
+    """Return the connection to DynamoDB."""
+    reading = read_options(table.KINESIS_OPTIONS, given.options)
+    endpoint = reading.value(DYNAMODB_ENDPOINT_URL)
+    return table_connection(connection(given), endpoint, lease_role(reading))
+
+
+def s3_connection(given: Given) -> ConnectionOptions:
+    """Return the connection to S3, at the endpoint of AWS's configuration."""
+    return replace(connection(given), endpoint_url=None)
+
+
+def stream_ref(stream: str) -> StreamRef:
+    """Return a stream given by name or ARN. Raises InvalidOptionsError."""
+    option = "streamARN" if stream.startswith("arn:") else "streamName"
+    reading = read_options(table.KINESIS_OPTIONS, {option: stream})
+    problems = [*reading.problems, *stream_problems(reading, streams_of(reading))]
+    if problems:
+        raise InvalidOptionsError(_SOURCE, problems)
+    return streams_of(reading)[0]

@@ -1,0 +1,244 @@
+"""The graph of a pipeline as values: operators, which name their upstreams, and tables.
+
+An operator is one of a union of frozen values. A *source* (`Input`, or `PartitionBy` for the
+readers of its stream) begins a line; a *sink* (`Output`, or `PartitionBy` for its upstream) ends
+one. A stage consists of one sink and all operators between it and the streams that it reads.
+
+User functions are stored and never called here. Source locations are not part of equality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal
+
+from spark_ssp.planner.graph.errors import SourceLocation
+from spark_ssp.planner.graph.names import OperatorName, StreamId, SystemKind, SystemName, TableName
+
+FrameFunction = Callable[[Any], Any]
+"""Takes a PySpark DataFrame and returns one."""
+
+PairFunction = Callable[[Any, Any], Any]
+"""Takes two PySpark DataFrames, left and right, and returns the joined one."""
+
+
+class StateKind(StrEnum):
+    """The location of a function's state."""
+
+    NONE = "none"
+    SHUFFLED = "shuffled"
+    """With the key: Spark shuffles records to it (groupBy, dropDuplicates, transformWithState)."""
+    TASK = "task"
+    """With the task: correct only while every record of a key is read by the same task, that is, on
+    the line of one Kafka input (`task_limits`)."""
+
+
+JoinHow = Literal["inner", "left"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Input:
+    """Reads an existing stream.
+
+    `broadcast`: its count need not match any other. `bootstrap`: it is read from its first record,
+    and each batch reads all available records. In other respects both are read like any stream.
+    """
+
+    name: OperatorName
+    stream: StreamId
+    broadcast: bool = False
+    bootstrap: bool = False
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transform:
+    """Applies a function to the frame; `state` declares the function's state, which cannot be
+    inspected."""
+
+    name: OperatorName
+    upstream: OperatorName
+    function: FrameFunction
+    state: StateKind = StateKind.NONE
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filter:
+    """Keeps the rows for which the condition holds: SQL text, or a function of the frame."""
+
+    name: OperatorName
+    upstream: OperatorName
+    condition: str | FrameFunction
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Merge:
+    """Unites the records of several lines with the same columns."""
+
+    name: OperatorName
+    upstreams: tuple[OperatorName, ...]
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionBy:
+    """Writes an intermediate stream, partitioned by columns, which downstream operators read.
+
+    `partitions` is the count that the user requested, None to leave it to the planner.
+    """
+
+    name: OperatorName
+    upstream: OperatorName
+    columns: tuple[str, ...]
+    stream: StreamId
+    partitions: int | None = None
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """Joins two lines; left and right may be the same."""
+
+    name: OperatorName
+    left: OperatorName
+    right: OperatorName
+    combine: PairFunction
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SendToTable:
+    """Puts each row into a table, as the latest of its key."""
+
+    name: OperatorName
+    upstream: OperatorName
+    table: TableName
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SideInput:
+    """Fills a table like `SendToTable`, with all records available at the start of a batch before
+    the rows of the batch are joined."""
+
+    name: OperatorName
+    upstream: OperatorName
+    table: TableName
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinTable:
+    """Joins each row with the table's row of the same key; `on` names the line's key columns."""
+
+    name: OperatorName
+    upstream: OperatorName
+    table: TableName
+    on: tuple[str, ...]
+    how: JoinHow = "inner"
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Writes a stream that leaves the pipeline."""
+
+    name: OperatorName
+    upstream: OperatorName
+    stream: StreamId
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+Operator = (
+    Input
+    | Transform
+    | Filter
+    | Merge
+    | PartitionBy
+    | Join
+    | SendToTable
+    | SideInput
+    | JoinTable
+    | Output
+)
+Source = Input | PartitionBy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableSpec:
+    """A table: the latest row of each key. Each stage that joins with it keeps its own copy."""
+
+    name: TableName
+    key: tuple[str, ...]
+    place: SourceLocation | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Graph:
+    """The description of a pipeline. Operators are in the order of their creation."""
+
+    pipeline: str
+    systems: tuple[tuple[SystemName, SystemKind], ...]
+    """All systems, sorted."""
+    operators: tuple[Operator, ...]
+    tables: tuple[TableSpec, ...] = ()
+
+    def kind_of(self, system: SystemName) -> SystemKind:
+        """Return the kind of a system. Raises KeyError for an unknown one."""
+        return dict(self.systems)[system]
+
+
+def upstreams(operator: Operator) -> tuple[OperatorName, ...]:
+    """Return the operators whose rows it reads, left before right; twice the same for a
+    self-join."""
+    match operator:
+        case Input():
+            return ()
+        case Merge():
+            return operator.upstreams
+        case Join():
+            return (operator.left, operator.right)
+        case _:
+            return (operator.upstream,)
+
+
+def method_of(operator: Operator) -> str:
+    """Return the API method that creates the operator."""
+    return _METHODS[type(operator)]
+
+
+_METHODS: dict[type[Operator], str] = {
+    Input: "input",
+    Transform: "transform",
+    Filter: "filter",
+    Merge: "merge",
+    PartitionBy: "partition_by",
+    Join: "join",
+    SendToTable: "send_to_table",
+    SideInput: "side_input",
+    JoinTable: "join_table",
+    Output: "output",
+}
+
+
+def by_name(graph: Graph) -> dict[OperatorName, Operator]:
+    """Return every operator by name, in graph order."""
+    return {operator.name: operator for operator in graph.operators}
+
+
+def consumers(graph: Graph) -> dict[OperatorName, tuple[Operator, ...]]:
+    """Return the operators that read each operator's rows, each once, in graph order."""
+    found: dict[OperatorName, list[Operator]] = {op.name: [] for op in graph.operators}
+    for operator in graph.operators:
+        for name in dict.fromkeys(upstreams(operator)):
+            found.setdefault(name, []).append(operator)
+    return {name: tuple(readers) for name, readers in found.items()}
+
+
+def described(operator: Operator) -> str:
+    """Return the method and name of an operator, for messages."""
+    return f"{method_of(operator)} {operator.name}"

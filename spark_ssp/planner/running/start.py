@@ -1,0 +1,235 @@
+"""Starts the queries of a planned pipeline, after all checks that do not start a query."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.planner.graph.operators import Graph, PartitionBy
+from spark_ssp.planner.running.dataframes import StageQuery, stage_queries
+from spark_ssp.planner.running.errors import SessionSettingError
+from spark_ssp.planner.running.session import check_state_store, is_remote, warn_many_tasks
+from spark_ssp.planner.running.stage_order import bootstrap_stages
+from spark_ssp.planner.running.streams import StreamAccess
+from spark_ssp.planner.running.supervisor import Phase, RunningPipeline
+from spark_ssp.planner.services.systems import Services, SparkFormat
+from spark_ssp.planner.storage.plan_storage import is_path
+
+STAGES: Final = "stages"
+"""Name of the folder below a root that contains the stages' checkpoints."""
+
+OUTPUT_MODES: Final = ("append", "complete", "update")
+
+_QUERY_ID: Final = "sql.streaming.queryId"
+"""Spark's local property with the query id in the thread that calls the `foreachBatch` function."""
+_DEFAULT: Final = "fs.defaultFS"
+"""Hadoop's setting for the file system of paths without a scheme."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunSettings:
+    """Settings of a run."""
+
+    processing_time: str | None = None
+    """The trigger interval, as in Spark (`10 seconds`); None for as fast as possible."""
+    available_now: bool = False
+    """Read all available records, stage by stage, and end."""
+    output_modes: Mapping[str, str] | None = None
+    """Output modes by stage. Other stages append where Spark allows it, else they update."""
+
+    def problems(self, stages: Sequence[str]) -> list[OptionProblem]:
+        """Return the problems of the settings for a pipeline with these stages."""
+        found = []
+        if self.available_now and self.processing_time is not None:
+            found.append(
+                OptionProblem(
+                    option="processing_time",
+                    found=f"{self.processing_time!r} beside available_now=True",
+                    expected="one of the two",
+                    next_step="leave one out",
+                )
+            )
+        for stage, mode in sorted((self.output_modes or {}).items()):
+            if stage not in stages or mode not in OUTPUT_MODES:
+                found.append(
+                    OptionProblem(
+                        option="output_modes",
+                        found=f"{mode!r} for stage {stage!r}",
+                        expected=f"{', '.join(OUTPUT_MODES)} for one of the stages "
+                        f"{', '.join(stages)}",
+                        next_step="name a stage and a mode as in the plan and in Spark",
+                    )
+                )
+        return found
+
+
+def prepare(
+    graph: Graph, spark: SparkSession, services: Services, *, root: str, settings: RunSettings
+) -> RunningPipeline:
+    """Build and check all queries of a pipeline, which `launch` of the result starts.
+
+    Raises InvalidPipelineError, InvalidOptionsError or SessionSettingError.
+    """
+    services.raise_missing(graph)
+    root = root_for_spark(spark, root)
+    access = StreamAccess(spark=spark, services=services)
+    between = (o.stream for o in graph.operators if isinstance(o, PartitionBy))
+    if any(access.drops_duplicates(stream) for stream in between):
+        # Building their frames requires it already.
+        check_state_store(spark)
+    queries = stage_queries(graph, access)
+    problems = settings.problems([query.stage for query in queries])
+    problems += _time_problems(settings, queries[0].frame)
+    if problems:
+        raise InvalidOptionsError(f"running pipeline {graph.pipeline}", problems)
+    if any(query.keeps_state for query in queries):
+        check_state_store(spark)
+        warn_many_tasks(spark)
+    known: dict[str, StageQuery] = {query.stage: query for query in queries}
+
+    def start(stage: str, finite: bool) -> StreamingQuery:
+        # Makes the session the active one of the thread that starts queries: Spark looks up formats
+        # and settings there. PySpark has no other public API for this.
+        spark.createDataFrame([], "nothing int")
+        return _start(graph.pipeline, known[stage], root, settings, finite=finite)
+
+    return RunningPipeline(graph.pipeline, _phases(graph, queries, settings), start)
+
+
+def _time_problems(settings: RunSettings, frame: DataFrame) -> list[OptionProblem]:
+    """Let Spark parse `processing_time` before any stream is created, and return its problems."""
+    if settings.processing_time is None:
+        return []
+    try:
+        frame.writeStream.trigger(processingTime=settings.processing_time)
+    except PySparkException:
+        return [
+            OptionProblem(
+                option="processing_time",
+                found=repr(settings.processing_time),
+                expected="a time interval of Spark, 0 or more and without months",
+                next_step="write a number and a unit, as '10 seconds' or '1 minute 30 seconds'",
+            )
+        ]
+    return []
+
+
+def root_for_spark(spark: SparkSession, root: str) -> str:
+    """Return a root for Spark, so that checkpoints are beside the plans. A path without a scheme is
+    one of this machine for `plan_storage`, and one of the default file system for Spark.
+
+    Raises SessionSettingError if these differ.
+    """
+    if not is_path(root):
+        return root
+    # None with Spark Connect: only its server has the setting.
+    context: Any = getattr(spark, "_jsc", None)
+    default = "" if context is None else str(context.hadoopConfiguration().get(_DEFAULT) or "")
+    if default and not default.startswith("file:"):
+        raise SessionSettingError(
+            _DEFAULT,
+            found=f"{default}, where Spark would write the checkpoints of root {root}",
+            expected="the location of the plans: this machine, for a root without a scheme",
+            next_step="pass the root with its scheme, as file:///path or hdfs://host/path",
+        )
+    return os.path.abspath(root)
+
+
+def checkpoint(root: str, stage: str) -> str:
+    """Return the location of a stage's checkpoint."""
+    return f"{root.rstrip('/')}/{STAGES}/{stage}"
+
+
+def _phases(
+    graph: Graph, queries: Sequence[StageQuery], settings: RunSettings
+) -> tuple[Phase, ...]:
+    names = tuple(query.stage for query in queries)
+    sequential = names if settings.available_now else bootstrap_stages(graph)
+    first = tuple(Phase(stages=(name,), finite=True) for name in sequential)
+    return first if settings.available_now else (*first, Phase(stages=names, finite=False))
+
+
+def _start(
+    pipeline: str, query: StageQuery, root: str, settings: RunSettings, *, finite: bool
+) -> StreamingQuery:
+    mode = (settings.output_modes or {}).get(query.stage)
+    if mode is not None:
+        return start_in(mode, pipeline, query, root, settings, finite=finite)
+    try:
+        return start_in("append", pipeline, query, root, settings, finite=finite)
+    except AnalysisException as error:
+        # Raised before the first write, for aggregates without a watermark.
+        if error.getCondition() != "STREAMING_OUTPUT_MODE.UNSUPPORTED_OPERATION":
+            raise
+    return start_in("update", pipeline, query, root, settings, finite=finite)
+
+
+def start_in(
+    mode: str,
+    pipeline: str,
+    query: StageQuery,
+    root: str,
+    settings: RunSettings,
+    *,
+    finite: bool,
+) -> StreamingQuery:
+    """Start one query in this output mode."""
+    sink = query.frame.writeStream
+    if mode == "update":
+        _refuse_updates_from_afar(query)
+        # Spark supports updates of Python sinks only as batches: they are written as new records.
+        sink = sink.foreachBatch(writing(query.writer, query.batch_write_option))
+    else:
+        sink = sink.format(query.writer.format).options(**query.writer.options)
+    writer = (
+        sink.option("checkpointLocation", checkpoint(root, query.stage))
+        .queryName(f"{pipeline}/{query.stage}")
+        .outputMode(mode)
+    )
+    if finite:
+        writer = writer.trigger(availableNow=True)
+    elif settings.processing_time is not None:
+        writer = writer.trigger(processingTime=settings.processing_time)
+    return writer.start()
+
+
+def _refuse_updates_from_afar(query: StageQuery) -> None:
+    if query.batch_write_option is not None and is_remote(query.frame.sparkSession):
+        raise SessionSettingError(
+            "Spark Connect",
+            found=f"a session of it, for stage {query.stage} in output mode update",
+            expected="a session in the driver's process: only there a batch has its query's id, "
+            "which deduplication needs",
+            next_step="run the pipeline in the driver's process, or set the stage's output mode to "
+            "append (with a watermark) or complete (output_modes)",
+        )
+
+
+def writing(found: SparkFormat, batch_write_option: str | None) -> Callable[[DataFrame, int], None]:
+    """Return a function for `foreachBatch` that writes each batch, with the query's id if the
+    system has an option for it (see `streams.DropsDuplicates`)."""
+
+    def write(rows: DataFrame, batch: int) -> None:
+        options = dict(found.options)
+        if batch_write_option is not None:
+            query = rows.sparkSession.sparkContext.getLocalProperty(_QUERY_ID)
+            if not query:
+                # All queries would share one id, and records of others would count as duplicates.
+                raise SessionSettingError(
+                    "PYSPARK_PIN_THREAD",
+                    found=f"a batch without {_QUERY_ID}",
+                    expected="a Python thread for each JVM thread, the default, which provides the "
+                    "query's id of a batch",
+                    next_step="remove PYSPARK_PIN_THREAD from the environment, and run again",
+                )
+            options[batch_write_option] = f"{query}:{batch}"
+        rows.write.format(found.format).options(**options).mode("append").save()
+
+    return write

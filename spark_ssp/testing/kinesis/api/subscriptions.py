@@ -1,0 +1,133 @@
+"""SubscribeToShard: opening a subscription, and the events that it sends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from spark_ssp.testing.kinesis.api.addressing import consumer_of
+from spark_ssp.testing.kinesis.api.records import ITERATOR_TYPES
+from spark_ssp.testing.kinesis.core.errors import (
+    KinesisError,
+    dry_run,
+    in_use,
+    invalid_argument,
+    serialization,
+)
+from spark_ssp.testing.kinesis.core.request import (
+    Request,
+    decimal_value,
+    invalid_value,
+    missing,
+    time_value,
+)
+from spark_ssp.testing.kinesis.core.subscription_faults import SubscriptionFault
+from spark_ssp.testing.kinesis.state import page_reads
+from spark_ssp.testing.kinesis.state.consumers import Consumer, ConsumerStatus
+from spark_ssp.testing.kinesis.state.page_reads import Cursor
+from spark_ssp.testing.kinesis.state.service_state import ServiceState
+from spark_ssp.testing.kinesis.state.shard import Shard
+from spark_ssp.testing.kinesis.state.stream import Stream
+from spark_ssp.testing.kinesis.state.subscription import (
+    ErrorEvent,
+    Step,
+    Subscription,
+    advance,
+    open_subscription,
+)
+
+
+def subscribe_to_shard(state: ServiceState, request: Request) -> Subscription:
+    """Open a subscription, whose events `next_step` returns."""
+    request.required_text("ConsumerARN")
+    shard_id = request.required_name("ShardId")
+    stream, consumer = consumer_of(state, request)
+    shard = stream.shard(shard_id, request.now_ms)
+    state.rate_limiter.subscribe(consumer.arn, shard_id, request.now_ms)
+    status = consumer.status(request.now_ms)
+    if status is not ConsumerStatus.ACTIVE:
+        raise in_use(f"Consumer {consumer.arn} is not ACTIVE, instead it is in state {status}.")
+    cursor, after_number = _starting_position(stream, shard, request)
+    subscription = open_subscription(
+        shard,
+        replace(cursor, empty_pages=state.answers.empty_pages),
+        consumer.newest.get(shard_id),
+        consumer_arn=consumer.arn,
+        serial=state.next_serial(),
+        now_ms=request.now_ms,
+        after_number=after_number,
+        faults=tuple(f for f in request.effects if isinstance(f, SubscriptionFault)),
+    )
+    if request.flag("DryRun"):
+        raise dry_run()
+    consumer.newest[shard_id] = subscription
+    return subscription
+
+
+def _starting_position(stream: Stream, shard: Shard, request: Request) -> tuple[Cursor, int | None]:
+    """Return the StartingPosition as a cursor, and its number if it is AFTER_SEQUENCE_NUMBER."""
+    position = request.body.get("StartingPosition")
+    if position is None:
+        raise missing("startingPosition")
+    if not isinstance(position, dict):
+        raise serialization("StartingPosition: expected an object.")
+    kind = position.get("Type")
+    if kind is None:
+        raise missing("startingPosition.type")
+    if kind not in ITERATOR_TYPES:
+        raise invalid_value("startingPosition.type", f"must be one of {', '.join(ITERATOR_TYPES)}")
+    number = decimal_value("startingPosition.sequenceNumber", position.get("SequenceNumber"), 129)
+    at_ms = time_value("startingPosition.timestamp", position.get("Timestamp"))
+    if number is not None and "SEQUENCE" not in kind:
+        raise invalid_argument(f"SequenceNumber does not go with the position type {kind}.")
+    if at_ms is not None and kind != "AT_TIMESTAMP":
+        raise invalid_argument(f"Timestamp does not go with the position type {kind}.")
+    cursor = page_reads.open_cursor(
+        stream, shard, kind, request.now_ms, sequence_number=number, at_ms=at_ms
+    )
+    return cursor, number if kind == "AFTER_SEQUENCE_NUMBER" else None
+
+
+def next_step(state: ServiceState, subscription: Subscription, now_ms: int) -> Step:
+    """Return the next step of a subscription, and note it as the state of its consumer."""
+    try:
+        stream = state.stream(subscription.stream)
+    except KinesisError as error:
+        event = ErrorEvent(code=error.code, message=error.message)
+        return Step(subscription=replace(subscription, ended=True), event=event)
+    consumer = _consumer(state, subscription, now_ms)
+    active = consumer is not None and consumer.status(now_ms) is ConsumerStatus.ACTIVE
+    step = advance(
+        subscription,
+        consumer.newest.get(subscription.shard_id) if consumer is not None and active else None,
+        stream,
+        now_ms=now_ms,
+        bytes_per_second=state.rate_limiter.limits.pushed_bytes_per_consumer_and_shard,
+        answers=state.answers,
+    )
+    _note(consumer, step.subscription)
+    return step
+
+
+def close(state: ServiceState, subscription: Subscription, now_ms: int) -> None:
+    """Note that the client has closed its connection."""
+    try:
+        consumer = _consumer(state, subscription, now_ms)
+    except KinesisError:  # the stream was deleted
+        return
+    _note(consumer, replace(subscription, ended=True))
+
+
+def _consumer(state: ServiceState, subscription: Subscription, now_ms: int) -> Consumer | None:
+    """Return the consumer of a subscription, or None if it is deleted."""
+    for consumer in state.consumers(subscription.stream).all(now_ms):
+        if consumer.arn == subscription.consumer_arn:
+            return consumer
+    return None
+
+
+def _note(consumer: Consumer | None, subscription: Subscription) -> None:
+    """Keep the state of a subscription, unless another one has taken over."""
+    if consumer is not None:
+        newest = consumer.newest[subscription.shard_id]
+        if newest.serial == subscription.serial:
+            consumer.newest[subscription.shard_id] = subscription

@@ -1,0 +1,304 @@
+"""One stream: its shards, the routing of keys, splits and merges, retention."""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange
+from spark_ssp.testing.kinesis.core.errors import in_use, invalid_argument, not_found
+from spark_ssp.testing.kinesis.state.shard import Shard, shard_id
+
+HOUR_MS = 3_600_000
+MIN_RETENTION_HOURS = 24
+MAX_RETENTION_HOURS = 8760
+
+
+class StreamMode(StrEnum):
+    """The capacity mode: only an on-demand stream has a record distribution strategy."""
+
+    PROVISIONED = "PROVISIONED"
+    ON_DEMAND = "ON_DEMAND"
+
+
+class Distribution(StrEnum):
+    """The record distribution strategy: whether the service or the key chooses the shard of a
+    record."""
+
+    AUTO = "AUTO"
+    """The service chooses, regardless of the record's keys. Here: each open shard in turn."""
+    USER_PARTITION_KEY = "USER_PARTITION_KEY"
+
+
+class StreamStatus(StrEnum):
+    CREATING = "CREATING"
+    DELETING = "DELETING"
+    ACTIVE = "ACTIVE"
+    UPDATING = "UPDATING"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of the stream that takes effect at `due_ms`."""
+
+    due_ms: int
+    status: StreamStatus
+    apply: Callable[[int], None]
+
+
+class Stream:
+    """A stream. Times are passed as `now_ms`; `next_era` returns the era of the next new shards
+    (see `sequence`). Not thread-safe: `KinesisState` locks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        arn: str,
+        created_ms: int,
+        shard_count: int,
+        next_era: Callable[[], int],
+        mode: StreamMode = StreamMode.PROVISIONED,
+        distribution: Distribution = Distribution.USER_PARTITION_KEY,
+        max_record_bytes: int = 1024 * 1024,
+    ) -> None:
+        self.name = name
+        self.arn = arn
+        self.created_ms = created_ms
+        self.retention_hours = MIN_RETENTION_HOURS
+        self.mode = mode
+        self.distribution = distribution
+        self.max_record_bytes = max_record_bytes
+        self.tags: dict[str, str] = {}
+        self._next_era = next_era
+        self._shards: dict[str, Shard] = {}  # in order of creation
+        self._shard_count = 0  # ever created
+        self._open: list[Shard] = []  # by first hash key
+        self._open_firsts: list[int] = []
+        self._pending: Change | None = None
+        self._turn = 0  # which open shard takes the next record under AUTO
+        self._add_equal_shards(shard_count, created_ms)
+
+    # --- Queries ----------------------------------------------------------------------------
+
+    @property
+    def status(self) -> StreamStatus:
+        return self._pending.status if self._pending else StreamStatus.ACTIVE
+
+    @property
+    def retention_ms(self) -> int:
+        return self.retention_hours * HOUR_MS
+
+    def oldest_ms(self, now_ms: int) -> int:
+        """Return the time before which arrived records have expired."""
+        return now_ms - self.retention_ms
+
+    def horizon_ms(self, now_ms: int) -> int:
+        """Return the stream's TRIM_HORIZON as a time: no earlier than its creation."""
+        return max(self.created_ms, self.oldest_ms(now_ms))
+
+    def shards(self, now_ms: int) -> list[Shard]:
+        """Return every shard that has not expired, in order of creation.
+
+        A closed shard expires with its last record: one retention period after it was closed.
+        """
+        oldest = self.oldest_ms(now_ms)
+        expired = [
+            shard
+            for shard in self._shards.values()
+            if shard.closed_ms is not None and shard.closed_ms < oldest
+        ]
+        for shard in expired:
+            del self._shards[shard.shard_id]
+        return list(self._shards.values())
+
+    def open_shards(self) -> list[Shard]:
+        """Return the open shards, by hash key."""
+        return list(self._open)
+
+    def shard(self, wanted: str, now_ms: int) -> Shard:
+        """Return a shard, trimmed to the retention period; raise ResourceNotFound if it does not
+        exist."""
+        shard = self._shards.get(wanted)
+        oldest = self.oldest_ms(now_ms)
+        if shard is None or (shard.closed_ms is not None and shard.closed_ms < oldest):
+            raise not_found(f"Shard {wanted} in stream {self.name} does not exist.")
+        shard.log.trim_before_time(oldest)
+        return shard
+
+    def open_shard(self, wanted: str, now_ms: int) -> Shard:
+        """Return the shard with that id; InvalidArgument if it is closed."""
+        shard = self.shard(wanted, now_ms)
+        if not shard.is_open:
+            raise invalid_argument(f"Shard {wanted} in stream {self.name} has already been closed.")
+        return shard
+
+    def route(self, partition_key: str | None, explicit_hash_key: int | None = None) -> Shard:
+        """Return the open shard that takes the next record. Under AUTO its keys are ignored."""
+        if self.distribution is Distribution.AUTO:
+            self._turn += 1
+            return self._open[self._turn % len(self._open)]
+        if partition_key is None:
+            raise invalid_argument(
+                "A record without partition key is taken only under the record distribution "
+                "strategy AUTO."
+            )
+        hash_key = explicit_hash_key
+        if hash_key is None:
+            digest = hashlib.md5(partition_key.encode(), usedforsecurity=False).digest()
+            hash_key = int.from_bytes(digest, "big")
+        return self._open[bisect_right(self._open_firsts, hash_key) - 1]
+
+    # --- Changes ------------------------------------------------------------------------------
+
+    def set_mode(self, mode: StreamMode) -> None:
+        """Change the capacity mode. A provisioned stream places records by their keys."""
+        self.mode = mode
+        if mode is StreamMode.PROVISIONED:
+            self.distribution = Distribution.USER_PARTITION_KEY
+
+    def set_distribution(self, distribution: Distribution) -> None:
+        """Change the distribution of records put from now on; InvalidArgument unless the stream is
+        on-demand."""
+        if self.mode is not StreamMode.ON_DEMAND:
+            raise invalid_argument(
+                f"Stream {self.name} is in the capacity mode PROVISIONED, which does not support "
+                "a record distribution strategy."
+            )
+        self.distribution = distribution
+
+    def require_active(self) -> None:
+        """Raise ResourceInUse while the stream is being created, changed or deleted."""
+        if self.status is not StreamStatus.ACTIVE:
+            raise in_use(f"Stream {self.name} is not ACTIVE, instead it is in state {self.status}.")
+
+    def schedule(self, change: Change) -> None:
+        """Register `change`, which `settle` applies when it is due."""
+        self._pending = change
+
+    def settle(self, now_ms: int) -> None:
+        """Apply the change if it is due."""
+        change = self._pending
+        if change is not None and change.due_ms <= now_ms:
+            self._pending = None
+            change.apply(now_ms)
+
+    def set_retention_hours(self, hours: int, now_ms: int) -> None:
+        """Change the retention period; records that are already trimmed stay trimmed."""
+        for shard in self.shards(now_ms):
+            shard.log.trim_before_time(self.oldest_ms(now_ms))
+        self.retention_hours = hours
+
+    def check_split(self, shard_to_split: str, new_first: int, now_ms: int) -> None:
+        """Refuse, as the service does, an invalid split."""
+        shard = self.open_shard(shard_to_split, now_ms)
+        if not shard.hash_range.first < new_first <= shard.hash_range.last:
+            raise invalid_argument(
+                f"NewStartingHashKey {new_first} used in SplitShard() on shard {shard_to_split} "
+                f"in stream {self.name} does not divide the shard's hash keys, "
+                f"{shard.hash_range.first} to {shard.hash_range.last}."
+            )
+
+    def split(self, shard_to_split: str, new_first: int, now_ms: int) -> tuple[Shard, Shard]:
+        """Close a shard; its lower child ends before `new_first`, its upper child begins there."""
+        self.check_split(shard_to_split, new_first, now_ms)
+        parent = self._shards[shard_to_split]
+        era = self._next_era()
+        lower = HashRange(first=parent.hash_range.first, last=new_first - 1)
+        upper = HashRange(first=new_first, last=parent.hash_range.last)
+        first = self._add(lower, era, now_ms, parent=parent.shard_id)
+        second = self._add(upper, era, now_ms, parent=parent.shard_id)
+        parent.close(now_ms, (first.shard_id, second.shard_id))
+        self._replace(1, [first, second])
+        return first, second
+
+    def check_merge(self, shard_to_merge: str, adjacent: str, now_ms: int) -> None:
+        """Refuse, as the service does, an invalid merge."""
+        one, other = self.open_shard(shard_to_merge, now_ms), self.open_shard(adjacent, now_ms)
+        if (
+            one.hash_range.last + 1 != other.hash_range.first
+            and other.hash_range.last + 1 != one.hash_range.first
+        ):
+            raise invalid_argument(
+                f"Shards {shard_to_merge} and {adjacent} in stream {self.name} are not an "
+                f"adjacent pair of shards eligible for merging."
+            )
+
+    def merge(self, shard_to_merge: str, adjacent: str, now_ms: int) -> Shard:
+        """Close two adjacent shards; their child has both ranges."""
+        self.check_merge(shard_to_merge, adjacent, now_ms)
+        one, other = self._shards[shard_to_merge], self._shards[adjacent]
+        both = HashRange(
+            first=min(one.hash_range.first, other.hash_range.first),
+            last=max(one.hash_range.last, other.hash_range.last),
+        )
+        child = self._add(
+            both, self._next_era(), now_ms, parent=one.shard_id, adjacent_parent=other.shard_id
+        )
+        for parent in (one, other):
+            parent.close(now_ms, (child.shard_id,))
+        self._replace(2, [child])
+        return child
+
+    def scale(self, target: int, now_ms: int) -> None:
+        """Split and merge until there are `target` open shards of equal size.
+
+        As with the service's uniform scaling, short-lived shards may be created in between.
+        """
+        ranges = equal_ranges(target)
+        for cut in (wanted.first for wanted in ranges[1:]):
+            holder = self._open[bisect_right(self._open_firsts, cut) - 1]
+            if holder.hash_range.first != cut:
+                self.split(holder.shard_id, cut, now_ms)
+        for wanted in ranges:
+            start = bisect_left(self._open_firsts, wanted.first)
+            inside = self._open[start : bisect_right(self._open_firsts, wanted.last)]
+            merged = inside[0]
+            for neighbour in inside[1:]:
+                merged = self.merge(merged.shard_id, neighbour.shard_id, now_ms)
+
+    # --- Helpers ------------------------------------------------------------------------------
+
+    def _add_equal_shards(self, count: int, now_ms: int) -> None:
+        era = self._next_era()
+        shards = [self._add(hash_range, era, now_ms) for hash_range in equal_ranges(count)]
+        self._replace(0, shards)
+
+    def _add(
+        self,
+        hash_range: HashRange,
+        era: int,
+        now_ms: int,
+        *,
+        parent: str | None = None,
+        adjacent_parent: str | None = None,
+    ) -> Shard:
+        shard = Shard(
+            index=self._shard_count,
+            era=era,
+            hash_range=hash_range,
+            created_ms=now_ms,
+            parent=parent,
+            adjacent_parent=adjacent_parent,
+        )
+        self._shards[shard_id(self._shard_count)] = shard
+        self._shard_count += 1
+        return shard
+
+    def _replace(self, parents: int, children: list[Shard]) -> None:
+        """Replace that many parents by `children` in the order of hash keys."""
+        at = bisect_left(self._open_firsts, children[0].hash_range.first)
+        self._open[at : at + parents] = children
+        self._open_firsts[at : at + parents] = [c.hash_range.first for c in children]
+
+
+def equal_ranges(count: int) -> list[HashRange]:
+    """Split the hash key space into `count` equal parts; the last takes the remainder."""
+    size = (MAX_HASH_KEY + 1) // count
+    firsts = [i * size for i in range(count)]
+    lasts = [first - 1 for first in firsts[1:]] + [MAX_HASH_KEY]
+    return [HashRange(first=first, last=last) for first, last in zip(firsts, lasts, strict=True)]

@@ -1,0 +1,80 @@
+"""Which uses of a plan are outdated, and which ends are fixed."""
+
+from __future__ import annotations
+
+import pickle
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_ssp.common.spark.batch_plan import BatchPlan, PlannedPartition, PlanUses, with_plan
+from spark_ssp.common.spark.task_context import MicroBatch
+from spark_ssp.grouping.identifiers import EpochMillis, ShardId, ShardKey, StreamName
+from spark_ssp.kafka_source.batch_read import has_fixed_end
+from spark_ssp.kafka_source.model.topic import (
+    AtOffsets,
+    AtTime,
+    AtTimes,
+    Bound,
+    LogicalOffset,
+    partition_of,
+)
+from spark_ssp.kinesis_source.batch_read import bounds
+from spark_ssp.kinesis_source.model.shard import AtTimestamp, Latest, StartingPosition
+
+USES = st.none() | st.builds(MicroBatch, query=st.sampled_from("ab"), batch=st.integers(0, 3))
+NOW = EpochMillis(1_700_000_000_000)
+LATER = EpochMillis(NOW + 1)
+
+
+@given(st.lists(st.tuples(st.sampled_from("pq"), USES), max_size=30), st.booleans())
+def test_a_micro_batch_reads_only_plans_that_nothing_used_before_it(
+    uses: list[tuple[str, MicroBatch | None]], fixed: bool
+) -> None:
+    process = PlanUses()
+    for index, (name, use) in enumerate(uses):
+        plan = BatchPlan(id=name, planned_at_ms=NOW, has_fixed_end=fixed)
+        before = [other for known, other in uses[:index] if known == name]
+        first = before[0] if before else use
+        expected = not fixed and use is not None and use != first
+        assert process.is_outdated(plan, use) == expected
+
+
+def test_the_uses_of_many_plans_are_forgotten_oldest_first() -> None:
+    process = PlanUses()
+    plans = [BatchPlan(id=str(n), planned_at_ms=NOW, has_fixed_end=False) for n in range(3_000)]
+    for plan in plans:
+        assert not process.is_outdated(plan, MicroBatch(query="a", batch=0))
+    assert process.is_outdated(plans[-1], MicroBatch(query="a", batch=1))
+    assert not process.is_outdated(plans[0], MicroBatch(query="a", batch=1))
+
+
+def test_an_empty_plan_has_a_partition() -> None:
+    (partition,) = with_plan([], BatchPlan(id="p", planned_at_ms=NOW, has_fixed_end=False))
+    copy = pickle.loads(pickle.dumps(partition))
+    assert isinstance(copy, PlannedPartition)
+    assert (copy.value, copy.plan.id) == (None, "p")
+
+
+def test_an_end_is_fixed_if_no_later_record_moves_it() -> None:
+    one, other = partition_of(StreamName("orders"), 0), partition_of(StreamName("orders"), 1)
+    fixed: list[Bound] = [
+        AtOffsets(offsets={one: 3, other: 4}),
+        AtTime(time_ms=NOW),
+        AtTimes(times_ms={one: NOW, other: NOW}),
+    ]
+    moving: list[Bound | None] = [
+        None,
+        LogicalOffset.LATEST,
+        AtOffsets(offsets={one: 3, other: LogicalOffset.LATEST}),
+        AtTime(time_ms=LATER),
+        AtTimes(times_ms={one: NOW, other: LATER}),
+    ]
+    assert [has_fixed_end(end, NOW) for end in fixed] == [True] * len(fixed)
+    assert [has_fixed_end(end, NOW) for end in moving] == [False] * len(moving)
+    shard = ShardKey(stream=StreamName("orders"), shard=ShardId("shard-0"))
+    at = AtTimestamp(millis=LATER)
+    assert bounds.has_fixed_end(StartingPosition(default=at))
+    assert not bounds.has_fixed_end(None)
+    assert not bounds.has_fixed_end(StartingPosition(default=Latest()))
+    assert not bounds.has_fixed_end(StartingPosition(default=at, by_shard={shard: Latest()}))

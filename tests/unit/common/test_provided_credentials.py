@@ -1,0 +1,240 @@
+"""Credentials from a user's function: kinds that are accepted, their renewal, errors."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from types import ModuleType
+from typing import Any
+
+import boto3
+import botocore.session
+import pytest
+from botocore.credentials import (
+    Credentials,
+    DeferredRefreshableCredentials,
+    RefreshableCredentials,
+)
+
+from spark_ssp.common.aws.error_translation import (
+    CredentialsProviderError,
+    ProviderFailedError,
+    Severity,
+    refresh_error,
+    severity_of,
+)
+from spark_ssp.common.aws.provided_credentials import (
+    PLAIN_LIFETIME_S,
+    RenewedCredentials,
+    forget_providers,
+    load_provided,
+    provided_credentials,
+)
+
+CANARY = "Canary/wJalrXUtnFEMI"
+PATH = "my_company_aws:credentials"
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    """A user's module, which can be imported."""
+    made = ModuleType("my_company_aws")
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    forget_providers()
+    yield made
+    forget_providers()
+
+
+def keys(name: str, *, lives_s: float = 3600) -> dict[str, str]:
+    return {
+        "access_key": name,
+        "secret_key": CANARY,
+        "token": CANARY,
+        "expiry_time": (datetime.now(UTC) + timedelta(seconds=lives_s)).isoformat(),
+    }
+
+
+def refreshable(refresh: Callable[[], Any], *, lives_s: float = 3600) -> RefreshableCredentials:
+    return RefreshableCredentials.create_from_metadata(
+        keys("FIRST", lives_s=lives_s), refresh, "vault"
+    )
+
+
+def session() -> botocore.session.Session:
+    made = botocore.session.Session()
+    made.set_credentials("SESSION", CANARY)
+    return made
+
+
+class Rotating:
+    """Another library's credentials."""
+
+    def get_frozen_credentials(self) -> Credentials:
+        return Credentials("OTHER", CANARY)
+
+
+def failing(*_: object, **__: object) -> Any:
+    raise LookupError(CANARY)
+
+
+def access_key(path: str = PATH, arguments: str | None = None) -> str:
+    key = provided_credentials(path, arguments).get_frozen_credentials().access_key
+    assert isinstance(key, str)
+    return key
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected"),
+    [
+        (lambda: Credentials("PLAIN", CANARY), "PLAIN"),
+        (lambda: refreshable(failing), "FIRST"),
+        (lambda: DeferredRefreshableCredentials(lambda: keys("LATE"), "vault"), "LATE"),
+        (session, "SESSION"),
+        (lambda: boto3.Session(botocore_session=session()), "SESSION"),
+        (Rotating, "OTHER"),
+    ],
+)
+def test_credentials_and_sessions_are_accepted(
+    module: ModuleType, returned: Callable[[], object], expected: str
+) -> None:
+    vars(module)["credentials"] = returned
+    assert access_key() == expected
+
+
+def test_the_function_is_called_once_for_its_arguments(module: ModuleType) -> None:
+    calls: list[str] = []
+
+    def credentials(*, role: str = "none") -> Credentials:
+        calls.append(role)
+        return Credentials(role, CANARY)
+
+    vars(module)["credentials"] = credentials
+    assert [access_key(arguments='{"role": "reader"}') for _ in range(2)] == ["reader"] * 2
+    assert access_key() == "none"
+    assert calls == ["reader", "none"]
+
+
+@pytest.mark.parametrize(
+    ("function", "found"),
+    [
+        (None, "no credentials in the module"),
+        (7, "an attribute of type int"),
+        (failing, "a function which raised LookupError"),
+        (lambda role: role, "a function which raised TypeError"),
+        (lambda: None, "a function that returned None"),
+        (lambda: CANARY, "a function that returned str"),
+        (lambda: Rotating, "a function that returned type"),
+        (
+            lambda: type("Empty", (), {"get_credentials": lambda self: None})(),
+            "Empty with None",
+        ),
+        (
+            lambda: type("Broken", (), {"get_credentials": failing})(),
+            "Broken raised LookupError",
+        ),
+        (
+            lambda: type("Half", (), {"get_frozen_credentials": lambda self: keys("K")})(),
+            "Half without access_key",
+        ),
+    ],
+)
+def test_anything_else_is_an_error_without_a_value(
+    module: ModuleType, function: object, found: str
+) -> None:
+    if function is not None:
+        vars(module)["credentials"] = function
+    with pytest.raises(CredentialsProviderError) as caught:
+        access_key()
+    error = caught.value
+    assert error.subject == f"option credentialsProvider ({PATH})"
+    assert found in error.found
+    assert CANARY not in str(error)
+    assert error.__cause__ is None
+    assert error.__suppress_context__ or error.__context__ is None
+
+
+def test_a_module_that_cannot_be_imported_is_to_be_shipped() -> None:
+    with pytest.raises(CredentialsProviderError, match="ModuleNotFoundError") as caught:
+        access_key("no_such_module_here:credentials")
+    assert "spark.submit.pyFiles" in caught.value.next_step
+
+
+def test_a_failure_is_not_kept(module: ModuleType) -> None:
+    vars(module)["credentials"] = failing
+    with pytest.raises(CredentialsProviderError):
+        access_key()
+    vars(module)["credentials"] = lambda: Credentials("LATER", CANARY)
+    assert access_key() == "LATER"
+
+
+# --- Renewal --------------------------------------------------------------------------------------
+
+
+def test_plain_credentials_are_requested_again_after_their_lifetime(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    now = 0.0
+    answers = iter([Credentials("ONE", CANARY), LookupError(CANARY), Credentials("TWO", CANARY)])
+
+    def call() -> object:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    provided = RenewedCredentials(
+        lambda: load_provided(PATH, call), method="test", monotonic=lambda: now
+    )
+    for now, expected in (
+        (PLAIN_LIFETIME_S - 1, "ONE"),
+        (PLAIN_LIFETIME_S, "ONE"),
+        (2 * PLAIN_LIFETIME_S - 1, "ONE"),
+        (2 * PLAIN_LIFETIME_S, "TWO"),
+    ):
+        assert provided.get_frozen_credentials().access_key == expected, now
+    assert "could not renew credentials" in caplog.text
+    assert CANARY not in caplog.text
+
+
+def test_plain_credentials_are_renewed_by_one_thread_at_a_time() -> None:
+    renewing, go_on = threading.Event(), threading.Event()
+    calls: list[int] = []
+    now = 0.0
+
+    def call() -> object:
+        calls.append(1)
+        if len(calls) == 2:
+            renewing.set()
+            assert go_on.wait(30)
+        return Credentials(f"K{len(calls)}", CANARY)
+
+    provided = RenewedCredentials(
+        lambda: load_provided(PATH, call), method="test", monotonic=lambda: now
+    )
+    now = PLAIN_LIFETIME_S
+    other = threading.Thread(target=provided.get_frozen_credentials)
+    other.start()
+    assert renewing.wait(30)
+    assert provided.get_frozen_credentials().access_key == "K1"
+    go_on.set()
+    other.join(30)
+    assert provided.get_frozen_credentials().access_key == "K2"
+
+
+def test_a_failed_refresh_passes_and_no_text_of_it_is_logged(
+    module: ModuleType, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    answers: Iterator[Callable[[], object]] = iter([failing, lambda: keys("SECOND")])
+    vars(module)["credentials"] = lambda: refreshable(lambda: next(answers)(), lives_s=1)
+    with caplog.at_level(logging.DEBUG), pytest.raises(ProviderFailedError) as caught:
+        access_key()
+    assert severity_of(caught.value) is Severity.FAULT
+    error = refresh_error(caught.value)
+    assert error.found == "LookupError when its credentials were refreshed"
+    assert access_key() == "SECOND"
+    assert "Refreshing temporary credentials failed" in caplog.text
+    for text in (str(caught.value), str(error), caplog.text, *capfd.readouterr()):
+        assert CANARY not in text

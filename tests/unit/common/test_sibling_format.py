@@ -1,0 +1,49 @@
+"""A query that is moved from one format to the other must not lose an option without an error."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from spark_ssp.common.options.spec import OptionTable, read_options, spellings
+from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
+from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
+
+_OTHER: Mapping[str, tuple[OptionTable, OptionTable]] = {
+    "kinesis-ssp": (KINESIS_OPTIONS, KAFKA_OPTIONS),
+    "kafka-ssp": (KAFKA_OPTIONS, KINESIS_OPTIONS),
+}
+
+
+def _cases() -> list[Any]:
+    return [
+        pytest.param(own, spec.name, id=f"{source}:{spec.name}")
+        for source, (own, other) in _OTHER.items()
+        for spec in other.specs
+        if spec.name.lower() not in spellings(*own.specs)
+    ]
+
+
+@pytest.mark.parametrize(("table", "name"), _cases())
+def test_every_option_of_the_sister_format_is_refused_with_a_way_out(
+    table: OptionTable, name: str
+) -> None:
+    (problem,) = read_options(table, {name.upper(): "Canary"}).problems
+    assert problem.option == name
+    assert "that this source cannot obey" in problem.found
+    assert "Canary" not in str(problem)
+
+
+@pytest.mark.parametrize(("source", "least"), [("kinesis-ssp", 20), ("kafka-ssp", 30)])
+def test_the_option_to_use_instead_exists(source: str, least: int) -> None:
+    own, other = _OTHER[source]
+    names = {spec.name for spec in own.specs}
+    foreign = {spec.name for spec in other.specs} - names
+    advice = {o.name: o.advice for o in own.foreign if o.refused and o.name in foreign}
+    assert len(advice) >= least
+    for name, text in advice.items():
+        words = {word.strip(",;:.") for word in text.split()}
+        if text.startswith("use "):
+            assert words & names, name

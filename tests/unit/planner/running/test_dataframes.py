@@ -1,0 +1,156 @@
+"""A pipeline's frames and checkpoints, as far as they need no JVM."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_ssp.kafka_source.pipeline_system import KafkaSystem
+from spark_ssp.planner import InvalidPipelineError, Pipeline
+from spark_ssp.planner.running import SessionSettingError
+from spark_ssp.planner.running.dataframes import stage_queries
+from spark_ssp.planner.running.start import RunSettings, prepare, root_for_spark, writing
+from spark_ssp.planner.running.streams import StreamAccess
+from spark_ssp.planner.services.systems import Services, SparkFormat
+from tests.support.fakes.pipeline_services import MemorySystem
+from tests.support.pipelines.examples import both
+
+
+class CountingFrame:
+    """A frame that knows how often it was filtered."""
+
+    isStreaming = True
+    columns = ("value",)
+
+    def __init__(self, filters: int = 0) -> None:
+        self.filters = filters
+
+    def where(self, condition: str) -> CountingFrame:
+        return CountingFrame(self.filters + 1)
+
+
+class CountingSession:
+    """A session whose every stream is such a frame."""
+
+    @property
+    def readStream(self) -> CountingSession:
+        return self
+
+    def format(self, name: str) -> CountingSession:
+        return self
+
+    def options(self, **options: str) -> CountingSession:
+        return self
+
+    def load(self) -> CountingFrame:
+        return CountingFrame()
+
+
+def access() -> StreamAccess:
+    session = cast(SparkSession, CountingSession())
+    return StreamAccess(spark=session, services=Services({"kafka": MemorySystem()}))
+
+
+def test_a_line_may_be_longer_than_python_lets_calls_nest() -> None:
+    pipeline = Pipeline("p")
+    line = pipeline.input("kafka", "rows")
+    for _ in range(2_000):
+        line = line.filter("x > 0")
+    line.output("kafka", "out")
+    (query,) = stage_queries(pipeline.build(), access())
+    assert cast(Any, query.frame).filters == 2_000
+
+
+def test_a_query_of_too_many_sources_is_refused_before_any_is_opened() -> None:
+    pipeline = Pipeline("p")
+    line = pipeline.input("kafka", "rows")
+    for _ in range(40):
+        line = line.join(line, both)
+    line.output("kafka", "out", name="end")
+    with pytest.raises(InvalidPipelineError) as caught:
+        stage_queries(pipeline.build(), access())
+    (problem,) = caught.value.problems
+    assert problem.subject == "output end"
+    assert problem.found == "a query that would read more than 1000 streams at once"
+    assert problem.place is not None
+
+
+class BatchOfNobody:
+    """A batch in whose thread Spark has not said which query it is of; nothing may be written."""
+
+    @property
+    def sparkSession(self) -> BatchOfNobody:
+        return self
+
+    @property
+    def sparkContext(self) -> BatchOfNobody:
+        return self
+
+    def getLocalProperty(self, name: str) -> None:
+        assert name == "sql.streaming.queryId"
+
+
+def test_a_batch_of_an_unknown_query_is_not_written() -> None:
+    write = writing(SparkFormat("kafka-ssp", {}), "batchWriteId")
+    with pytest.raises(SessionSettingError, match="PYSPARK_PIN_THREAD: found a batch without"):
+        write(cast(DataFrame, BatchOfNobody()), 0)
+
+
+def test_intermediate_streams_in_kafka_want_rocksdb() -> None:
+    """Said as for tables, and before their frames are built, which would fail for want of it."""
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "rows").partition_by("key").output("kafka", "out")
+    known = Services({"kafka": KafkaSystem({"kafka.bootstrap.servers": "localhost:1"})})
+    session = cast(SparkSession, Hadoop(None))
+    with pytest.raises(SessionSettingError, match=r"providerClass: found an\.Other; .*RocksDB"):
+        prepare(pipeline.build(), session, known, root="/data/p", settings=RunSettings())
+
+
+class Hadoop:
+    """A session with settings and a default file system."""
+
+    def __init__(self, default: str | None) -> None:
+        self._default = default
+
+    @property
+    def _jsc(self) -> Hadoop:
+        return self
+
+    @property
+    def conf(self) -> Mapping[str, str]:
+        return {"spark.sql.streaming.stateStore.providerClass": "an.Other"}
+
+    def hadoopConfiguration(self) -> Hadoop:
+        return self
+
+    def get(self, name: str) -> str | None:
+        assert name == "fs.defaultFS"
+        return self._default
+
+
+def _root(default: str | None, root: str) -> str:
+    return root_for_spark(cast(SparkSession, Hadoop(default)), root)
+
+
+@pytest.mark.parametrize("default", ["file:///", None])
+def test_a_path_is_one_of_this_machine_to_spark_too(default: str | None) -> None:
+    assert _root(default, "/data/p") == "/data/p"
+    assert _root(default, "data/p") == os.path.join(os.getcwd(), "data/p")
+
+
+def test_a_path_that_is_somewhere_else_to_spark_is_refused() -> None:
+    """Checkpoints would be there, and plans here: the next driver would find none to contradict."""
+    with pytest.raises(SessionSettingError) as caught:
+        _root("hdfs://name:8020", "/data/p")
+    assert str(caught.value) == (
+        "[session-setting] fs.defaultFS: found hdfs://name:8020, where Spark would write the "
+        "checkpoints of root /data/p; expected the location of the plans: this machine, for a "
+        "root without a scheme. Next step: pass the root with its scheme, as file:///path or "
+        "hdfs://host/path"
+    )
+    for root in ("hdfs://name:8020/data/p", "file:///data/p", "s3://b/p"):
+        assert _root("hdfs://name:8020", root) == root
