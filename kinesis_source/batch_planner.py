@@ -41,7 +41,6 @@ from spark_ssp.kinesis_source.planning.active_shards import (
     default_slots,
     is_one_to_one,
 )
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
 from spark_ssp.kinesis_source.planning.batch_log import BatchLog, warn_of_next_batches
 from spark_ssp.kinesis_source.planning.data_loss import (
     report_missed_children,
@@ -56,18 +55,18 @@ from spark_ssp.kinesis_source.planning.input_partitions import (
     skipped_shards,
     without_removed,
 )
-from spark_ssp.kinesis_source.planning.key_placement import PlacementWatch
+from spark_ssp.kinesis_source.planning.key_placement import PlacementWatch, families
 from spark_ssp.kinesis_source.planning.shard_discovery import (
     CONFIRM_PERIOD_S,
     CONFIRMATIONS,
     Doubts,
     ShardDiscovery,
 )
-from spark_ssp.kinesis_source.planning.shard_lag import stream_lag
-from spark_ssp.kinesis_source.planning.shard_lineage import families, split_waiting
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.kinesis_source.probing.end_offset_finder import EndOffsetFinder
-from spark_ssp.kinesis_source.probing.initial_positions import initial_states
+from spark_ssp.kinesis_source.probing.initial_positions import initial_states, split_waiting
 from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
+from spark_ssp.kinesis_source.probing.shard_lag import stream_lag
 from spark_ssp.kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -41,7 +41,6 @@ from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, de
 from spark_ssp.kinesis_source.model.ranges import SlotRange
 from spark_ssp.kinesis_source.model.schema import spark_schema
 from spark_ssp.kinesis_source.options.values import KinesisOptions, QueryKind
-from spark_ssp.kinesis_source.trigger_interval import TriggerInterval
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from spark_ssp.kinesis_source.batch_planner import BatchPlanner
     from spark_ssp.kinesis_source.fan_out.fan_out import FanOut
     from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
-    from spark_ssp.kinesis_source.planning.admission_control import Limits
+    from spark_ssp.kinesis_source.probing.batch_limits import Limits
     from spark_ssp.kinesis_source.reader_activity import ReaderActivity
 
 _BATCHES: Final = BatchSource(
@@ -133,7 +132,7 @@ class KinesisStreamReader(PlanningStreamReader):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the status for the query's progress, under `latestOffset`: the lag, the counts of
         `ReaderActivity`, and the drain token."""
-        from spark_ssp.kinesis_source.planning.shard_lag import progress_entry
+        from spark_ssp.kinesis_source.probing.shard_lag import progress_entry
 
         if self._planner is None or self._activity is None:
             return None
@@ -201,7 +200,7 @@ class KinesisStreamReader(PlanningStreamReader):
         return {"worker": self._worker.id, DRAIN_TOKEN: self._worker.drain_signal.token}
 
     def _limits(self, limit: ReadLimit) -> Limits:
-        from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
+        from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 
         if isinstance(limit, ReadAllAvailable):
             return UNLIMITED  # Trigger.Once: Spark reads everything
@@ -268,8 +267,7 @@ class KinesisBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
-        from spark_ssp.kinesis_source.batch_read.bounds import has_fixed_end
-        from spark_ssp.kinesis_source.batch_read.read_plan import plan_read
+        from spark_ssp.kinesis_source.batch_read import has_fixed_end, plan_read
         from spark_ssp.kinesis_source.client.boto3_client import connect
         from spark_ssp.kinesis_source.fan_out.fan_out import open_fan_out
 
@@ -309,3 +307,50 @@ def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.Rec
         open_subscriber=lambda window: open_subscriber(options.connection, window=window),
     )
     return freeze_after_task(rows)
+
+
+# --- The interval of triggers ---------------------------------------------------------------------
+
+LATE_MS: Final = 2000
+"""The maximum delay of the call in a trigger: Spark calls one source after the other."""
+LATE_SHARE: Final = 50
+"""At most 1/50 of the interval, or short batches would often count as an interval."""
+_SECOND_MS: Final = 1000
+
+
+class TriggerInterval:
+    """The interval of a query's trigger, which Spark does not pass to a source, derived from the
+    starts of triggers. `time` is in seconds since the epoch, by the clock of the driver's machine.
+
+    A source only sees the start of a trigger: Spark calls it once before a batch and not after it.
+    So the time between two starts is either the interval or the duration of a batch. Spark starts
+    the triggers of an interval at multiples of it since the epoch, and a batch ends at any time.
+    """
+
+    def __init__(self, time: Callable[[], float]) -> None:
+        self._time = time
+        self._began: int | None = None
+        self._supposed: int | None = None
+        self._known_ms = 0
+
+    def begin(self) -> int:
+        """Record the start of a trigger; return the interval in milliseconds, 0 while it is
+        unknown.
+
+        Two successive times must agree, in whole seconds: one batch in hundreds ends at such a time
+        by chance. A trigger that was delayed by its batch is ignored.
+        """
+        now = round(self._time() * 1000)
+        before, self._began = self._began, now
+        supposed = None if before is None else _multiple_of(now - before, now)
+        if supposed is not None and supposed == self._supposed:
+            self._known_ms = supposed
+        self._supposed = supposed
+        return self._known_ms
+
+
+def _multiple_of(passed_ms: int, now_ms: int) -> int | None:
+    """Return `passed_ms` in whole seconds if triggers of that interval start now."""
+    interval_ms = round(passed_ms / _SECOND_MS) * _SECOND_MS
+    late_ms = min(LATE_MS, interval_ms // LATE_SHARE)
+    return interval_ms if interval_ms and now_ms % interval_ms <= late_ms else None

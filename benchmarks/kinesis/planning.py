@@ -41,8 +41,8 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.options.values import KinesisOptions
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED
 
 PER_LOOK: Final = 3
 WARM_UP: Final = 3

@@ -34,9 +34,12 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
     StreamRef,
 )
-from spark_ssp.kinesis_source.planning.active_shards import advance_streams, assign_slots
+from spark_ssp.kinesis_source.planning.active_shards import (
+    advance_lineage,
+    advance_streams,
+    assign_slots,
+)
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
-from spark_ssp.kinesis_source.planning.shard_lineage import advance_lineage
 
 STREAM: Final = StreamName("orders")
 _HASH_KEYS: Final = 1 << 128

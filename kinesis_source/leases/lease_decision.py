@@ -76,8 +76,8 @@ from spark_ssp.kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.active_shards import Listings
-from spark_ssp.kinesis_source.planning.shard_lineage import ancestors, children_of, start_points
+from spark_ssp.kinesis_source.planning.active_shards import Listings, ancestors, children_of
+from spark_ssp.kinesis_source.probing.initial_positions import start_points
 
 V = TypeVar("V")
 

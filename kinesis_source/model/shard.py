@@ -208,3 +208,17 @@ class StartingPosition:
 
     default: StartPoint | None
     by_shard: Mapping[ShardKey, StartPoint] = field(default_factory=dict)
+
+
+def is_behind(position: Position, target: Position) -> bool:
+    """Return whether `position` is known to precede `target`; a start point precedes any record."""
+    if isinstance(target, ShardEnd):
+        return not isinstance(position, ShardEnd)
+    if not isinstance(target, AfterRecord) or isinstance(position, ShardEnd):
+        return False
+    if not isinstance(position, AfterRecord):
+        return True
+    return (sequence_order(position.sequence_number), position.sub) < (
+        sequence_order(target.sequence_number),
+        target.sub,
+    )

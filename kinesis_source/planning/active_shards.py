@@ -1,16 +1,39 @@
-"""Determines the shards of the next offset: the lineage of each stream, joined over all streams."""
+"""Determines the shards of the next offset, by lineage: parents before children, across splits,
+merges and expiry.
+
+The functions of lineage are about one stream, from the service's listing (every shard not yet
+expired) and the entries of an offset (`states`, being read, and `waiting`).
+
+A listed shard that has no entry is *finished* if one of its descendants has an entry, otherwise
+*new*. A new or waiting shard may be read once each of its parents is done, and a parent is done if
+
+* its entry is at SHARD_END: it was read to the end and committed by Spark; or
+* it is finished, and so is every ancestor of it that has an entry (a start by shard may skip a
+  generation: LATEST for a closed shard whose own parent is read from the beginning); or
+* it has no entry and is no longer listed: it expired with all its records.
+
+A new shard inherits its parents' latest `last_caught_up_ms`: they were open then, so its records
+are younger.
+
+An entry leaves the offset if it is at SHARD_END and every listed child has an entry or is finished,
+or if it is at SHARD_END and has expired itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
-from spark_ssp.kinesis_source.model.read_loss import admit_child, is_start_point
-from spark_ssp.kinesis_source.model.shard import Shard, ShardEnd, ShardState
-from spark_ssp.kinesis_source.planning.shard_lineage import advance_lineage
+from spark_ssp.kinesis_source.model.shard import (
+    Shard,
+    ShardEnd,
+    ShardState,
+    TrimHorizon,
+)
+from spark_ssp.kinesis_source.planning.data_loss import admit_child, is_start_point
 
 Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
 
@@ -119,6 +142,137 @@ def _by_stream(
     for key, state in states.items():
         by_stream.setdefault(key.stream, {})[key.shard] = state
     return by_stream
+
+
+# --- Lineage -------------------------------------------------------------------------------------
+
+States = Mapping[ShardId, ShardState]
+Children = Mapping[ShardId, Sequence[ShardId]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """The entries of one stream after one listing."""
+
+    states: dict[ShardId, ShardState]
+    """To be read now, or at SHARD_END and waiting for their children to be listed."""
+    waiting: dict[ShardId, ShardState]
+    vanished: tuple[ShardId, ...]
+    """Entries before SHARD_END that the service no longer lists: their remaining records are
+    lost."""
+    abandoned: tuple[ShardId, ...]
+    """Entries at SHARD_END that expired before a child was started. A child is younger than its
+    parent's last record, so its first records may have expired as well."""
+    undiscovered_children: bool
+    """True if a shard is at SHARD_END without a listed child: the listing may be stale."""
+
+
+def advance_lineage(listed: Collection[Shard], states: States, waiting: States) -> Lineage:
+    """Admit every shard that may now be read, and drop every shard that is finished."""
+    by_id = {shard.shard_id: shard for shard in listed}
+    children = children_of(listed)
+    entries = {**states, **waiting}
+    finished = ancestors(by_id, entries.keys()) - entries.keys()
+    unread = [
+        shard_id
+        for shard_id, state in entries.items()
+        if shard_id in waiting or not isinstance(state.position, ShardEnd)
+    ]
+    undone = {*unread, *_descendants_through(unread, children, finished)}
+
+    def done(parent: ShardId) -> bool:
+        known = parent in entries or parent in finished or parent not in by_id
+        return known and parent not in undone
+
+    reading = dict(states)
+    still_waiting = {}
+    for shard_id, state in waiting.items():
+        shard = by_id.get(shard_id)
+        if shard is None or all(done(parent) for parent in shard.parents):
+            reading[shard_id] = state
+        else:
+            still_waiting[shard_id] = state
+    for shard in listed:
+        if shard.shard_id in entries or shard.shard_id in finished:
+            continue
+        if all(done(parent) for parent in shard.parents):
+            proofs = [
+                entries[parent].last_caught_up_ms for parent in shard.parents if parent in entries
+            ]
+            seen = max((proof for proof in proofs if proof is not None), default=None)
+            reading[shard.shard_id] = ShardState(position=TrimHorizon(), last_caught_up_ms=seen)
+    begun = reading.keys() | still_waiting.keys() | finished
+    return _drop_finished(by_id, children, reading, still_waiting, begun)
+
+
+def _drop_finished(
+    by_id: Mapping[ShardId, Shard],
+    children: Children,
+    reading: Mapping[ShardId, ShardState],
+    waiting: Mapping[ShardId, ShardState],
+    begun: Collection[ShardId],
+) -> Lineage:
+    """Drop the shards that are finished. `begun`: every shard that has an entry or is finished."""
+    kept: dict[ShardId, ShardState] = {}
+    vanished: list[ShardId] = []
+    abandoned: list[ShardId] = []
+    undiscovered = False
+    for shard_id in sorted(reading):
+        state = reading[shard_id]
+        ended = isinstance(state.position, ShardEnd)
+        if shard_id not in by_id:
+            (abandoned if ended else vanished).append(shard_id)
+            continue
+        own = children.get(shard_id, ())
+        if ended and own and all(child in begun for child in own):
+            continue
+        undiscovered = undiscovered or (ended and not own)
+        kept[shard_id] = state
+    return Lineage(
+        states=kept,
+        waiting={shard_id: waiting[shard_id] for shard_id in sorted(waiting)},
+        vanished=tuple(vanished),
+        abandoned=tuple(abandoned),
+        undiscovered_children=undiscovered,
+    )
+
+
+def children_of(listed: Collection[Shard]) -> dict[ShardId, list[ShardId]]:
+    """Return the listed children by parent; the parent may have expired."""
+    children: dict[ShardId, list[ShardId]] = {}
+    for shard in listed:
+        for parent in shard.parents:
+            children.setdefault(parent, []).append(shard.shard_id)
+    return children
+
+
+def ancestors(by_id: Mapping[ShardId, Shard], shards: Collection[ShardId]) -> set[ShardId]:
+    """Return every listed shard that has a descendant among `shards`."""
+    found: set[ShardId] = set()
+    pending = [shard_id for shard_id in shards if shard_id in by_id]
+    while pending:
+        for parent in by_id[pending.pop()].parents:
+            if parent in by_id and parent not in found:
+                found.add(parent)
+                pending.append(parent)
+    return found
+
+
+def _descendants_through(
+    shards: Collection[ShardId], children: Children, through: Collection[ShardId]
+) -> set[ShardId]:
+    """Return the descendants of `shards` that are reached only through shards among `through`."""
+    found: set[ShardId] = set()
+    pending = list(shards)
+    while pending:
+        for child in children.get(pending.pop(), ()):
+            if child in through and child not in found:
+                found.add(child)
+                pending.append(child)
+    return found
+
+
+# --- Slots ---------------------------------------------------------------------------------------
 
 
 def assign_slots(

@@ -20,7 +20,6 @@ from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
-from spark_ssp.kinesis_source.model.read_loss import admit_child
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -31,9 +30,10 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
     StreamRef,
     TrimHorizon,
-    sequence_order,
+    is_behind,
 )
-from spark_ssp.kinesis_source.planning.shard_lineage import ancestors
+from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.kinesis_source.planning.data_loss import admit_child
 
 T = TypeVar("T")
 
@@ -272,17 +272,3 @@ def same_positions(one: Offset, other: Offset) -> bool:
 
 def _positions(states: Mapping[ShardKey, ShardState]) -> dict[ShardKey, Position]:
     return {key: state.position for key, state in states.items()}
-
-
-def is_behind(position: Position, target: Position) -> bool:
-    """Return whether `position` is known to precede `target`; a start point precedes any record."""
-    if isinstance(target, ShardEnd):
-        return not isinstance(position, ShardEnd)
-    if not isinstance(target, AfterRecord) or isinstance(position, ShardEnd):
-        return False
-    if not isinstance(position, AfterRecord):
-        return True
-    return (sequence_order(position.sequence_number), position.sub) < (
-        sequence_order(target.sequence_number),
-        target.sub,
-    )

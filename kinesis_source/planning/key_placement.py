@@ -8,14 +8,19 @@ after a different answer, a failed call or a gap.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from spark_ssp.common.errors import SspError
-from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import KinesisService
-from spark_ssp.kinesis_source.model.shard import EpochMillis, StreamRef
+from spark_ssp.kinesis_source.model.shard import (
+    EpochMillis,
+    Shard,
+    StreamRef,
+)
+from spark_ssp.kinesis_source.planning.active_shards import ancestors
 
 _log = logging.getLogger(__name__)
 
@@ -98,3 +103,25 @@ class PlacementWatch:
             _log.debug("could not describe stream %s: %s", stream.name, error)
             return False
         return description.placed_by_key is True and description.created == created
+
+
+def families(
+    listed: Mapping[ShardId, Shard], shards: Collection[ShardId]
+) -> dict[ShardId, HashRange]:
+    """Return the hash keys of each shard and its listed ancestors, if they are more than its own.
+
+    Only such a shard may hold an aggregate that was made for an ancestor. A merge removes no keys,
+    so its child has a family only if a split came before.
+    """
+    found: dict[ShardId, HashRange] = {}
+    for shard_id in shards:
+        if shard_id not in listed:
+            continue
+        own = listed[shard_id].hash_range
+        line = [own, *(listed[one].hash_range for one in ancestors(listed, [shard_id]))]
+        family = HashRange(
+            first=min(keys.first for keys in line), last=max(keys.last for keys in line)
+        )
+        if family != own:
+            found[shard_id] = family
+    return found

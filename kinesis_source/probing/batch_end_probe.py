@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 
 from spark_ssp.kinesis_source.client.api import ExpiredIteratorError, ThrottledError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
-from spark_ssp.kinesis_source.model.read_loss import Evidence, Verdict, judge
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -26,6 +25,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
     sequence_order,
 )
+from spark_ssp.kinesis_source.planning.data_loss import Evidence, Verdict, judge
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     MIN_WINDOW_MS,
     PAGE_RECORDS,

@@ -18,15 +18,8 @@ from spark_ssp.kinesis_source.client.api import (
     ThrottledError,
     UnreachableError,
 )
-from spark_ssp.kinesis_source.model import read_loss
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
-from spark_ssp.kinesis_source.model.read_loss import (
-    Evidence,
-    is_start_point,
-    is_unpromised,
-    limited_start,
-)
 from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     Position,
@@ -37,21 +30,22 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.planning.active_shards import Listings
-from spark_ssp.kinesis_source.planning.admission_control import Limits
 from spark_ssp.kinesis_source.planning.data_loss import (
+    Evidence,
     check_absent_start,
+    is_start_point,
+    is_unpromised,
+    kept_since,
+    limited_start,
     report_absent_end,
     warn_start_moved,
     warn_unreadable_shard,
 )
 from spark_ssp.kinesis_source.planning.shard_discovery import CONFIRMATIONS, ShardDiscovery
-from spark_ssp.kinesis_source.planning.shard_lag import max_lag_ms
 from spark_ssp.kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
-from spark_ssp.kinesis_source.probing.fixed_targets import FixedTargets
-from spark_ssp.kinesis_source.probing.given_positions import GivenPositions, VerifiedStates
-from spark_ssp.kinesis_source.probing.latest_probe import NO_ENDS, EndPoint, is_end_of
-from spark_ssp.kinesis_source.probing.limit_shares import (
+from spark_ssp.kinesis_source.probing.batch_limits import (
     FAR_EXCESS,
+    Limits,
     admit_results,
     admit_share,
     even_shares,
@@ -59,6 +53,9 @@ from spark_ssp.kinesis_source.probing.limit_shares import (
     reduce_by_debt,
     second_shares,
 )
+from spark_ssp.kinesis_source.probing.fixed_targets import FixedTargets
+from spark_ssp.kinesis_source.probing.given_positions import GivenPositions, VerifiedStates
+from spark_ssp.kinesis_source.probing.latest_probe import NO_ENDS, EndPoint, is_end_of
 from spark_ssp.kinesis_source.probing.limited_end_probe import LimitShare
 from spark_ssp.kinesis_source.probing.position_advance import (
     LatestRecord,
@@ -70,16 +67,19 @@ from spark_ssp.kinesis_source.probing.position_advance import (
     truncate_to_target,
     with_last_caught_up,
 )
-from spark_ssp.kinesis_source.probing.probe_history import ProbeHistory
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     PositionAnswer,
     ProbeResult,
     ShardCursor,
     without_end,
 )
-from spark_ssp.kinesis_source.probing.probe_rate_limiter import ProbeRateLimiter, count_fetches
+from spark_ssp.kinesis_source.probing.probe_rate_limiter import (
+    ProbeRateLimiter,
+    StarvedShards,
+    count_fetches,
+)
 from spark_ssp.kinesis_source.probing.probe_runner import Probe, ProbeRunner, R, Steps
-from spark_ssp.kinesis_source.probing.starved_shards import StarvedShards
+from spark_ssp.kinesis_source.probing.shard_lag import ProbeHistory, max_lag_ms
 
 _log = logging.getLogger(__name__)
 
@@ -397,7 +397,7 @@ class EndOffsetFinder:
     def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:
         stream, now = self._discovery.description(self._streams[key.stream]), self.service_time()
         created, retention_ms = stream.created, stream.retention_ms
-        return read_loss.kept_since(state, created, now, retention_ms, limited=limits.is_bounded)
+        return kept_since(state, created, now, retention_ms, limited=limits.is_bounded)
 
     def _probe(self, key: ShardKey, state: ShardState) -> Probe:
         starved = key in self._starved

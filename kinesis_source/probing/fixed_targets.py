@@ -11,9 +11,9 @@ from spark_ssp.kinesis_source.model.shard import (
     Position,
     ShardEnd,
     ShardState,
+    is_behind,
     sequence_order,
 )
-from spark_ssp.kinesis_source.planning.input_partitions import is_behind
 from spark_ssp.kinesis_source.probing.position_advance import (
     LatestRecord,
     ShardAdvance,

@@ -13,11 +13,11 @@ from itertools import groupby
 from typing import Final, Protocol
 
 from spark_ssp.kinesis_source.model.shard import EpochMillis
-from spark_ssp.kinesis_source.planning.admission_control import (
-    INTAKE_BYTES_PER_MS,
-    INTAKE_RECORDS_PER_MS,
-)
 
+INTAKE_BYTES_PER_MS: Final = (1 << 20) / 1000
+"""The largest intake of a shard: 1 MB a second (Kinesis quotas)."""
+INTAKE_RECORDS_PER_MS: Final = 1.0
+"""The same in records: 1,000 a second."""
 AGREEMENT: Final = 2.0
 """Two counts are averaged if their rates differ by no more than this factor."""
 FIRST_TRUST: Final = 2

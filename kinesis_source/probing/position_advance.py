@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
-from spark_ssp.kinesis_source.model.read_loss import is_start_point
 from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     EpochMillis,
@@ -15,8 +14,9 @@ from spark_ssp.kinesis_source.model.shard import (
     SequenceNumber,
     ShardEnd,
     ShardState,
+    is_behind,
 )
-from spark_ssp.kinesis_source.planning.input_partitions import is_behind
+from spark_ssp.kinesis_source.planning.data_loss import is_start_point
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     Lookahead,
     ProbeResult,

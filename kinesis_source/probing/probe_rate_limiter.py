@@ -4,16 +4,23 @@ A shard answers five GetRecords a second, for all its consumers together (Kinesi
 query takes `SHARE` of them, the driver's probes and its tasks' fetches together: each call is
 followed by the time in which the query's share allows one, and by `minFetchPeriod` at least. A
 shorter `minFetchPeriod` takes a larger share.
+
+A shard is *starved* if other readers use up its GetRecords while enhanced fan-out pushes its
+records to this query: their ends are found by GetRecords, of which few succeed. So a throttled
+probe is repeated within the trigger, at most `RETRIES` times, and the first call that succeeds
+finds an end near the latest record (`batch_end_probe.probe_starved`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Final
 
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import BYTES_PER_SECOND, MAX_PAGE_BYTES
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.probing.probe_protocol import ProbeResult
 
 CALLS_PER_SECOND = 5
 SHARE = 0.595
@@ -169,3 +176,49 @@ class ProbeRateLimiter:
         for table in tables:
             for key in [key for key in table if key not in keys]:
                 del table[key]
+
+
+STARVED_S: Final = 60.0
+"""The time after a throttled probe in which a shard counts as starved."""
+RETRIES: Final = 20
+PAUSE_S: Final = 0.1
+
+
+class StarvedShards:
+    """The starved shards of one query; none if it is not `enabled`. `monotonic` and `sleep` are in
+    seconds."""
+
+    def __init__(
+        self, *, enabled: bool, monotonic: Callable[[], float], sleep: Callable[[float], None]
+    ) -> None:
+        self._enabled = enabled
+        self._monotonic = monotonic
+        self._sleep = sleep
+        self._throttled: dict[ShardKey, float] = {}
+
+    def __contains__(self, key: ShardKey) -> bool:
+        throttled = self._throttled.get(key)
+        return throttled is not None and self._monotonic() - throttled < STARVED_S
+
+    def record_throttle(self, key: ShardKey) -> None:
+        """Record a probe that was throttled."""
+        if self._enabled:
+            self._throttled[key] = self._monotonic()
+
+    def repeat(
+        self,
+        keys: Collection[ShardKey],
+        results: dict[ShardKey, ProbeResult],
+        probe_again: Callable[[Sequence[ShardKey]], Mapping[ShardKey, ProbeResult]],
+    ) -> None:
+        """Probe those of the shards again that are starved and have no result; add the results."""
+        for _ in range(RETRIES):
+            missing = [key for key in keys if key in self and key not in results]
+            if not missing:
+                return
+            self._sleep(PAUSE_S)
+            results.update(probe_again(missing))
+
+    def retain(self, keys: Collection[ShardKey]) -> None:
+        """Drop shards not among `keys`."""
+        self._throttled = {key: at for key, at in self._throttled.items() if key in keys}

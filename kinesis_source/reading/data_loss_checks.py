@@ -1,6 +1,6 @@
 """Handles missing records of a task's range: the task fails, or warns and continues.
 
-The rule by which records count as lost is in `model/read_loss.py`.
+The rule by which records count as lost is in `planning/data_loss.py`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,20 @@ from spark_ssp.common.errors import SspError, StreamNotFoundError
 from spark_ssp.common.times import duration_text, time_text
 from spark_ssp.kinesis_source.client.api import KinesisService
 from spark_ssp.kinesis_source.model.ranges import ShardRange
-from spark_ssp.kinesis_source.model.read_loss import Evidence, Verdict, anchor_of, judge
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     SequenceNumber,
     ShardState,
     StreamDescription,
 )
-from spark_ssp.kinesis_source.planning.data_loss import report_data_loss, warn_start_moved
+from spark_ssp.kinesis_source.planning.data_loss import (
+    Evidence,
+    Verdict,
+    anchor_of,
+    judge,
+    report_data_loss,
+    warn_start_moved,
+)
 
 _log = logging.getLogger(__name__)
 

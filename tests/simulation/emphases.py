@@ -18,13 +18,13 @@ from spark_ssp.common.errors import (
     SspError,
     StreamNotFoundError,
 )
-from spark_ssp.kinesis_source.planning.shard_lineage import UnnamedShardError
 from spark_ssp.kinesis_source.probing import (
     batch_end_probe,
     latest_probe,
     limited_end_probe,
     probe_protocol,
 )
+from spark_ssp.kinesis_source.probing.initial_positions import UnnamedShardError
 from spark_ssp.testing.kinesis import UnusualAnswers
 from spark_ssp.testing.kinesis.core.faults import (
     DropConnection,

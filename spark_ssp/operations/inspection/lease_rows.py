@@ -16,7 +16,7 @@ from spark_ssp.checkpoint.leases.lease import Lease, StreamIdentifier
 from spark_ssp.grouping.identifiers import ShardId, StreamName, WorkerId
 from spark_ssp.kinesis_source.leases.lease_keys import STREAM_ATTRIBUTE
 from spark_ssp.kinesis_source.model.shard import Shard
-from spark_ssp.kinesis_source.planning.shard_lineage import ancestors
+from spark_ssp.kinesis_source.planning.active_shards import ancestors
 
 # --- Renewals ------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, ShardId
 from spark_ssp.kinesis_source.model.shard import Shard
-from spark_ssp.kinesis_source.planning.shard_lineage import children_of
+from spark_ssp.kinesis_source.planning.active_shards import children_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

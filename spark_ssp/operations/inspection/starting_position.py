@@ -35,7 +35,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamDescription,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.shard_lineage import ancestors
+from spark_ssp.kinesis_source.planning.active_shards import ancestors
 
 StreamPositions = Mapping[ShardId, Position | Latest]
 

@@ -12,7 +12,7 @@ from spark_ssp.kafka_source.model import offset as kafka_offset
 from spark_ssp.kafka_source.planning.progress_metrics import lag_metrics
 from spark_ssp.kinesis_source.model import offset as kinesis_offset
 from spark_ssp.kinesis_source.model.shard import ShardEnd
-from spark_ssp.kinesis_source.planning.shard_lag import progress_entry
+from spark_ssp.kinesis_source.probing.shard_lag import progress_entry
 from spark_ssp.operations.inspection.shard_lags import lags_of
 from spark_ssp.operations.inspection.topics import latest_offsets
 

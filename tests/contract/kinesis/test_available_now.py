@@ -12,8 +12,8 @@ from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from spark_ssp.kinesis_source.options.parse import parse_options
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.contract.services import Service

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ssp.kinesis_source.planning.admission_control import Limits
+from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from tests.support.leases.worlds import FAILOVER_MS, Company, LeaseWorld, twice
 from tests.support.simulation.effort import AMOUNT, EFFORT, Effort
 

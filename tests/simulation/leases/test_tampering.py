@@ -38,7 +38,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.shard_lineage import ancestors
+from spark_ssp.kinesis_source.planning.active_shards import ancestors
 from tests.simulation.leases.test_sharing import Scene
 from tests.support.leases.values import lease
 from tests.support.leases.worlds import FAILOVER_MS, LeaseWorld

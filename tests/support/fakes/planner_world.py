@@ -26,8 +26,8 @@ from spark_ssp.kinesis_source.model.shard import (
     sequence_order,
 )
 from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.testing.kinesis import KinesisState, ManualClock
 from spark_ssp.testing.kinesis.state.records import Record
 from tests.support.fakes.in_process import InProcessKinesis

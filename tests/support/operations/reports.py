@@ -26,7 +26,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardEnd,
     ShardState,
 )
-from spark_ssp.kinesis_source.planning.shard_lag import progress_entry
+from spark_ssp.kinesis_source.probing.shard_lag import progress_entry
 from tests.support.kinesis.planning import shard_id
 
 ORDERS = StreamName("orders")

@@ -20,8 +20,8 @@ from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from spark_ssp.kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
 from spark_ssp.kinesis_source.options.parse import parse_options
-from spark_ssp.kinesis_source.planning import admission_control
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.probing.batch_limits import Limits as TriggerLimits
 from spark_ssp.kinesis_source.reading.clock import Clock
 from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
@@ -254,7 +254,7 @@ def catch_up(
     timing = Clock(
         monotonic=lambda: clock.now_ms() / 1000, wait=_waiting(clock), random=lambda: 0.5
     )
-    bounds = admission_control.Limits(
+    bounds = TriggerLimits(
         max_records=parsed.max_records_per_trigger,
         max_bytes=parsed.max_bytes_per_trigger,
         max_shard_bytes=parsed.max_bytes_per_shard or None,

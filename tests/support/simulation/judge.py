@@ -30,11 +30,10 @@ from itertools import takewhile
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.model.offset import Offset, decode, encode
-from spark_ssp.kinesis_source.model.read_loss import START_MARGIN_MS
-from spark_ssp.kinesis_source.model.shard import AtTimestamp, Latest, TrimHorizon
+from spark_ssp.kinesis_source.model.shard import AtTimestamp, Latest, TrimHorizon, is_behind
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.options.values import KinesisOptions
-from spark_ssp.kinesis_source.planning.input_partitions import is_behind
+from spark_ssp.kinesis_source.planning.data_loss import START_MARGIN_MS
 from tests.support.simulation.query import Row
 from tests.support.simulation.world import KEYS, PAYLOAD, RETENTION_MS, ShardLife, World
 

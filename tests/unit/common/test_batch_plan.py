@@ -19,7 +19,7 @@ from spark_ssp.kafka_source.model.topic import (
     LogicalOffset,
     partition_of,
 )
-from spark_ssp.kinesis_source.batch_read import bounds
+from spark_ssp.kinesis_source.batch_read import has_fixed_end as has_fixed_kinesis_end
 from spark_ssp.kinesis_source.model.shard import AtTimestamp, Latest, StartingPosition
 
 USES = st.none() | st.builds(MicroBatch, query=st.sampled_from("ab"), batch=st.integers(0, 3))
@@ -74,7 +74,7 @@ def test_an_end_is_fixed_if_no_later_record_moves_it() -> None:
     assert [has_fixed_end(end, NOW) for end in moving] == [False] * len(moving)
     shard = ShardKey(stream=StreamName("orders"), shard=ShardId("shard-0"))
     at = AtTimestamp(millis=LATER)
-    assert bounds.has_fixed_end(StartingPosition(default=at))
-    assert not bounds.has_fixed_end(None)
-    assert not bounds.has_fixed_end(StartingPosition(default=Latest()))
-    assert not bounds.has_fixed_end(StartingPosition(default=at, by_shard={shard: Latest()}))
+    assert has_fixed_kinesis_end(StartingPosition(default=at))
+    assert not has_fixed_kinesis_end(None)
+    assert not has_fixed_kinesis_end(StartingPosition(default=Latest()))
+    assert not has_fixed_kinesis_end(StartingPosition(default=at, by_shard={shard: Latest()}))

@@ -20,7 +20,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.admission_control import Limits
+from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key

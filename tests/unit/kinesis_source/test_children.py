@@ -14,7 +14,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StartingPosition,
 )
 from spark_ssp.kinesis_source.options.parse import parse_options
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.testing.kinesis import ManualClock
 from spark_ssp.testing.kinesis.api.dispatch import KinesisState
 from tests.support.fakes.in_process import InProcessKinesis

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spark_ssp.grouping.identifiers import ShardId
-from spark_ssp.kinesis_source.batch_read.read_plan import plan_read
+from spark_ssp.kinesis_source.batch_read import plan_read
 from spark_ssp.kinesis_source.model.shard import (
     Latest,
     RecordPage,
@@ -18,7 +18,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StartingPosition,
     StreamRef,
 )
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.planning import shard_id

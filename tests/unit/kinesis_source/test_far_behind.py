@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from spark_ssp.kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS, Limits
-from spark_ssp.kinesis_source.trigger_interval import TriggerInterval
+from spark_ssp.kinesis_source.probing.batch_limits import Limits
+from spark_ssp.kinesis_source.probing.intake_rate import INTAKE_BYTES_PER_MS
+from spark_ssp.kinesis_source.source import TriggerInterval
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
 from tests.support.fakes.planner_world import HOUR_MS, RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id

@@ -11,7 +11,7 @@ import pytest
 
 from spark_ssp.common.errors import DataLossError
 from spark_ssp.grouping.identifiers import ShardId
-from spark_ssp.kinesis_source.batch_read.read_plan import plan_read
+from spark_ssp.kinesis_source.batch_read import plan_read
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from spark_ssp.kinesis_source.model.shard import (
@@ -25,8 +25,8 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Limits
-from spark_ssp.kinesis_source.probing.position_check import DOUBT_MS
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
+from spark_ssp.kinesis_source.probing.given_positions import DOUBT_MS
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.planner_world import RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id

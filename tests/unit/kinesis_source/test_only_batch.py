@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ssp.kinesis_source.planning.admission_control import Limits
+from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key

@@ -29,7 +29,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.admission_control import Limits
+from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from spark_ssp.kinesis_source.probing.probe_rate_limiter import RETRY_AFTER_FAULTS
 from spark_ssp.testing.kinesis.core.faults import (
     AccessDenied,

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.kinesis_source.model.read_loss import Evidence, Verdict, admit_child, judge
 from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
     AfterRecord,
@@ -18,6 +17,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
     TrimHorizon,
 )
+from spark_ssp.kinesis_source.planning.data_loss import Evidence, Verdict, admit_child, judge
 
 RETENTION_MS = 60_000
 CREATED = EpochMillis(0)

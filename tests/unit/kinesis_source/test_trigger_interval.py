@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from spark_ssp.kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS, Limits
-from spark_ssp.kinesis_source.trigger_interval import TriggerInterval
+from spark_ssp.kinesis_source.probing.batch_limits import Limits
+from spark_ssp.kinesis_source.probing.intake_rate import INTAKE_BYTES_PER_MS
+from spark_ssp.kinesis_source.source import TriggerInterval
 
 START_S = 1_700_000_123.4
 

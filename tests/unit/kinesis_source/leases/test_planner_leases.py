@@ -26,8 +26,8 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED
 from spark_ssp.kinesis_source.planning.data_loss import tolerated_losses
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED
 from tests.support.fakes.planner_world import HOUR_MS, World, hide_shard
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key

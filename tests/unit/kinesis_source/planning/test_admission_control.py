@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import ShardKey
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED, Candidate, Limits, admit
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Candidate, Limits, admit
 from tests.support.kinesis.shards import key
 
 

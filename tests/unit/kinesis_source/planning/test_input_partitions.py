@@ -33,12 +33,9 @@ from spark_ssp.kinesis_source.model.shard import (
     StartPoint,
     StreamRef,
     TrimHorizon,
-)
-from spark_ssp.kinesis_source.planning.input_partitions import (
     is_behind,
-    plan_ranges,
-    same_positions,
 )
+from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges, same_positions
 from tests.support.kinesis.shards import key
 
 ORDERS, CLICKS = StreamName("orders"), StreamName("clicks")

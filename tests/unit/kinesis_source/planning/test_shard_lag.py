@@ -19,7 +19,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamDescription,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.shard_lag import (
+from spark_ssp.kinesis_source.probing.shard_lag import (
     MAX_REPORTED_SHARDS,
     LastProbe,
     progress_entry,

@@ -22,11 +22,10 @@ from spark_ssp.kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.shard_lineage import (
-    Lineage,
+from spark_ssp.kinesis_source.planning.active_shards import Lineage, advance_lineage
+from spark_ssp.kinesis_source.planning.key_placement import families
+from spark_ssp.kinesis_source.probing.initial_positions import (
     UnnamedShardError,
-    advance_lineage,
-    families,
     split_waiting,
     start_points,
 )

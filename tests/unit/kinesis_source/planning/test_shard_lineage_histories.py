@@ -21,11 +21,8 @@ from spark_ssp.kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.planning.shard_lineage import (
-    advance_lineage,
-    split_waiting,
-    start_points,
-)
+from spark_ssp.kinesis_source.planning.active_shards import advance_lineage
+from spark_ssp.kinesis_source.probing.initial_positions import split_waiting, start_points
 from tests.support.kinesis.planning import listed, number, positions, shard_id, states
 from tests.support.kinesis.shards import key
 

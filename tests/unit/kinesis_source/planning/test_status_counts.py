@@ -7,7 +7,7 @@ from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName, WorkerId
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import SequenceNumber, ShardEnd, ShardState, TrimHorizon
-from spark_ssp.kinesis_source.planning.status_counts import (
+from spark_ssp.kinesis_source.reader_activity import (
     MAX_LISTED_OWNERS,
     MAX_LISTED_SHARDS,
     count_reshards,

@@ -11,7 +11,7 @@ from spark_ssp.kinesis_source.batch_planner import BatchPlanner
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kinesis_source.model.shard import AfterRecord
 from spark_ssp.kinesis_source.options.parse import parse_options
-from spark_ssp.kinesis_source.planning.admission_control import UNLIMITED
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED
 from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
 from tests.support.fakes.in_process import InProcessKinesis
 

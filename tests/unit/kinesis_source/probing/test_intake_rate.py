@@ -9,8 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.kinesis_source.model.shard import EpochMillis
-from spark_ssp.kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS
-from spark_ssp.kinesis_source.probing.intake_rate import FIRST_TRUST, LONGEST_TRUST, Intake, count
+from spark_ssp.kinesis_source.probing.intake_rate import (
+    FIRST_TRUST,
+    INTAKE_BYTES_PER_MS,
+    LONGEST_TRUST,
+    Intake,
+    count,
+)
 from tests.support.kinesis.probes import ms, row
 
 STEADY = [row(n, 2 * n) for n in range(501)]

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from spark_ssp.kinesis_source.client.api import ThrottledError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import AtTimestamp
-from spark_ssp.kinesis_source.planning.admission_control import INTAKE_BYTES_PER_MS
-from spark_ssp.kinesis_source.probing.intake_rate import Intake
+from spark_ssp.kinesis_source.probing.intake_rate import INTAKE_BYTES_PER_MS, Intake
 from spark_ssp.kinesis_source.probing.limited_end_probe import (
     COUNT_BYTES,
     EXACT_BYTES,

@@ -20,7 +20,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.probing.position_check import (
+from spark_ssp.kinesis_source.probing.given_positions import (
     DOUBT_MS,
     PositionVerdict,
     judge_position,

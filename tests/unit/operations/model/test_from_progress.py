@@ -22,7 +22,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardEnd,
     ShardState,
 )
-from spark_ssp.kinesis_source.planning.shard_lag import MAX_REPORTED_SHARDS, progress_entry
+from spark_ssp.kinesis_source.probing.shard_lag import MAX_REPORTED_SHARDS, progress_entry
 from spark_ssp.operations.model.from_progress import query_snapshot
 from spark_ssp.operations.model.snapshot import (
     FanOutCounts,

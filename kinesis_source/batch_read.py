@@ -1,42 +1,60 @@
-"""Plans a batch read: start and end of every listed shard, once, before any task starts.
+"""Plans a batch read: start and end of every listed shard, once, before any task starts, and the
+order of the ranges in each task.
 
-The parts of the streaming planner are used without its gate: all generations of shards are in one
-plan, and the order within each task replaces the order of batches (`task_order.py`).
+The parts of the streaming planner are used without its gate. In a streaming query a child follows
+its parents in a later batch; a batch read has all generations of shards at once. The mapper assigns
+one generation after the other to slots, as if each were read after the one before, so that every
+slot has a part of each. Within a task a range is read after those of its ancestors, so the rows of
+a key that one task returns are in order.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from spark_ssp.common.logs import count_of, versions
-from spark_ssp.grouping.identifiers import ShardKey, SlotId
-from spark_ssp.grouping.slots import mapper_for
-from spark_ssp.kinesis_source.batch_read.bounds import end_points, start_states
-from spark_ssp.kinesis_source.batch_read.task_order import divide_ranges
+from spark_ssp.common.logs import abbreviate, count_of, versions
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper, mapper_for
 from spark_ssp.kinesis_source.client.api import KinesisService
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
-from spark_ssp.kinesis_source.model.ranges import ExpectedSize, SlotRange
-from spark_ssp.kinesis_source.model.read_loss import is_start_point
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange
 from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
+    EpochMillis,
     Latest,
+    Shard,
     ShardEnd,
     ShardState,
     StartingPosition,
+    TrimHorizon,
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
-from spark_ssp.kinesis_source.planning.active_shards import Listings, default_slots
-from spark_ssp.kinesis_source.planning.admission_control import Limits
+from spark_ssp.kinesis_source.planning.active_shards import (
+    Listings,
+    ancestors,
+    children_of,
+    default_slots,
+)
 from spark_ssp.kinesis_source.planning.batch_log import describe_position, describe_streams
-from spark_ssp.kinesis_source.planning.data_loss import report_recreated_stream
+from spark_ssp.kinesis_source.planning.data_loss import (
+    admit_child,
+    is_start_point,
+    report_recreated_stream,
+)
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
 from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
+from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from spark_ssp.kinesis_source.probing.end_offset_finder import EndOffsetFinder
 from spark_ssp.kinesis_source.probing.given_positions import VerifiedStates
-from spark_ssp.kinesis_source.probing.initial_positions import check_not_future
+from spark_ssp.kinesis_source.probing.initial_positions import (
+    UnnamedShardError,
+    check_named_shards,
+    check_not_future,
+    start_points,
+)
 from spark_ssp.kinesis_source.probing.latest_probe import EndPoint
 from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
 from spark_ssp.kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
@@ -157,7 +175,68 @@ def _times(states: Mapping[ShardKey, ShardState]) -> list[int]:
     return [position.millis for position in positions if isinstance(position, AtTimestamp)]
 
 
-# --- Starts --------------------------------------------------------------------------------------
+# --- Bounds ---------------------------------------------------------------------------------------
+
+
+def start_states(
+    stream: StreamName,
+    listing: Mapping[ShardId, Shard],
+    start: StartingPosition,
+    created: EpochMillis,
+) -> dict[ShardKey, ShardState]:
+    """Return the start of each listed shard, closed ones included.
+
+    As in a streaming query, the records of a shard whose parent is listed are all there when the
+    read is planned, so one that is trimmed before its task reads it is lost; the oldest records of
+    other shards were never promised. Raises UnnamedShardError if the option misses a shard.
+    """
+    points = dict.fromkeys(listing, TrimHorizon()) | start_points(
+        stream, list(listing.values()), start
+    )
+    states: dict[ShardKey, ShardState] = {}
+    for shard, point in points.items():
+        if isinstance(point, Latest | ShardEnd):
+            raise TypeError(f"a batch read cannot start at {point}")
+        state = ShardState(position=point)
+        if any(parent in listing for parent in listing[shard].parents):
+            state = admit_child(state, created)
+        states[ShardKey(stream=stream, shard=shard)] = state
+    return states
+
+
+def has_fixed_end(end: StartingPosition | None) -> bool:
+    """Return whether a plan made later ends at the same records: `end` is nowhere the latest
+    record."""
+    return end is not None and not any(
+        isinstance(point, Latest) for point in (end.default, *end.by_shard.values())
+    )
+
+
+def end_points(
+    stream: StreamName, listing: Mapping[ShardId, Shard], end: StartingPosition
+) -> dict[ShardKey, EndPoint]:
+    """Return the end of each shard that has another one than its latest record. Raises
+    UnnamedShardError if the option misses a shard, or names one that is not listed."""
+    check_named_shards("endingPosition", stream, listing, end)
+    points: dict[ShardKey, EndPoint] = {}
+    unnamed: list[ShardId] = []
+    for shard in sorted(listing):
+        key = ShardKey(stream=stream, shard=shard)
+        point = end.by_shard.get(key, end.default)
+        if point is None:
+            unnamed.append(shard)
+        elif isinstance(point, TrimHorizon):
+            raise TypeError("a batch read cannot end at TRIM_HORIZON")
+        elif not isinstance(point, Latest):
+            points[key] = point
+    if unnamed:
+        raise UnnamedShardError(
+            f"option endingPosition, stream {stream}",
+            found=f"no position for {abbreviate(unnamed)}",
+            expected="a position for each shard of the stream, or a default for the rest",
+            next_step='name them, or add "default": "latest" (or another position)',
+        )
+    return points
 
 
 def _verified(
@@ -246,3 +325,90 @@ def _find_ends(
         if waited >= END_TIMEOUT_MS:
             raise not_reached_error(awaited, waited, since="the read was planned")
         sleep(AWAITING_PERIOD_S)
+
+
+# --- Tasks ----------------------------------------------------------------------------------------
+
+
+def divide_ranges(
+    ranges: Sequence[ShardRange], listings: Listings, mapper: ShardPartitionMapper, slots: int
+) -> tuple[SlotRange, ...]:
+    """Return at most `slots` tasks, by slot, that have all `ranges` between them."""
+    assignment = _assign(ranges, listings, mapper, slots)
+    by_slot: dict[SlotId, dict[ShardKey, ShardRange]] = {}
+    for one in sorted(ranges, key=lambda each: each.key):
+        by_slot.setdefault(assignment[one.key], {})[one.key] = one
+    return tuple(
+        SlotRange(
+            slot=slot,
+            shards=tuple(
+                replace(one, after=_ancestors_among(by_slot[slot], one.key, listings))
+                for one in by_slot[slot].values()
+            ),
+        )
+        for slot in sorted(by_slot)
+    )
+
+
+def _ancestors_among(
+    ranges: Mapping[ShardKey, ShardRange], key: ShardKey, listings: Listings
+) -> tuple[ShardId, ...]:
+    older = ancestors(listings[key.stream], [key.shard])
+    return tuple(
+        shard for shard in sorted(older) if ShardKey(stream=key.stream, shard=shard) in ranges
+    )
+
+
+def _assign(
+    ranges: Sequence[ShardRange], listings: Listings, mapper: ShardPartitionMapper, slots: int
+) -> dict[ShardKey, SlotId]:
+    """Return the slot of each range. A shard leaves its slot with the generation of its last
+    child."""
+    begins: dict[ShardKey, int] = {}
+    leaves: dict[ShardKey, int] = {}
+    for stream, listing in listings.items():
+        generations = _generations(listing)
+        children = children_of(list(listing.values()))
+        for shard, generation in generations.items():
+            key = ShardKey(stream=stream, shard=shard)
+            begins[key] = generation
+            if shard in children:
+                leaves[key] = max(generations[child] for child in children[shard])
+    shards = [
+        MappableShard(
+            key=one.key,
+            parents=tuple(
+                ShardKey(stream=one.key.stream, shard=parent)
+                for parent in listings[one.key.stream][one.shard].parents
+            ),
+            hash_range=listings[one.key.stream][one.shard].hash_range,
+        )
+        for one in ranges
+    ]
+    assigned: dict[ShardKey, SlotId] = {}
+    current: dict[ShardKey, SlotId] = {}
+    for generation in sorted({begins[shard.key] for shard in shards}):
+        active = [
+            shard
+            for shard in shards
+            if begins[shard.key] <= generation < leaves.get(shard.key, generation + 1)
+        ]
+        current = mapper.assign(current, active, slots)
+        assigned |= current
+    return assigned
+
+
+def _generations(listing: Mapping[ShardId, Shard]) -> dict[ShardId, int]:
+    """Return the length of the longest line of listed ancestors of each shard."""
+    known: dict[ShardId, int] = {}
+    pending = sorted(listing, reverse=True)
+    while pending:
+        shard = pending[-1]
+        parents = [parent for parent in listing[shard].parents if parent in listing]
+        missing = [parent for parent in parents if parent not in known]
+        if missing:
+            pending += missing
+            continue
+        pending.pop()
+        known[shard] = 1 + max((known[parent] for parent in parents), default=-1)
+    return known

@@ -1,1 +1,0 @@
-"""The batch read (`spark.read`): the part of the streams between two positions, planned once."""
