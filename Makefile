@@ -9,6 +9,8 @@ PYTHON ?= python3
 # Number of parallel test processes. Each may run its own Spark, which is idle for a quarter of the
 # time: on two cores a third process uses that.
 WORKERS ?= 3
+# The commit from which `make quick` takes the changes.
+SINCE ?= HEAD
 BIN := $(CURDIR)/.venv/bin
 READY := .venv/.ready
 LOCKS := requirements/bootstrap.txt requirements/dev.txt
@@ -23,7 +25,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help demo pipeline test check long soak interop bench release-check site lock wheel clean lint compiled machine node
+.PHONY: help demo pipeline test check quick long soak interop bench release-check site lock wheel clean lint compiled machine node
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,7 +44,15 @@ test: node $(READY) ## run the checks and the tests, as CI does
 	$(MAKE) --no-print-directory --jobs 2 lint compiled; \
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
 
-check: lint ## check format, lint, types, documentation and architecture: a minute
+quick: $(READY) ## check format, lint and types, and run the unit tests that your changes can break: seconds
+	$(BIN)/ruff check --quiet .
+	$(BIN)/ruff format --quiet --check .
+	@# The types, and the tests that import a changed file: all of the latter need no server.
+	$(BIN)/mypy & types=$$!; \
+	$(BIN)/python -m tests.architecture.affected --since $(SINCE); \
+	wait $$types
+
+check: lint ## check format, lint, types, documentation and architecture: under a minute
 	$(BIN)/python -m pytest -q tests/architecture
 
 long: node $(READY) ## run whole scenarios on Spark, the core ones on four versions of PySpark: under an hour

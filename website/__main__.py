@@ -1,6 +1,7 @@
 """Build the documentation site.
 
 python -m website check                      the documents and the API reference, strictly
+python -m website prose [PATH...]            wording to avoid, in documents and code
 python -m website build                      the site, to be looked at on this machine
 python -m website publish VERSION --url URL  the site, committed to the branch gh-pages
 """
@@ -8,8 +9,10 @@ python -m website publish VERSION --url URL  the site, committed to the branch g
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 import spark_ssp
+from website import prose
 from website.build import HERE, PROJECT, SITE, build, list_as_only_version
 from website.mermaid import add_mermaid
 from website.publish import BRANCH, publish
@@ -20,6 +23,8 @@ def main() -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("check")
+    prose_of = commands.add_parser("prose")
+    prose_of.add_argument("paths", nargs="*", type=Path)
     commands.add_parser("build")
     publishing = commands.add_parser("publish")
     publishing.add_argument("version", help="the folder of the version, such as 0.1 or dev")
@@ -27,6 +32,10 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.command == "check":
         build()
+        print(*prose.above_limit(prose.find(prose.judged_files())), sep="\n")
+        return
+    if arguments.command == "prose":
+        prose.show(arguments.paths)
         return
     build(arguments.url if arguments.command == "publish" else HERE)
     add_mermaid(SITE)

@@ -19,8 +19,8 @@ from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.drivers import Driver, records_in
 
 _ORIGINS = """
-import importlib.metadata, kafka_source, kinesis_source, pathlib, pyspark, sys
-for module in kafka_source, kinesis_source, pyspark:
+import importlib.metadata, pathlib, pyspark, spark_ssp, sys
+for module in spark_ssp, pyspark:
     assert pathlib.Path(module.__file__).is_relative_to(sys.prefix), module.__file__
 print(importlib.metadata.version("pyspark"), pyspark.__version__)
 """

@@ -93,9 +93,8 @@ def _measure(entry: Entry, python: Path, processes: str) -> Outcomes:
 def _check_origin(python: Path, folder: Path, environment: Mapping[str, str]) -> None:
     """Check that the product in the tests is the wheel's."""
     program = (
-        "import kinesis_source, kafka_source, pathlib, sys\n"
-        "for one in kinesis_source, kafka_source:\n"
-        "    assert pathlib.Path(one.__file__).is_relative_to(sys.prefix), one.__file__"
+        "import pathlib, spark_ssp, sys\n"
+        "assert pathlib.Path(spark_ssp.__file__).is_relative_to(sys.prefix), spark_ssp.__file__"
     )
     subprocess.run([str(python), "-c", program], cwd=folder, env=environment, check=True)
 

@@ -1,18 +1,16 @@
 """Counts habits of prose that an engineer stumbles over, in docstrings, comments, strings and docs.
 
-`python -m tests.architecture.prose [PATH...]` lists every hit as `file:line: habit: excerpt`, then
-the hits per 10,000 words of each habit; `--rates` prints only the latter. Without a path it reads
-the product, the examples, the benchmarks, tests/support and the docs. Tests are counted only if
-named as a path. Code in backticks, fenced blocks and addresses are not prose.
+`python -m website prose [PATH...]` lists every hit as `file:line: habit: excerpt`, then the hits
+per 10,000 words of each habit. Without a path it reads the product, the examples, the benchmarks,
+tests/support and the docs, and the identifiers of the tests. Code in backticks, fenced blocks and
+addresses are not prose. `python -m website check` names the habits above `LIMIT`.
 """
 
 from __future__ import annotations
 
-import argparse
 import ast
 import io
 import re
-import sys
 import tokenize
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -21,7 +19,20 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from tests.architecture.layers import LAYERS, ROOT
+ROOT: Final = Path(__file__).resolve().parents[1]
+READ: Final = (
+    "checkpoint",
+    "kafka_source",
+    "kinesis_source",
+    "spark_ssp",
+    "pyspark_kafka_ssp.py",
+    "pyspark_kinesis_ssp.py",
+    "examples",
+    "benchmarks",
+    "website",
+    "tests/support",
+    "docs",
+)
 
 LIMIT: Final = 5.0
 """Hits of one habit per 10,000 words, in code and in docs each."""
@@ -122,6 +133,13 @@ CLAUSE: Final = re.compile(r"(?:that|to|what|whether|how|where|who)\b", re.IGNOR
 """No `found=` and `expected=` of an error begins like this: they are noun phrases."""
 
 
+RETIRED: Final = frozenset(
+    ["asker", "coworking", "frontier", "looking", "sightings", "standing", "tip", "told"]
+)
+"""No identifier has one of these former words; use probe, latest record, lease agent, observed,
+reported and the like."""
+
+
 @dataclass(frozen=True, slots=True)
 class Text:
     """A piece of prose, with the line that it begins in."""
@@ -163,18 +181,15 @@ class Findings:
 
 
 def judged_files() -> list[Path]:
-    """Return every file whose prose is limited."""
-    folders = [*(ROOT / name for name in [*LAYERS, "examples", "benchmarks", "tests/support"])]
-    modules = [path for path in ROOT.glob("*.py") if path.stem in LAYERS]
-    docs = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
-    return sorted({*modules, *docs, *files_below(folders)})
+    """Return every file whose prose is counted."""
+    return sorted({*ROOT.glob("*.md"), *files_below(ROOT / name for name in READ)})
 
 
 def files_below(paths: Iterable[Path]) -> Iterator[Path]:
     for path in paths:
         if path.is_dir():
             for suffix in ("py", "md"):
-                yield from path.rglob(f"*.{suffix}")
+                yield from path.rglob(f"*.{suffix}")  # does not follow links
         elif path.exists():
             yield path
 
@@ -183,10 +198,21 @@ def find(paths: Iterable[Path]) -> Findings:
     findings = Findings()
     for path in paths:
         source = path.read_text(encoding="utf-8")
+        if path.suffix == ".py":
+            findings.rules.extend(_retired(path, source))
         texts = _of_markdown(path, source) if path.suffix == ".md" else _of_python(path, source)
         for text in texts:
             _count(text, findings)
     return findings
+
+
+def _retired(path: Path, source: str) -> Iterator[Hit]:
+    for node in ast.walk(ast.parse(source)):
+        for field_name in ("id", "attr", "name", "arg", "module"):
+            name = getattr(node, field_name, None)
+            words = re.findall(r"[A-Z]?[a-z]+|[A-Z]+", name) if isinstance(name, str) else []
+            if {word.lower() for word in words} & RETIRED:
+                yield Hit(path, getattr(node, "lineno", 1), "retired word", str(name))
 
 
 def _count(text: Text, findings: Findings) -> None:
@@ -338,19 +364,23 @@ def report(findings: Findings) -> str:
     return "\n".join(lines)
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="*", type=Path)
-    parser.add_argument("--rates", action="store_true", help="print only the table")
-    options = parser.parse_args(arguments)
-    given = sorted(set(files_below(path.resolve() for path in options.paths)))
+def above_limit(findings: Findings) -> list[str]:
+    """Return the lines of the habits that are too frequent, and every broken rule."""
+    lines = [
+        f"{habit.name}: {rate:.1f} per 10,000 words of {kind}; at most {LIMIT:g}"
+        for kind in Kind
+        for habit in HABITS
+        if (rate := findings.rate(kind, habit)) > LIMIT
+    ]
+    return lines + [str(hit) for hit in sorted(findings.rules)]
+
+
+def show(paths: Iterable[Path]) -> None:
+    """Print every hit in `paths`, or in all files that are counted, and the table."""
+    given = sorted(set(files_below(path.resolve() for path in paths)))
     findings = find(given or judged_files())
-    if not options.rates:
-        hits = [*findings.rules, *(hit for hits in findings.habits.values() for hit in hits)]
-        for hit in sorted(hits):
-            sys.stdout.write(f"{hit}\n")
-    sys.stdout.write(report(findings) + "\n")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    if not given:
+        for path in files_below([ROOT / "tests"]):
+            findings.rules.extend(_retired(path, path.read_text(encoding="utf-8")))
+    hits = [*findings.rules, *(hit for hits in findings.habits.values() for hit in hits)]
+    print(*sorted(hits), report(findings), sep="\n")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 from spark_ssp import __version__
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.architecture.layers import LINKED, ROOT, TOP_LEVEL
+from tests.support.environments.build import build_wheel
 from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
 from tests.support.servers.environments import Environment
 from tests.support.spark.drivers import Driver
@@ -21,10 +21,7 @@ from tests.support.spark.drivers import Driver
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("dist")
-    _run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT)
-    (built,) = folder.iterdir()
-    return built
+    return build_wheel(tmp_path_factory.mktemp("dist"))
 
 
 def _run(command: list[str], *, cwd: Path, env: dict[str, str] | None = None) -> str:

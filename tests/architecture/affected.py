@@ -1,0 +1,92 @@
+"""Runs the unit tests and simulations that the changes of the work tree can break, nearest first.
+
+`python -m tests.architecture.affected [--since COMMIT] [--list]` takes the files that differ from a
+commit (`HEAD` by default) and selects each test file that imports one of them, directly or not, or
+that names one which is not a module. Tests with servers or Spark are left to `make test`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from tests.architecture.layers import LINKED, ROOT
+
+_FILE_NAME: Final = re.compile(r"[\w-]+\.\w+")
+SELECTED: Final = ("tests/unit/", "tests/simulation/", "tests/architecture/")
+
+
+def _git(*arguments: str) -> list[str]:
+    command = ["git", *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def module_name(file: str) -> str:
+    parts = list(Path(file).with_suffix("").parts)
+    within = ["spark_ssp"] if parts[0] in LINKED else []
+    return ".".join(within + (parts[:-1] if parts[-1] == "__init__" else parts))
+
+
+def used_files(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return for each Python file the files that it imports or names, as text too."""
+    modules = {module_name(file): file for file in sources if file.endswith(".py")}
+    other = {Path(file).name: file for file in sources if not file.endswith(".py")}
+    return {
+        file: {modules[name] for name in _names(ast.parse(sources[file])) if name in modules}
+        | {other[name] for name in _FILE_NAME.findall(sources[file]) if name in other}
+        for file in modules.values()
+    }
+
+
+def _names(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (alias.name for alias in names)
+            case ast.ImportFrom(module=str(module), names=names):
+                yield module
+                yield from (f"{module}.{alias.name}" for alias in names)
+            case ast.Constant(value=str(text)):
+                yield from re.findall(r"\w+(?:\.\w+)+", text)
+
+
+def affected(uses: Mapping[str, set[str]], changed: set[str]) -> list[str]:
+    """Return the changed files and those that use them, directly ones before others."""
+    found = dict.fromkeys(sorted(changed))
+    for target in (waiting := list(found)):
+        users = sorted(user for user, used in uses.items() if target in used and user not in found)
+        found.update(dict.fromkeys(users))
+        waiting.extend(users)
+    return list(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--since", default="HEAD", metavar="COMMIT")
+    parser.add_argument("--list", action="store_true", help="only print the selected files")
+    options = parser.parse_args()
+    new = _git("ls-files", "--others", "--exclude-standard")
+    changed = {*_git("diff", "--name-only", options.since), *new}
+    files = [file for file in {*_git("ls-files"), *new} if (ROOT / file).is_file()]
+    sources = {file: (ROOT / file).read_text("utf-8", "replace") for file in files}
+    tests = [
+        file
+        for file in affected(used_files(sources), changed)
+        if file.startswith(SELECTED) and Path(file).name.startswith("test_")
+    ]
+    if options.list or not tests:
+        sys.stdout.writelines(f"{file}\n" for file in tests)
+        return
+    command = [sys.executable, "-m", "pytest", "-q", "--exitfirst", *tests]
+    raise SystemExit(subprocess.run(command, cwd=ROOT, check=False).returncode)
+
+
+if __name__ == "__main__":
+    main()
