@@ -67,7 +67,7 @@ from spark_ssp.kinesis_source.probing.end_offset_finder import EndOffsetFinder
 from spark_ssp.kinesis_source.probing.initial_positions import initial_states, split_waiting
 from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
 from spark_ssp.kinesis_source.probing.shard_lag import stream_lag
-from spark_ssp.kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
+from spark_ssp.kinesis_source.reading.fetch_pacing import END_TIMEOUT_MS, not_reached_error
 
 if TYPE_CHECKING:
     from spark_ssp.kinesis_source.leases.lease_session import LeaseSession

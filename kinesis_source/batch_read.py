@@ -57,7 +57,7 @@ from spark_ssp.kinesis_source.probing.initial_positions import (
 )
 from spark_ssp.kinesis_source.probing.latest_probe import EndPoint
 from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
-from spark_ssp.kinesis_source.reading.fetch_rate import END_TIMEOUT_MS, not_reached_error
+from spark_ssp.kinesis_source.reading.fetch_pacing import END_TIMEOUT_MS, not_reached_error
 
 _log = logging.getLogger(__name__)
 

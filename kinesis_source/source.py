@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_ssp.kinesis_source.batch_planner import BatchPlanner
-    from spark_ssp.kinesis_source.fan_out.fan_out import FanOut
+    from spark_ssp.kinesis_source.fan_out import FanOut
     from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
     from spark_ssp.kinesis_source.probing.batch_limits import Limits
     from spark_ssp.kinesis_source.reader_activity import ReaderActivity
@@ -240,7 +240,7 @@ class KinesisStreamReader(PlanningStreamReader):
         )
         self._activity = ReaderActivity(planner, service, self._worker, monotonic=time.monotonic)
         if self._options.fan_out is not None:
-            from spark_ssp.kinesis_source.fan_out.fan_out import open_fan_out
+            from spark_ssp.kinesis_source.fan_out import open_fan_out
 
             self._fan_out = open_fan_out(self._options, service)
         return planner
@@ -269,7 +269,7 @@ class KinesisBatchReader(DataSourceReader):
         """Return one partition for each task with records to read."""
         from spark_ssp.kinesis_source.batch_read import has_fixed_end, plan_read
         from spark_ssp.kinesis_source.client.boto3_client import connect
-        from spark_ssp.kinesis_source.fan_out.fan_out import open_fan_out
+        from spark_ssp.kinesis_source.fan_out import open_fan_out
 
         show_logs()
         service = connect(self._options.connection)
@@ -294,7 +294,7 @@ def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.Rec
         raise TypeError(f"a SlotPartition is expected, not a {type(partition).__name__}")
     from spark_ssp.kinesis_source.client.boto3_client import connect
     from spark_ssp.kinesis_source.client.subscriptions import open_subscriber
-    from spark_ssp.kinesis_source.reading.shared_read_rates import PROCESS_WIDE_RATES
+    from spark_ssp.kinesis_source.reading.process_wide import READ_RATES
     from spark_ssp.kinesis_source.reading.task_reader import read_slot
 
     show_logs()
@@ -303,7 +303,7 @@ def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.Rec
         partition.value,
         options,
         service,
-        rates=PROCESS_WIDE_RATES,
+        rates=READ_RATES,
         open_subscriber=lambda window: open_subscriber(options.connection, window=window),
     )
     return freeze_after_task(rows)

@@ -34,9 +34,8 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from spark_ssp.kinesis_source.sink import learned_rates
 from spark_ssp.kinesis_source.sink.columns import SinkColumns
-from spark_ssp.kinesis_source.sink.targets import TargetCache
+from spark_ssp.kinesis_source.sink.process_wide import LEARNED_RATES, TargetCache
 from spark_ssp.kinesis_source.sink.values import SinkOptions
 from spark_ssp.kinesis_source.sink.writer import RecordWriter
 from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
@@ -125,7 +124,7 @@ def writer(url: str, *, is_aggregating: bool = False) -> RecordWriter:
         target_of=lambda each: cache.get(each, connection, service),
         columns=SinkColumns(data=0, partition_key=1),
         options=SinkOptions(stream=stream, is_aggregating=is_aggregating, connection=connection),
-        learned=learned_rates.PROCESS_WIDE,
+        learned=LEARNED_RATES,
     )
 
 

@@ -32,7 +32,7 @@ from spark_ssp.common.aws.provided_credentials import renew_refused
 from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
 from spark_ssp.common.errors import AccessError, InvalidRequestError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import ShardId
-from spark_ssp.kinesis_source.client import put_records, responses
+from spark_ssp.kinesis_source.client import messages
 from spark_ssp.kinesis_source.client.error_translation import (
     ApiCall,
     ExpiredTokenError,
@@ -44,8 +44,8 @@ from spark_ssp.kinesis_source.client.error_translation import (
     stream_not_found,
     translate,
 )
+from spark_ssp.kinesis_source.client.messages import register_exact_times
 from spark_ssp.kinesis_source.client.server_clock import ServerClock
-from spark_ssp.kinesis_source.client.timestamps import register_exact_times
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -108,9 +108,9 @@ class Boto3Kinesis:
         self._retrier = Retrier(
             retry, log=self._log, sleep=sleep, random=random, severity_of=severity_of
         )
-        responses.register_parser(client.meta.events)
+        messages.register_parser(client.meta.events)
         register_exact_times(client.meta.events)
-        self._direct = DirectCalls(client, responses.DECODERS, encoders=responses.ENCODERS)
+        self._direct = DirectCalls(client, messages.DECODERS, encoders=messages.ENCODERS)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connection stays in its process: call connect() where it is needed")
@@ -144,12 +144,12 @@ class Boto3Kinesis:
         call = self._api_call("DescribeStreamSummary", stream)
 
         def convert(answer: Answer, _: EpochMillis | None) -> StreamDescription:
-            status = responses.parse_status(answer)
+            status = messages.parse_status(answer)
             if status == "CREATING":
                 raise NotReadyError(f"the stream is {status}")
             if status == "DELETING":
                 raise stream_not_found(call, f"status {status}")
-            return responses.parse_description(answer)
+            return messages.parse_description(answer)
 
         return self._call(call, _stream_parameters(stream), convert, retry=retry, within=within)
 
@@ -270,7 +270,7 @@ class Boto3Kinesis:
         return self._call(
             call,
             request,
-            lambda answer, _: put_records.parse_outcome(answer, entries.count),
+            lambda answer, _: messages.parse_outcome(answer, entries.count),
             retry=False,
         )
 
@@ -349,8 +349,8 @@ class Boto3Kinesis:
             if answer is None:
                 entries = request.get("Records")
                 if isinstance(entries, PutEntries):
-                    put_records.allow_missing_keys(self._client.meta.service_model)
-                    request = request | {"Records": put_records.to_parameters(entries)}
+                    messages.allow_missing_keys(self._client.meta.service_model)
+                    request = request | {"Records": messages.to_parameters(entries)}
                 answer = getattr(self._client, xform_name(operation))(**request)
         except ClientError as error:
             if error.operation_name == operation and status_of(error) < 500:
@@ -367,7 +367,7 @@ class Boto3Kinesis:
             raise unreadable(error) from None
 
     def _record_date(self, answer: Answer, requested_at: float) -> EpochMillis | None:
-        date = responses.parse_date(answer)
+        date = messages.parse_date(answer)
         received = self._monotonic()
         if date is None:
             return self._clock.now(requested_at)
@@ -395,7 +395,7 @@ def position_parameters(position: Position, *, inclusive: bool) -> Request:
         case TrimHorizon():
             return {"ShardIteratorType": "TRIM_HORIZON"}
         case AtTimestamp(millis=millis):
-            return {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": responses.to_datetime(millis)}
+            return {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": messages.to_datetime(millis)}
         case AfterRecord(sequence_number=sequence_number):
             kind = "AT_SEQUENCE_NUMBER" if inclusive else "AFTER_SEQUENCE_NUMBER"
             return {"ShardIteratorType": kind, "StartingSequenceNumber": sequence_number}
@@ -404,17 +404,17 @@ def position_parameters(position: Position, *, inclusive: bool) -> Request:
 
 
 def _shards_and_token(answer: Answer, _: EpochMillis | None) -> tuple[tuple[Shard, ...], str]:
-    return responses.parse_shards(answer), str(answer.get("NextToken") or "")
+    return messages.parse_shards(answer), str(answer.get("NextToken") or "")
 
 
 def _iterator(answer: Answer, _: EpochMillis | None) -> ShardIterator:
-    return responses.parse_iterator(answer)
+    return messages.parse_iterator(answer)
 
 
 def _page(answer: Answer, service_time: EpochMillis | None) -> RecordPage:
     if service_time is None:
         raise _without_date()
-    return responses.parse_page(answer, service_time)
+    return messages.parse_page(answer, service_time)
 
 
 def _without_date() -> MalformedAnswerError:

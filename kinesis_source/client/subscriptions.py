@@ -5,16 +5,23 @@ sends them if the service has HTTP/2, no proxy is configured for it and awscrt i
 API reference demands HTTP/2, on which many subscriptions share one connection, and whose flow
 control bounds the memory of each. The handlers use botocore's events `before-send`, whose handlers
 may return a response, and `before-parse`, whose handlers may replace its body.
+
+The messages of a response, of the media type `application/vnd.amazon.eventstream`, are cut from its
+chunks of bytes here: botocore's own reader appends each chunk to what it has, which copies a
+message of a megabyte many times; and the size of a message must be known before the rest of it is
+received, so that memory can be reserved. Each complete message is decoded by botocore. Source:
+"Event stream encoding", Amazon Transcribe developer guide.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
-from botocore.eventstream import ParserError
+from botocore.eventstream import EventStreamBuffer, EventStreamMessage, ParserError
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 from urllib3.exceptions import HTTPError
@@ -32,8 +39,7 @@ from spark_ssp.common.errors import AccessError, SspError
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import SubscriptionError
 from spark_ssp.kinesis_source.client.boto3_client import connect, position_parameters
-from spark_ssp.kinesis_source.client.event_stream import BrokenStreamError, Message, MessageStream
-from spark_ssp.kinesis_source.client.responses import parse_date, parse_event
+from spark_ssp.kinesis_source.client.messages import parse_date, parse_event
 from spark_ssp.kinesis_source.model.shard import ConsumerArn, EpochMillis, Position, RecordPage
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 
@@ -51,9 +57,25 @@ _POSITION_NAMES: Final = {
     "StartingSequenceNumber": "SequenceNumber",
     "Timestamp": "Timestamp",
 }
+
 _MESSAGES: Final = "SparkSspMessages"
+
 _OPERATION: Final = "SubscribeToShard"
+
 _thread = threading.local()
+
+
+PRELUDE_BYTES: Final = 12
+"""Total length, length of the headers and a checksum, four bytes each."""
+
+MAX_MESSAGE_BYTES: Final = 24 << 20
+"""The longest message that botocore decodes."""
+
+
+class BrokenStreamError(Exception):
+    """The bytes end within a message, or are not a message."""
+
+
 _FAULTS: Final = (
     BotoCoreError,
     BrokenStreamError,
@@ -243,3 +265,83 @@ def _error(
     error.code = code
     error.is_lasting = is_lasting
     return error
+
+
+class RawStream(Protocol):
+    """The body of a response, as urllib3 has it."""
+
+    def stream(self) -> Iterator[bytes]:
+        """Yield the bytes in the order of their arrival, as they arrive."""
+        ...
+
+    def close(self) -> None:
+        """Close the connection of the response, or its stream."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """A message: its headers that are text, and its payload."""
+
+    headers: Mapping[str, str]
+    payload: bytes
+
+
+class MessageStream:
+    """The messages of a response, one after the other. Used by one thread.
+
+    It is also what botocore reads the first message from, by `stream`.
+    """
+
+    def __init__(self, raw: RawStream) -> None:
+        self._raw = raw
+        self._chunks = raw.stream()
+        self._received = bytearray()
+
+    def next_size(self) -> int | None:
+        """Wait for the beginning of a message; return the message's size, or None at the end."""
+        if not self._receive(PRELUDE_BYTES):
+            return None
+        size = int.from_bytes(self._received[:4], "big")
+        if not PRELUDE_BYTES < size <= MAX_MESSAGE_BYTES:
+            raise BrokenStreamError(f"a message of {size} bytes")
+        return size
+
+    def next_message(self, size: int) -> Message:
+        """Return the message of which `next_size` returned the size."""
+        buffer = EventStreamBuffer()
+        buffer.add_data(self._take(size))
+        try:
+            message: EventStreamMessage = next(buffer)
+        except (ParserError, StopIteration, ValueError, KeyError) as error:
+            # Without the text: it may contain a part of the message.
+            raise BrokenStreamError(f"a malformed message ({type(error).__name__})") from None
+        headers = cast("Mapping[str, str]", message.headers)
+        return Message(headers=headers, payload=message.payload)
+
+    def stream(self) -> Iterator[bytes]:
+        """Yield the bytes of one message at a time."""
+        while (size := self.next_size()) is not None:
+            yield self._take(size)
+
+    def close(self) -> None:
+        """Close the response."""
+        self._raw.close()
+
+    def _take(self, size: int) -> bytes:
+        if not self._receive(size):
+            raise BrokenStreamError("the end of the response in place of a message")
+        taken = bytes(self._received[:size])
+        del self._received[:size]
+        return taken
+
+    def _receive(self, size: int) -> bool:
+        """Receive until there are `size` bytes; return False at the end of the response."""
+        while len(self._received) < size:
+            chunk = next(self._chunks, None)
+            if chunk is None:
+                if self._received:
+                    raise BrokenStreamError("the end of the response within a message")
+                return False
+            self._received += chunk
+        return True

@@ -35,8 +35,6 @@ from spark_ssp.kinesis_source.client.api import (
     Subscriber,
     Subscription,
 )
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
-from spark_ssp.kinesis_source.fan_out.pushed_pages import PROCESS_WIDE_FAULTS, FaultLog, PushedPages
 from spark_ssp.kinesis_source.model.ranges import ShardRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -50,22 +48,28 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.reading.arrow_batches import memory_bytes
-from spark_ssp.kinesis_source.reading.clock import Clock
 from spark_ssp.kinesis_source.reading.data_loss_checks import DataLossChecks
-from spark_ssp.kinesis_source.reading.end_wait import EndWait, WaitResult
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
-from spark_ssp.kinesis_source.reading.fetch_rate import block_ms, page_bytes, pause_ms
-from spark_ssp.kinesis_source.reading.fetch_size import FetchSizer
-from spark_ssp.kinesis_source.reading.range_filter import (
+from spark_ssp.kinesis_source.reading.fetch_pacing import (
+    EndWait,
+    FetchSizer,
+    WaitResult,
+    block_ms,
+    page_bytes,
+    pause_ms,
+)
+from spark_ssp.kinesis_source.reading.page_rows import (
     WHOLE_RECORD,
     ExpectedRecord,
     Match,
     PageSlice,
+    StragglerFilter,
+    build_rows,
     slice_page,
 )
-from spark_ssp.kinesis_source.reading.row_builder import StragglerFilter, build_rows
-from spark_ssp.kinesis_source.reading.shard_retry import ShardRetry
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
+from spark_ssp.kinesis_source.reading.pushed_pages import PROCESS_WIDE_FAULTS, FaultLog, PushedPages
+from spark_ssp.kinesis_source.reading.shard_retry import Clock, ShardRetry
 
 ITERATOR_LIFETIME_S: Final = 240.0
 """The age up to which an iterator is used. It expires after five minutes (Kinesis API

@@ -9,7 +9,11 @@ warnings. Any other fault may be permanent and is retried up to `retry.maxAttemp
 from __future__ import annotations
 
 import logging
+import random
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from spark_ssp.common.errors import ServiceUnavailableError
@@ -18,8 +22,7 @@ from spark_ssp.common.times import seconds_text
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import ThrottledError, UnreachableError
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from spark_ssp.kinesis_source.reading.clock import Clock
-from spark_ssp.kinesis_source.reading.fetch_rate import backoff_ms
+from spark_ssp.kinesis_source.reading.fetch_pacing import backoff_ms
 
 _log = logging.getLogger(__name__)
 
@@ -32,6 +35,19 @@ THROTTLED_WARNING_AFTER_S: Final = 10.0
 """Longer than a full answer to another reader can block a shard."""
 
 THROTTLED_WARNING_PERIOD_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clock:
+    """`monotonic` is in seconds; `wait` returns after that many seconds or once the event is set;
+    `random` is uniform in [0, 1)."""
+
+    monotonic: Callable[[], float] = time.monotonic
+    wait: Callable[[threading.Event, float], object] = threading.Event.wait
+    random: Callable[[], float] = random.random
+
+
+SYSTEM_CLOCK = Clock()
 
 
 class ShardRetry:

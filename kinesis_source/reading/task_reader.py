@@ -12,15 +12,14 @@ import pyarrow as pa
 
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import KinesisService, Subscriber
-from spark_ssp.kinesis_source.client.hash_range_cache import PROCESS_WIDE, HashRangeCache
-from spark_ssp.kinesis_source.fan_out.pushed_pages import OnDemandSubscriber
 from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.reading.arrow_batches import to_batches
-from spark_ssp.kinesis_source.reading.clock import SYSTEM_CLOCK, Clock
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer
+from spark_ssp.kinesis_source.reading.process_wide import HASH_RANGES, HashRangeCache, ReadRates
+from spark_ssp.kinesis_source.reading.pushed_pages import OnDemandSubscriber
 from spark_ssp.kinesis_source.reading.shard_reader import ReadContext, ShardReader
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.shard_retry import SYSTEM_CLOCK, Clock
 
 MAX_THREADS: Final = 16
 """The most shards of one task that are read at the same time. A task may have thousands: each
@@ -80,7 +79,7 @@ def read_slot(
     rates: ReadRates,
     open_subscriber: OpenSubscriber | None = None,
     clock: Clock = SYSTEM_CLOCK,
-    hash_ranges: HashRangeCache = PROCESS_WIDE,
+    hash_ranges: HashRangeCache = HASH_RANGES,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the records of `range_`, of `arrow_batches`; the rows of a shard keep their order, and
     follow those of the shards in its range's `after`.

@@ -12,13 +12,14 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
-from pyspark.sql.types import StructType
+from pyspark.sql.types import BinaryType, StringType, StructType
 
 from spark_ssp.common.logs import abbreviate, show_logs
 from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
+from spark_ssp.common.spark.record_columns import RecordColumn, find_columns, is_text, of_types
 from spark_ssp.common.spark.task_context import (
     TaskWrite,
     least_tasks,
@@ -28,11 +29,9 @@ from spark_ssp.common.spark.task_context import (
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
 from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.sink import learned_rates
 from spark_ssp.kinesis_source.sink.columns import SinkColumns
 from spark_ssp.kinesis_source.sink.pacing import first_share
-from spark_ssp.kinesis_source.sink.schema import resolve_columns
-from spark_ssp.kinesis_source.sink.targets import PROCESS_WIDE, Target
+from spark_ssp.kinesis_source.sink.process_wide import LEARNED_RATES, TARGETS, Target
 from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from spark_ssp.kinesis_source.sink.writer import RecordWriter
 
@@ -103,7 +102,7 @@ def _prepare(
 ) -> tuple[SinkOptions, SinkColumns, Target | None]:
     """Return the options, the columns, and the stream that an option names, with its current
     shards, so that the tasks need not list them."""
-    from spark_ssp.kinesis_source.sink.parse import parse_sink_options  # not loaded by executors
+    from spark_ssp.kinesis_source.sink.options import parse_sink_options  # not loaded by executors
 
     show_logs()
     options = parse_sink_options(raw_options)
@@ -112,7 +111,7 @@ def _prepare(
         return options, columns, None
     service = connect(options.connection)
     within = options.delivery_timeout_ms / 1000
-    target = PROCESS_WIDE.get(options.stream, options.connection, service, within=within)
+    target = TARGETS.get(options.stream, options.connection, service, within=within)
     if options.is_aggregating:
         target.check_aggregation()
     shards = service.list_shards(options.stream, within=within)
@@ -131,12 +130,12 @@ def _write(
     writer = RecordWriter(
         service=service,
         target_of=lambda stream: (
-            target or PROCESS_WIDE.get(stream, options.connection, service, within=within)
+            target or TARGETS.get(stream, options.connection, service, within=within)
         ),
         columns=columns,
         options=options,
         write_id=None if task is None else partial(_write_id, task),
-        learned=learned_rates.PROCESS_WIDE,
+        learned=LEARNED_RATES,
         share=first_share(least_tasks()),
     )
     return WriteResult(writer.write(batches))
@@ -155,3 +154,51 @@ def _log_counts(messages: Sequence[WriterCommitMessage | None], batch: str) -> N
     if totals:
         lines = [f"stream {stream}: {total}" for stream, total in sorted(totals.items())]
         _log.info("%s wrote %s", batch, abbreviate(lines))
+
+
+_COLUMNS: Final = (
+    RecordColumn(
+        name="data",
+        fits=of_types(StringType, BinaryType),
+        type_text="string or binary",
+        if_missing=(
+            "no column data",
+            "a column data",
+            "select the content of the records AS data",
+        ),
+    ),
+    RecordColumn(
+        name="partitionKey",
+        fits=is_text,
+        type_text="string",
+        if_missing=(
+            "no column partitionKey",
+            "a column partitionKey, whose hash decides the shard of a record",
+            "select a key AS partitionKey, for example uuid() to spread records evenly",
+        ),
+    ),
+    RecordColumn(name="explicitHashKey", fits=is_text, type_text="string"),
+)
+
+_STREAM: Final = RecordColumn(
+    name="stream",
+    fits=is_text,
+    type_text="string",
+    if_missing=(
+        "neither a column stream nor the option streamName or streamARN",
+        "one of them",
+        'name the stream: .option("streamName", ...)',
+    ),
+)
+
+
+def resolve_columns(schema: StructType, *, stream_given: bool) -> SinkColumns:
+    """Return the columns of the parts of a record. `stream_given`: an option names the stream, so a
+    column `stream` is ignored. Raises InvalidRowsError with all problems."""
+    places = find_columns(schema, _COLUMNS if stream_given else (_STREAM, *_COLUMNS))
+    return SinkColumns(
+        data=places["data"],
+        partition_key=places["partitionKey"],
+        explicit_hash_key=places.get("explicitHashKey"),
+        stream=places.get("stream"),
+    )

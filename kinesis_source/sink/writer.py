@@ -29,10 +29,9 @@ from spark_ssp.kinesis_source.sink.delivery import (
     PutRequest,
     StreamDelivery,
 )
-from spark_ssp.kinesis_source.sink.learned_rates import LearnedRates
-from spark_ssp.kinesis_source.sink.link_window import LinkWindow, Upload
+from spark_ssp.kinesis_source.sink.pacing import LinkWindow, Upload
+from spark_ssp.kinesis_source.sink.process_wide import LearnedRates, Target
 from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
-from spark_ssp.kinesis_source.sink.targets import Target
 from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 
 _log = logging.getLogger(__name__)

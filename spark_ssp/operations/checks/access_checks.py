@@ -15,7 +15,7 @@ from spark_ssp.kafka_source.model.topic import LogicalOffset, Subscribe, partiti
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.metadata_checks import not_found_error
 from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.fan_out.consumers import Boto3Consumers, Consumer, find_consumer
+from spark_ssp.kinesis_source.client.consumers import Boto3Consumers, Consumer, find_consumer
 from spark_ssp.kinesis_source.model.shard import StreamRef, TrimHorizon
 from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, FanOutOptions, KinesisOptions
 from spark_ssp.operations.checks.findings import Finding, Level, findings_of

@@ -9,12 +9,11 @@ import pytest
 
 from spark_ssp.kinesis_source.batch_planner import BatchPlanner
 from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.contract.services import Service
 from tests.support.kinesis.reading import rows_of

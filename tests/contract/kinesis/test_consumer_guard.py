@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source import fan_out
 from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
-from spark_ssp.kinesis_source.fan_out import fan_out
-from spark_ssp.kinesis_source.fan_out.consumer_guard import GuardSettings, start_guard
-from spark_ssp.kinesis_source.fan_out.fan_out import open_fan_out
+from spark_ssp.kinesis_source.client.consumers import GuardSettings, start_guard
+from spark_ssp.kinesis_source.fan_out import open_fan_out
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
@@ -113,7 +113,7 @@ def test_the_consumer_of_a_query_with_leases_remains(
 def test_a_query_that_was_killed_is_at_its_end(kinesis: EmbeddedKinesis) -> None:
     program = (
         "import pickle, sys; "
-        "from spark_ssp.kinesis_source.fan_out.consumer_guard import start_guard; "
+        "from spark_ssp.kinesis_source.client.consumers import start_guard; "
         "guard = start_guard(pickle.load(sys.stdin.buffer)); print('ready', flush=True); "
         "sys.stdin.read()"
     )

@@ -17,7 +17,6 @@ from spark_ssp.kinesis_source.batch_planner import BatchPlanner
 from spark_ssp.kinesis_source.batch_read import plan_read
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
 from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from spark_ssp.kinesis_source.model.ranges import SlotRange
 from spark_ssp.kinesis_source.options.parse import parse_options
@@ -25,7 +24,7 @@ from spark_ssp.kinesis_source.options.values import KinesisOptions, QueryKind
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED
 from spark_ssp.kinesis_source.probing.given_positions import DOUBT_MS
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.contract.services import Service
 from tests.support.kinesis.reading import rows_of

@@ -24,7 +24,7 @@ from spark_ssp.kinesis_source.aggregation.deaggregation import open_aggregate
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import StreamDescription, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from spark_ssp.kinesis_source.sink.targets import TargetCache
+from spark_ssp.kinesis_source.sink.process_wide import TargetCache
 from spark_ssp.kinesis_source.sink.values import DeliveryMetrics
 from spark_ssp.testing.kinesis import Distribution, EmbeddedKinesis, StreamMode
 from spark_ssp.testing.kinesis.core.faults import (
@@ -304,7 +304,7 @@ def test_each_stream_is_described_once_in_a_task(
     kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the process does not remember all of them."""
-    monkeypatch.setattr("spark_ssp.kinesis_source.sink.targets._MAX_KEPT", 1)
+    monkeypatch.setattr("spark_ssp.kinesis_source.sink.process_wide._MAX_KEPT", 1)
     names = ["orders", "payments", "returns"]
     for name in names[1:]:
         kinesis.state.create_stream(name, shards=1)

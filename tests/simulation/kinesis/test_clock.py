@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
-from spark_ssp.kinesis_source.reading.clock import Clock
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from tests.support.simulation.clock import ReadingTime, SimulatedClock
 from tests.support.simulation.query import Trigger
 from tests.support.simulation.scene import STREAM, scene

@@ -14,7 +14,7 @@ from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
 from spark_ssp.kinesis_source.model.shard import EpochMillis, ShardEnd, StreamRef, TrimHorizon
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.probing import batch_end_probe, probe_protocol
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis.core.faults import ExpiredIterator, Throttle
 from tests.support.fakes.scripted import FakeTime

@@ -20,7 +20,7 @@ from spark_ssp.common.aws.botocore_bypass import DirectCalls
 from spark_ssp.common.aws.clients import client_config
 from spark_ssp.common.aws.error_translation import BODY_ERRORS, code_of
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.kinesis_source.client import responses
+from spark_ssp.kinesis_source.client import messages
 from spark_ssp.kinesis_source.model.shard import EpochMillis
 from tests.support.fakes.client_http import SESSION
 from tests.support.fakes.scripted_http import ScriptedHttp
@@ -37,8 +37,8 @@ def sdk_client(url: str, session: Session = SESSION, **settings: Any) -> Any:
 
 def direct(sdk: Any) -> DirectCalls:
     """Return calls that have learned from a first request, which takes a server's first step."""
-    responses.register_parser(sdk.meta.events)
-    calls = DirectCalls(sdk, responses.DECODERS)
+    messages.register_parser(sdk.meta.events)
+    calls = DirectCalls(sdk, messages.DECODERS)
     sdk.get_records(**ASKED)
     return calls
 
@@ -92,13 +92,13 @@ def outcome(call: Any) -> object:
     except ClientError as error:
         said: Any = error.response
         # Not its text, which contains the number of attempts.
-        return type(error).__name__, code_of(error), said["Error"], responses.parse_date(said)
+        return type(error).__name__, code_of(error), said["Error"], messages.parse_date(said)
     except BotoCoreError as error:
         return type(error).__name__
     except BODY_ERRORS:
         return "unreadable"
     try:
-        page = responses.parse_page(answer, EpochMillis(5))
+        page = messages.parse_page(answer, EpochMillis(5))
     except BODY_ERRORS:
         return "unreadable"
-    return page, responses.parse_date(answer)
+    return page, messages.parse_date(answer)

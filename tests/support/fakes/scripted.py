@@ -28,7 +28,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     sequence_order,
 )
-from spark_ssp.kinesis_source.reading.clock import Clock
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
 
 CREATED = EpochMillis(1_700_000_000_000)
 NOW = EpochMillis(1_700_100_000_000)

@@ -20,7 +20,7 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.kinesis.reading import Row, options, rows_of, slot_of
 

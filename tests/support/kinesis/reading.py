@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from spark_ssp.grouping.identifiers import ShardId, SlotId
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.ranges import (
     ExpectedSize,
     RangeEnd,
@@ -27,7 +26,7 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.scripted import CREATED, STREAM, FakeTime, ScriptedService
 

@@ -13,7 +13,7 @@ from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.columns import SinkColumns
-from spark_ssp.kinesis_source.sink.targets import TargetCache
+from spark_ssp.kinesis_source.sink.process_wide import TargetCache
 from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from spark_ssp.kinesis_source.sink.writer import RecordWriter
 from spark_ssp.testing.kinesis import EmbeddedKinesis

@@ -16,14 +16,13 @@ from itertools import accumulate
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.batch_planner import BatchPlanner
 from spark_ssp.kinesis_source.client.api import ThrottledError
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH
 from spark_ssp.kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
 from spark_ssp.kinesis_source.probing.batch_limits import Limits as TriggerLimits
-from spark_ssp.kinesis_source.reading.clock import Clock
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
 from spark_ssp.testing.kinesis.state import sequence

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 
-from spark_ssp.kinesis_source.reading.clock import Clock
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.testing.kinesis.core.clock import ManualClock
 
 MEETING_SECONDS = 60

@@ -32,11 +32,10 @@ from pyspark.sql.datasource import InputPartition
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.spark.pyspark_api import ReadAllAvailable
 from spark_ssp.kinesis_source.batch_planner import BatchPlanner
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.options.values import FanOutOptions
 from spark_ssp.kinesis_source.reading import task_reader as reader_module
-from spark_ssp.kinesis_source.reading.clock import Clock
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.kinesis_source.source import KinesisStreamReader, SlotPartition
 from tests.support.fakes.scripted import FakeTime

@@ -35,7 +35,7 @@ import spark_ssp.planner, spark_ssp.planner.running
 """,
     "a page of Kinesis": """
 from spark_ssp.kinesis_source.reading.arrow_batches import Chunk, memory_bytes, to_batches
-from spark_ssp.kinesis_source.client.responses import parse_columns
+from spark_ssp.kinesis_source.client.messages import parse_columns
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 page = parse_columns(
     b'{"Records":[{"Data":"YQ==","PartitionKey":"k","SequenceNumber":"1",'

@@ -24,7 +24,7 @@ from spark_ssp.kafka_source.properties.translation import PREFIX, TokenProvider
 from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
-from spark_ssp.kinesis_source.sink.table import SINK_OPTIONS as KINESIS_SINK_OPTIONS
+from spark_ssp.kinesis_source.sink.options import SINK_OPTIONS as KINESIS_SINK_OPTIONS
 from tests.support.kafka.property_tables import documented_properties, property_tables
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "guide"

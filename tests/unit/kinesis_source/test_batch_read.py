@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from spark_ssp.common.errors import DataLossError, InvalidOptionsError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.batch_read import plan_read
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.ranges import SlotRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -30,7 +29,7 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.values import SlotAssignment
 from spark_ssp.kinesis_source.probing.initial_positions import UnnamedShardError
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.fakes.scripted import FakeTime

@@ -35,7 +35,7 @@ from spark_ssp.kinesis_source.client.error_translation import (
     single_try_error,
     translate,
 )
-from spark_ssp.kinesis_source.client.responses import MalformedAnswerError
+from spark_ssp.kinesis_source.client.messages import MalformedAnswerError
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,

@@ -1,17 +1,28 @@
-"""Errors of this project's own on the way to a subscription."""
+"""Subscriptions: their transport, and messages of an event stream received in any chunks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spark_ssp.common.errors import AccessError
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import SubscriptionError
-from spark_ssp.kinesis_source.client.subscriptions import Boto3Subscriber
+from spark_ssp.kinesis_source.client.subscriptions import (
+    MAX_MESSAGE_BYTES,
+    Boto3Subscriber,
+    BrokenStreamError,
+    Message,
+    MessageStream,
+)
 from spark_ssp.kinesis_source.model.shard import ConsumerArn, TrimHorizon
+from spark_ssp.testing.kinesis.http.event_stream import encode_message
 
 
 class _Client:
@@ -29,3 +40,73 @@ def test_a_failed_provider_of_credentials_is_a_fault_of_the_subscription() -> No
     with pytest.raises(SubscriptionError, match="no keys on SubscribeToShard") as fault:
         Boto3Subscriber(client).subscribe(ConsumerArn("arn"), shard, TrimHorizon())
     assert fault.value.code == AccessError.kind
+
+
+class Chunks:
+    """A body that arrives in these chunks."""
+
+    def __init__(self, chunks: Sequence[bytes]) -> None:
+        self._chunks = chunks
+
+    def stream(self) -> Iterator[bytes]:
+        yield from self._chunks
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def cut(data: bytes, borders: Sequence[int]) -> list[bytes]:
+    places = [0, *sorted(place % (len(data) + 1) for place in borders), len(data)]
+    return [data[a:b] for a, b in pairwise(places)]
+
+
+def read_all(chunks: Sequence[bytes]) -> Iterator[Message]:
+    stream = MessageStream(Chunks(chunks))
+    while (size := stream.next_size()) is not None:
+        yield stream.next_message(size)
+
+
+MESSAGES = st.lists(
+    st.builds(
+        lambda kind, payload: (kind, payload),
+        st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), min_size=1, max_size=20),
+        st.binary(max_size=300),
+    ),
+    max_size=5,
+)
+
+
+@given(MESSAGES, st.lists(st.integers(0, 5_000), max_size=12))
+def test_messages_arrive_whole_however_they_are_cut(
+    messages: list[tuple[str, bytes]], borders: list[int]
+) -> None:
+    data = b"".join(encode_message({":event-type": kind}, payload) for kind, payload in messages)
+    found = list(read_all(cut(data, borders)))
+    assert [(each.headers[":event-type"], each.payload) for each in found] == messages
+
+
+@given(st.binary(max_size=300), st.data())
+def test_an_end_within_a_message_is_an_error(payload: bytes, data: st.DataObject) -> None:
+    message = encode_message({":event-type": "e"}, payload)
+    length = data.draw(st.integers(1, len(message) - 1))
+    with pytest.raises(BrokenStreamError):
+        list(read_all([message, message[:length]]))
+
+
+@given(st.binary(min_size=1, max_size=100), st.data())
+def test_a_damaged_message_is_an_error_that_does_not_show_it(
+    payload: bytes, data: st.DataObject
+) -> None:
+    message = bytearray(encode_message({":event-type": "secret"}, payload))
+    place = data.draw(st.integers(0, len(message) - 1))
+    message[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(BrokenStreamError) as caught:
+        list(read_all([bytes(message)]))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 12, MAX_MESSAGE_BYTES + 1, (1 << 32) - 1])
+def test_an_impossible_size_is_an_error(size: int) -> None:
+    stream = MessageStream(Chunks([size.to_bytes(4, "big") + bytes(100)]))
+    with pytest.raises(BrokenStreamError, match=f"{size} bytes"):
+        stream.next_size()

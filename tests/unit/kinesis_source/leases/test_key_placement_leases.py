@@ -10,11 +10,10 @@ from spark_ssp.checkpoint.leases.checkpoint_position import Processed
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.grouping.identifiers import WorkerId
 from spark_ssp.kinesis_source.aggregation.deaggregation import KeyFilter, split
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import SequenceNumber
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis import Distribution, StreamMode
 from tests.support.fakes.planner_world import Batch

@@ -10,7 +10,6 @@ from spark_ssp.common.errors import DataLossError
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client.api import KinesisService
 from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.ranges import RangeEnd, RangeStart, ShardRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -20,8 +19,8 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from spark_ssp.kinesis_source.reading.clock import Clock
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis import EmbeddedKinesis, KinesisState, Limits, ManualClock
 from spark_ssp.testing.kinesis.core.faults import (

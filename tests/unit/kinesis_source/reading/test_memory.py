@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from spark_ssp.kinesis_source.model.shard import RecordPage
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.scripted import Page, ScriptedService, ScriptedShard, recs
 from tests.support.kinesis.reading import A, options, shard_range, slot_of

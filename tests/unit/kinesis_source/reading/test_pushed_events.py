@@ -9,7 +9,6 @@ import pytest
 
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import SubscriptionError
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.ranges import ShardRange
 from spark_ssp.kinesis_source.model.shard import (
     ConsumerArn,
@@ -18,7 +17,7 @@ from spark_ssp.kinesis_source.model.shard import (
     SequenceNumber,
     ShardIterator,
 )
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.scripted import (
     NOW,

@@ -14,7 +14,6 @@ import pytest
 from spark_ssp.common.errors import AccessError, DataLossError
 from spark_ssp.grouping.identifiers import HashRange, ShardId, SlotId
 from spark_ssp.kinesis_source.client.api import KinesisService
-from spark_ssp.kinesis_source.client.hash_range_cache import MAX_KEPT, HashRangeCache
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, SlotRange, Stragglers
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -26,7 +25,7 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.reading.arrow_batches import ARROW_SCHEMA, ROW_OVERHEAD_BYTES
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import MAX_KEPT, HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import MAX_THREADS, read_slot
 from tests.support.fakes.scripted import (
     CREATED,

@@ -23,8 +23,12 @@ from spark_ssp.kinesis_source.sink.delivery import (
     PutRequest,
     StreamDelivery,
 )
-from spark_ssp.kinesis_source.sink.link_window import LinkWindow, Upload
-from spark_ssp.kinesis_source.sink.pacing import BYTES_PER_SECOND, RECORDS_PER_SECOND
+from spark_ssp.kinesis_source.sink.pacing import (
+    BYTES_PER_SECOND,
+    RECORDS_PER_SECOND,
+    LinkWindow,
+    Upload,
+)
 from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
 from tests.support.kinesis.sink_rows import Entry, entries_of, rows_of
 

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
-from spark_ssp.kinesis_source.client.put_records import to_parameters
-from spark_ssp.kinesis_source.client.responses import ENCODERS
+from spark_ssp.kinesis_source.client.messages import ENCODERS, to_parameters
 from spark_ssp.kinesis_source.model.shard import PutEntries, Shard
 from spark_ssp.kinesis_source.sink import encoding
 from spark_ssp.kinesis_source.sink.columns import RecordLimits, SinkColumns, checked_rows

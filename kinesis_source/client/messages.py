@@ -1,4 +1,5 @@
-"""Converts answers of Kinesis into this project's values.
+"""Writes the requests and reads the answers of Kinesis that botocore handles slowly or loses a part
+of, and converts all answers into this project's values.
 
 GetRecords is the hot path. botocore's parser walks its model once for every field of every record;
 here msgspec parses the body instead, which also checks types and decodes base64, and its records
@@ -7,29 +8,38 @@ with `operation_model`, `response_dict` (`status_code`, `headers`, `body`: the p
 `customized_response_dict` (merged into the parsed answer). The columns are passed in the latter,
 and the body is replaced by one without records. Any unusual answer (an error, another protocol than
 JSON, a field that is missing or of another type) is left to botocore's parser, and `parse_page`
-converts its result.
+converts its result. By the same hook DescribeStreamSummary returns the members that an older
+botocore drops, because its model lacks them.
 
-By the same hook DescribeStreamSummary returns the members that an older botocore drops, because its
-model lacks them.
+The entries of PutRecords are encoded already, and of its answers only the needed results are
+decoded.
+
+Before September 2026 botocore cuts the time of AT_TIMESTAMP to whole seconds, which would move the
+point at which a query starts by up to a second. The service accepts fractions (API reference of
+GetShardIterator), so they are restored in the request.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, Final, NotRequired, Protocol, TypedDict, cast
+from typing import Any, Final, NotRequired, Protocol, TypedDict, cast, overload
 
 import msgspec
+import orjson
 
-from spark_ssp.common.aws.botocore_bypass import protocol_of
+from spark_ssp.common.aws.botocore_bypass import SEND_SECONDS, protocol_of
 from spark_ssp.common.aws.error_translation import MalformedAnswerError as MalformedAnswerError
 from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName
-from spark_ssp.kinesis_source.client.put_records import decode_put, encode_put
 from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
+    PutEntries,
+    PutOutcome,
     RecordPage,
     SequenceNumber,
     Shard,
@@ -38,11 +48,17 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 
 _COLUMNS: Final = "SparkSspColumns"
+
 _SUMMARY: Final = "SparkSspSummary"
+
 _NO_RECORDS: Final = b'{"Records":[]}'
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
 _MILLISECOND: Final = timedelta(milliseconds=1)
+
 _HOUR_MS: Final = 3_600_000
+
 _DEFAULT_RECORD_KIB: Final = 1024
 
 
@@ -95,6 +111,7 @@ class _Event(msgspec.Struct, rename="pascal"):
 
 
 _DECODER: Final = msgspec.json.Decoder(_Answer)
+
 _EVENT_DECODER: Final = msgspec.json.Decoder(_Event)
 
 
@@ -157,6 +174,94 @@ def _decode_listing(body: bytes) -> Mapping[str, Any] | None:
         return None
 
 
+_OUTCOME: Final = "SparkSspOutcome"
+
+
+class _PutResult(msgspec.Struct, gc=False):
+    ShardId: ShardId | None = None
+    ErrorCode: str | None = None
+
+
+class _PutResults(msgspec.Struct):
+    Records: list[_PutResult]
+
+
+_PUT_DECODER: Final = msgspec.json.Decoder(_PutResults)
+
+_ALL_STORED: Final = re.compile(
+    rb'\{(?:"EncryptionType":"[A-Z]+",)?"FailedRecordCount":0,"Records":\[(?=\{)'
+)
+"""The beginning of an answer without refusals, in the form in which the service writes it. Answers
+in any other form are decoded as a whole."""
+
+_SHARD: Final = b'"ShardId":"'
+
+
+@dataclass(frozen=True, slots=True)
+class _EvenShards(Sequence[ShardId]):
+    """The shards of an answer whose results all have the same length; only those that are accessed
+    are decoded. Sequence numbers and shard IDs have a fixed length (56 and 20 characters in AWS),
+    and of a request only a few shards are needed."""
+
+    body: bytes
+    first: int
+    """The index of the first shard ID in `body`."""
+    length: int
+    width: int
+    """The distance from one shard ID to the next."""
+    entries: int
+
+    @classmethod
+    def of(cls, body: bytes, start: int) -> _EvenShards | None:
+        """Return the shards, or None if the results differ in length or form, or have escapes.
+
+        `start` is the index of the first result; `]}` follows the last.
+        """
+        width = body.find(b"}", start) + 2 - start
+        count, rest = divmod(len(body) - 1 - start, width)
+        first = body.find(_SHARD, start, start + width) + len(_SHARD)
+        last = body.find(b'"', first)
+        if rest or not start + len(_SHARD) <= first < last or not body.endswith(b"}]}"):
+            return None
+        if b"\\" in body:  # an escaped character
+            return None
+        expected = ((start, b"{"), (start + width - 2, b"}"), (first - 2, b":"), (first - 1, b'"'))
+        for place, character in (*expected, (last, b'"')):
+            if body[place : len(body) - 1 : width] != character * count:
+                return None
+        return cls(body, first, last - first, width, count)
+
+    def __len__(self) -> int:
+        return self.entries
+
+    @overload
+    def __getitem__(self, index: int) -> ShardId: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[ShardId]: ...
+    def __getitem__(self, index: int | slice) -> ShardId | Sequence[ShardId]:
+        if isinstance(index, slice):
+            return [self[each] for each in range(self.entries)[index]]
+        begin = self.first + range(self.entries)[index] * self.width
+        return ShardId(self.body[begin : begin + self.length].decode())
+
+
+def decode_put(body: bytes) -> Mapping[str, Any] | None:
+    """Return an answer of PutRecords for `parse_outcome`, or None if it is not one."""
+    beginning = _ALL_STORED.match(body)
+    if beginning is not None and (shards := _EvenShards.of(body, beginning.end())) is not None:
+        return {_OUTCOME: PutOutcome(shards=shards)}
+    try:
+        results = _PUT_DECODER.decode(body).Records
+    except ValueError:
+        return None
+    return {
+        _OUTCOME: PutOutcome(
+            shards=[result.ShardId for result in results],
+            codes=[result.ErrorCode for result in results],
+        )
+    }
+
+
 DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
     "GetRecords": _decode_page,
     "GetShardIterator": _decode_iterator,
@@ -164,6 +269,37 @@ DECODERS: Final[Mapping[str, Callable[[bytes], Mapping[str, Any] | None]]] = {
     "PutRecords": decode_put,
 }
 """The decoders of the most frequent calls, for `spark_ssp.common.aws.botocore_bypass`."""
+
+
+def encode_put(request: Mapping[str, Any]) -> bytes:
+    """Encode a request whose `Records` are encoded already."""
+    entries: PutEntries = request["Records"]
+    stream = orjson.dumps({name: request[name] for name in request if name != "Records"})
+    *others, last = entries.text
+    return b"".join((stream[:-1], b',"Records":[', *others, last[:-1], b"]}"))
+
+
+class _Entry(msgspec.Struct, rename="pascal", omit_defaults=True):
+    data: bytes
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+
+
+def to_parameters(entries: PutEntries) -> Any:
+    """Return entries as the parameter `Records` of boto3's `put_records`."""
+    decoded = msgspec.json.decode(b"[%b]" % b"".join(entries.text)[:-1], type=list[_Entry])
+    return msgspec.to_builtins(decoded, builtin_types=(bytes,))
+
+
+def allow_missing_keys(service_model: Any) -> None:
+    """Let botocore send entries without a partition key, which a version older than the record
+    distribution strategy AUTO refuses."""
+    records = service_model.operation_model("PutRecords").input_shape.members["Records"]
+    required = records.member.required_members
+    if "PartitionKey" in required:
+        required.remove("PartitionKey")
+
+
 ENCODERS: Final[Mapping[str, Callable[[Mapping[str, Any]], bytes]]] = {
     "PutRecords": encode_put,
 }
@@ -304,6 +440,25 @@ def _convert_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> Rec
     )
 
 
+def parse_outcome(answer: Mapping[str, Any], entries: int) -> PutOutcome:
+    """Convert an answer of PutRecords to a request with this number of entries. Raises ValueError
+    if an entry has no result."""
+    outcome = answer.get(_OUTCOME)
+    if not isinstance(outcome, PutOutcome):
+        results = answer["Records"]
+        outcome = PutOutcome(
+            shards=[result.get("ShardId") for result in results],
+            codes=[result.get("ErrorCode") for result in results],
+        )
+    shards, codes = outcome.shards, outcome.codes
+    if len(shards) != entries:
+        raise ValueError("an answer whose results are not those of the entries")
+    if codes and any(not a and not b for a, b in zip(shards, codes, strict=True)):
+        raise ValueError("a result with neither a shard nor an error code")
+    seconds = answer.get("ResponseMetadata", {}).get(SEND_SECONDS)
+    return PutOutcome(shards=shards, codes=codes, send_seconds=seconds)
+
+
 def parse_shards(answer: Mapping[str, Any]) -> tuple[Shard, ...]:
     """Convert the shards of one page of ListShards, in the order of the answer."""
     return tuple(_shard(entry) for entry in answer["Shards"])
@@ -391,3 +546,30 @@ def _hash_range(entry: Mapping[str, Any]) -> HashRange:
 def _valid_text(text: str) -> str:
     """Replace lone surrogates, which JSON can escape but neither UTF-8 nor Arrow can contain."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+_JSON: Final = "application/x-amz-json"
+
+_WANTED: Final = "spark_ssp_timestamp"
+"""The key of the time in the context of a request, which botocore passes to all its handlers."""
+
+
+def register_exact_times(events: Events) -> None:
+    """Register the handlers that restore the milliseconds of AT_TIMESTAMP."""
+    events.register("before-parameter-build.kinesis.GetShardIterator", _remember)
+    events.register("before-call.kinesis.GetShardIterator", _restore)
+
+
+def _remember(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+    if isinstance(params.get("Timestamp"), datetime):
+        context[_WANTED] = params["Timestamp"].timestamp()
+
+
+def _restore(params: dict[str, Any], context: dict[str, Any], **_: object) -> None:
+    """Replace the time in the body of a request, before it is signed."""
+    wanted = context.get(_WANTED)
+    if wanted is None or not str(params["headers"].get("Content-Type")).startswith(_JSON):
+        return
+    body = json.loads(params["body"])
+    if body["Timestamp"] != wanted:
+        params["body"] = json.dumps(body | {"Timestamp": wanted}).encode()

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from spark_ssp.grouping.identifiers import ShardKey
-from spark_ssp.kinesis_source.fan_out.push_choice import (
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.shard import ConsumerArn
+from spark_ssp.kinesis_source.reading.pushed_pages import (
     MIN_PUSHED_BYTES,
     MIN_PUSHED_RECORDS,
     RESUBSCRIBE_AFTER_S,
@@ -15,8 +17,6 @@ from spark_ssp.kinesis_source.fan_out.push_choice import (
     is_worth_pushing,
     pushed_shards,
 )
-from spark_ssp.kinesis_source.model.ranges import ExpectedSize
-from spark_ssp.kinesis_source.model.shard import ConsumerArn
 from tests.support.fakes.scripted import STREAM
 from tests.support.kinesis.reading import A, B, shard_range, slot_of
 

@@ -12,7 +12,6 @@ import pytest
 from spark_ssp.common.options.endpoints import is_loopback
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client.api import ThrottledError
-from spark_ssp.kinesis_source.client.hash_range_cache import HashRangeCache
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -23,8 +22,8 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
-from spark_ssp.kinesis_source.reading.clock import Clock
-from spark_ssp.kinesis_source.reading.shared_read_rates import ReadRates
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import MAX_THREADS, read_slot
 from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
 from tests.support.fakes.in_process import InProcessKinesis

@@ -1,4 +1,4 @@
-"""The fast parser of GetRecords equals boto3's parser on the same body."""
+"""Answers of Kinesis as values, whichever way they are decoded, and the times of requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import boto3
 import pytest
 from botocore.awsrequest import AWSResponse
 from botocore.config import Config
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import HashRange
-from spark_ssp.kinesis_source.client import responses
+from spark_ssp.kinesis_source.client import messages
+from spark_ssp.kinesis_source.client.messages import DECODERS, parse_outcome, register_exact_times
 from spark_ssp.kinesis_source.model.shard import EpochMillis, RecordPage
 
 NOW = EpochMillis(1_700_000_000_123)
@@ -45,7 +46,7 @@ class _Answers:
         self.client.meta.events.register("before-send.kinesis.GetRecords", send)
         self._body = b""
         if fast:
-            responses.register_parser(self.client.meta.events)
+            messages.register_parser(self.client.meta.events)
 
     def _send(self, request: Any, **_: object) -> AWSResponse:
         headers = {"content-type": "application/x-amz-json-1.1"}
@@ -53,7 +54,7 @@ class _Answers:
 
     def page(self, body: bytes) -> RecordPage:
         self._body = body
-        return responses.parse_page(self.client.get_records(ShardIterator="i"), NOW)
+        return messages.parse_page(self.client.get_records(ShardIterator="i"), NOW)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +144,7 @@ def test_plain_pages_take_the_fast_way_to_the_same_result(
     ours: _Answers, theirs: _Answers, answer: dict[str, Any]
 ) -> None:
     for body in bodies(answer):
-        assert responses.parse_columns(body) is not None
+        assert messages.parse_columns(body) is not None
         assert contents(ours.page(body)) == contents(theirs.page(body))
 
 
@@ -163,7 +164,7 @@ def test_the_fast_way_takes_nothing_that_the_slow_one_reads_otherwise(
         .replace(b"1700000000.001", arrival.encode())
         .replace(b'"MillisBehindLatest": 0', b'"MillisBehindLatest": ' + behind.encode())
     )
-    if responses.parse_columns(body) is not None:
+    if messages.parse_columns(body) is not None:
         assert contents(ours.page(body)) == contents(theirs.page(body))
 
 
@@ -173,7 +174,7 @@ def test_a_name_that_comes_twice_counts_as_the_slow_way_has_it(
     body = body_of(record()).replace(
         b'"PartitionKey": "k"', b'"PartitionKey":"a","PartitionKey":"b"'
     )
-    assert responses.parse_columns(body) is not None
+    assert messages.parse_columns(body) is not None
     assert contents(ours.page(body)) == contents(theirs.page(body))
 
 
@@ -230,7 +231,7 @@ def body_of(*records: object, **more: object) -> bytes:
     ],
 )
 def test_anything_odd_is_left_to_the_slow_way(body: bytes) -> None:
-    assert responses.parse_columns(body) is None
+    assert messages.parse_columns(body) is None
 
 
 def test_a_record_without_partition_key_takes_the_fast_way_and_has_none(
@@ -238,7 +239,7 @@ def test_a_record_without_partition_key_takes_the_fast_way_and_has_none(
 ) -> None:
     """As a producer may put it under the record distribution strategy AUTO."""
     body = body_of(record(PartitionKey=...), record(PartitionKey=None), record(PartitionKey="k"))
-    assert responses.parse_columns(body) is not None
+    assert messages.parse_columns(body) is not None
     keys = [None, None, "k"]
     assert list(ours.page(body).partition_keys) == list(theirs.page(body).partition_keys) == keys
 
@@ -282,7 +283,7 @@ def test_a_page_as_large_as_the_service_gives(
             for n in range(count)
         ]
     )
-    assert responses.parse_columns(body) is not None
+    assert messages.parse_columns(body) is not None
     page = ours.page(body)
     assert len(page) == count
     assert all(piece == data for piece in page.data)
@@ -323,7 +324,7 @@ def test_where_records_are_placed(strategy: dict[str, str], by_key: bool | None)
         "RetentionPeriodHours": 24,
     }
     answer = {"StreamDescriptionSummary": summary | strategy}
-    assert responses.parse_description(answer).placed_by_key is by_key
+    assert messages.parse_description(answer).placed_by_key is by_key
 
 
 @pytest.mark.parametrize(
@@ -339,7 +340,7 @@ def test_where_records_are_placed(strategy: dict[str, str], by_key: bool | None)
 def test_shards(entry: dict[str, str], parents: tuple[str, ...], closed: bool) -> None:
     ending = {key: value for key, value in entry.items() if key == "EndingSequenceNumber"}
     lineage = {key: value for key, value in entry.items() if key != "EndingSequenceNumber"}
-    (shard,) = responses.parse_shards(
+    (shard,) = messages.parse_shards(
         {
             "Shards": [
                 lineage
@@ -366,16 +367,16 @@ def test_shards(entry: dict[str, str], parents: tuple[str, ...], closed: bool) -
 )
 def test_the_date_of_an_answer(text: str, millis: int | None) -> None:
     answer = {"ResponseMetadata": {"HTTPHeaders": {"date": text}}}
-    assert responses.parse_date(answer) == millis
+    assert messages.parse_date(answer) == millis
 
 
 def test_no_date_at_all() -> None:
-    assert responses.parse_date({}) is None
+    assert messages.parse_date({}) is None
 
 
 @given(st.integers(0, 4_000_000_000_000))
 def test_times_survive_the_way_to_boto3_and_back(millis: int) -> None:
-    assert responses.to_epoch_ms(responses.to_datetime(EpochMillis(millis))) == millis
+    assert messages.to_epoch_ms(messages.to_datetime(EpochMillis(millis))) == millis
 
 
 @pytest.mark.parametrize(
@@ -393,6 +394,90 @@ def test_an_event_without_a_continuation_has_child_shards(
     body = json.dumps({"Records": [], "MillisBehindLatest": 0} | end).encode()
     if following == "refused":
         with pytest.raises(ValueError, match="neither a continuation"):
-            responses.parse_event(body, NOW)
+            messages.parse_event(body, NOW)
     else:
-        assert responses.parse_event(body, NOW).next_iterator == following
+        assert messages.parse_event(body, NOW).next_iterator == following
+
+
+NUMBERS = st.sampled_from([f"496{'0' * 53}", f"496{'9' * 53}", "7", "\\", '"', "}"])
+SHARDS = st.sampled_from(["shardId-000000000000", "shardId-000000000071", "s", "}", 'a"b', "é"])
+STORED = st.fixed_dictionaries({"SequenceNumber": NUMBERS, "ShardId": SHARDS})
+REFUSED = st.fixed_dictionaries({"ErrorCode": st.just("E"), "ErrorMessage": SHARDS})
+
+
+@given(
+    st.lists(STORED, min_size=1, max_size=8) | st.lists(STORED | REFUSED, min_size=1, max_size=8),
+    st.sampled_from([(",", ":"), (", ", ": ")]),
+    st.sampled_from([[], ["EncryptionType"]]),
+    st.booleans(),
+)
+@example([{"SequenceNumber": "7", "ShardId": 'a"b'}], (",", ":"), [], True)
+def test_each_entry_has_its_shard_or_its_code(
+    results: list[dict[str, str]],
+    separators: tuple[str, str],
+    before: list[str],
+    is_count_first: bool,
+) -> None:
+    answer: dict[str, Any] = dict.fromkeys(before, "KMS")
+    failed = {"FailedRecordCount": sum("ErrorCode" in one for one in results)}
+    answer |= failed | {"Records": results} if is_count_first else {"Records": results} | failed
+    found = parse_outcome(_decoded(json.dumps(answer, separators=separators)), len(results))
+    assert list(found.shards) == [one.get("ShardId") for one in results]
+    assert list(found.codes or [None] * len(results)) == [one.get("ErrorCode") for one in results]
+    assert list(found.shards[1:3]) == [one.get("ShardId") for one in results[1:3]]
+
+
+@pytest.mark.parametrize("entries", [0, 1, 3])
+def test_an_answer_with_another_number_of_results_is_refused(entries: int) -> None:
+    stored = {"SequenceNumber": "7", "ShardId": "shardId-000000000000"}
+    answer = {"FailedRecordCount": 0, "Records": [stored, stored]}
+    with pytest.raises(ValueError, match="results"):
+        parse_outcome(_decoded(json.dumps(answer, separators=(",", ":"))), entries)
+
+
+def _decoded(body: str) -> Any:
+    decoded = DECODERS["PutRecords"](body.encode())
+    assert decoded is not None
+    return decoded
+
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "as installed"])
+def test_the_time_is_sent_with_its_milliseconds(cut: bool) -> None:
+    client = boto3.session.Session().client(
+        "kinesis", region_name="eu-west-1", aws_access_key_id="id", aws_secret_access_key="key"
+    )
+    events = client.meta.events
+    if cut:
+        events.register("before-call.kinesis.GetShardIterator", _cut)
+    register_exact_times(events)
+    bodies: list[bytes] = []
+
+    def stop(request: Any, **_: object) -> None:
+        bodies.append(request.body)
+        raise ConnectionAbortedError
+
+    events.register("before-send.kinesis", stop)
+    for moment in (MOMENT, None):
+        more: dict[str, Any] = {} if moment is None else {"Timestamp": moment}
+        with pytest.raises(ConnectionAbortedError):
+            client.get_shard_iterator(
+                StreamName="orders", ShardId="s-0", ShardIteratorType="AT_TIMESTAMP", **more
+            )
+    client.close()
+    exact, without = map(json.loads, bodies)
+    assert without == {
+        "StreamName": "orders",
+        "ShardId": "s-0",
+        "ShardIteratorType": "AT_TIMESTAMP",
+    }
+    assert exact == without | {"Timestamp": MOMENT.timestamp()}
+
+
+def _cut(params: dict[str, Any], **_: object) -> None:
+    """Cut the time to whole seconds, as botocore did before September 2026."""
+    body = json.loads(params["body"])
+    if "Timestamp" in body:
+        params["body"] = json.dumps(body | {"Timestamp": int(body["Timestamp"])}).encode()

@@ -10,7 +10,7 @@ from spark_ssp.kinesis_source.model.shard import (
     SequenceNumber,
     ShardIterator,
 )
-from spark_ssp.kinesis_source.reading.fetch_rate import backoff_ms, block_ms, pause_ms
+from spark_ssp.kinesis_source.reading.fetch_pacing import backoff_ms, block_ms, pause_ms
 
 
 def page(records: int, *, behind: int, size: int = 10) -> RecordPage:

@@ -1,23 +1,27 @@
-"""The streams that a sink writes to, described once a minute for each process."""
+"""The memory of a process about the streams that its tasks write to: descriptions, for a minute,
+and the rates that the tasks have learned.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client.api import KinesisWriter
 from spark_ssp.kinesis_source.model.shard import Shard, StreamDescription, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.aggregation import unsupported_aggregates
 from spark_ssp.kinesis_source.sink.columns import RecordLimits
+from spark_ssp.kinesis_source.sink.pacing import LinkWindow, ShardPacer
 
-_KEPT_S: Final = 60.0
+_DESCRIPTION_KEPT_S: Final = 60.0
 """The service allows 20 descriptions a second for all streams of an account, and each executor
 process describes a stream by itself."""
-_MAX_KEPT: Final = 4_096
+_MAX_TARGETS: Final = 4_096
 """Beyond it, streams are described again for each task."""
 
 
@@ -75,7 +79,7 @@ class TargetCache:
         place = (connection, stream)
         with self._lock:
             described, target = self._kept.get(place, (0.0, None))
-            if target is not None and self.monotonic() - described < _KEPT_S:
+            if target is not None and self.monotonic() - described < _DESCRIPTION_KEPT_S:
                 return target
             target = Target(
                 stream=stream,
@@ -84,10 +88,64 @@ class TargetCache:
             )
             self._kept.pop(place, None)
             self._kept[place] = (self.monotonic(), target)
-            if len(self._kept) > _MAX_KEPT:
+            if len(self._kept) > _MAX_TARGETS:
                 del self._kept[next(iter(self._kept))]
         return target
 
 
-PROCESS_WIDE = TargetCache()
+TARGETS = TargetCache()
 """The cache of this process: Spark keeps its worker processes from task to task."""
+
+
+_RATES_KEPT_S: Final = 600.0
+_MAX_RATES_KEPT: Final = 1_000
+"""Streams whose pacers are kept, each for `_RATES_KEPT_S` after its last task."""
+
+_Pacers = Mapping[ShardId, ShardPacer]
+
+
+@dataclass(slots=True)
+class LearnedRates:
+    """The last window of each connection, and the pacers of the shards of each stream; thread-safe.
+
+    Times are in seconds of a monotonic clock.
+    """
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _windows: dict[ConnectionOptions, LinkWindow] = field(default_factory=dict)
+    _pacers: dict[tuple[ConnectionOptions, StreamRef], tuple[float, _Pacers]] = field(
+        default_factory=dict
+    )
+
+    def window(self, connection: ConnectionOptions) -> LinkWindow:
+        """Return the window that a task begins with."""
+        with self._lock:
+            return self._windows.get(connection, LinkWindow())
+
+    def keep_window(self, connection: ConnectionOptions, window: LinkWindow) -> None:
+        """Keep the window of a task that ends."""
+        with self._lock:
+            self._windows[connection] = window
+
+    def take_pacers(self, connection: ConnectionOptions, stream: StreamRef, now: float) -> _Pacers:
+        """Return the pacers that a task begins with, for it alone until it keeps them."""
+        with self._lock:
+            kept_at, pacers = self._pacers.pop((connection, stream), (now, {}))
+        if now - kept_at > _RATES_KEPT_S:
+            return {}
+        for pacer in pacers.values():
+            pacer.rest(now - kept_at)
+        return pacers
+
+    def keep_pacers(
+        self, connection: ConnectionOptions, stream: StreamRef, pacers: _Pacers, now: float
+    ) -> None:
+        """Keep the pacers of a task that ends."""
+        with self._lock:
+            self._pacers[connection, stream] = (now, pacers)
+            if len(self._pacers) > _MAX_RATES_KEPT:
+                del self._pacers[next(iter(self._pacers))]
+
+
+LEARNED_RATES: Final = LearnedRates()
+"""Those of this process: Spark keeps its worker processes from task to task."""

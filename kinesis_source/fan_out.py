@@ -11,19 +11,20 @@ from typing import Any
 
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
-from spark_ssp.kinesis_source.fan_out.consumer_guard import (
+from spark_ssp.kinesis_source.client.consumers import (
+    Boto3Consumers,
     ConsumerGuard,
     GuardSettings,
+    QueryConsumers,
     start_guard,
 )
-from spark_ssp.kinesis_source.fan_out.consumers import Boto3Consumers, QueryConsumers
-from spark_ssp.kinesis_source.fan_out.push_choice import (
+from spark_ssp.kinesis_source.model.ranges import SlotRange
+from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, KinesisOptions
+from spark_ssp.kinesis_source.reading.pushed_pages import (
     RESUBSCRIBE_AFTER_S,
     choose_pushed,
     pushed_shards,
 )
-from spark_ssp.kinesis_source.model.ranges import SlotRange
-from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, KinesisOptions
 
 
 class FanOut:

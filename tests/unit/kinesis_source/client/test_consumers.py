@@ -10,7 +10,7 @@ import pytest
 from spark_ssp.common.errors import AccessError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.api import ThrottledError
-from spark_ssp.kinesis_source.fan_out.consumers import (
+from spark_ssp.kinesis_source.client.consumers import (
     LOOKUP_PERIOD_S,
     MISSING_LOOKUP_PERIOD_S,
     WAIT_S,
