@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from spark_ssp.common.logs import hide_logs, show_logs
-from spark_ssp.operations.model.extras import missing_extra
+from spark_ssp.operations.extras import missing_extra
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     if missing:
         sys.stderr.write(f"{missing_extra('spark-ssp', 'cli', *missing)}\n")
         sys.exit(2)
-    from spark_ssp.operations.commands.cli import cli
+    from spark_ssp.operations.cli import cli
 
     show_logs("spark-ssp: %(message)s", default="WARNING")
     try:

@@ -32,8 +32,8 @@ from benchmarks.kinesis.triggers import RATE, TRIGGERS, WARM_UP, wait_for_batche
 from benchmarks.support.report import Report, quantile
 from benchmarks.support.sessions import checkpoint_in, local_spark
 from spark_ssp import publish_metrics, serve_live_page
-from spark_ssp.operations.progress.jvm_reports import JsonReports
-from spark_ssp.operations.progress.listener import ProgressListener
+from spark_ssp.operations.jvm_reports import JsonReports
+from spark_ssp.operations.progress import ProgressListener
 
 _COUNTS: Final = ("shards", "closedShards", "parents", "counters", "leases")
 

@@ -143,7 +143,7 @@ def test_sessions_are_shown_with_the_settings_that_the_guide_recommends() -> Non
 def test_no_code_that_is_distributed_makes_that_setting() -> None:
     """Only users can make it: a session has it from its start or not at all. `spark-ssp doctor`
     looks for it in Spark's settings."""
-    looking = "spark_ssp/operations/checks/machine_checks.py"
+    looking = "spark_ssp/operations/commands/doctor.py"
     distributed = [
         name
         for name in TRACKED

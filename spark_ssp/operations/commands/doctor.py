@@ -1,32 +1,53 @@
-"""`spark-ssp doctor`: checks of the machine, of options and of the access to services."""
+"""`spark-ssp doctor`: Checks of this machine, a query's options, credentials and permissions."""
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
 
 import click
 
 from spark_ssp.common.errors import SspError
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.options.spec import OptionTable, read_options
+from spark_ssp.common.private_folder import check_private, private_folder
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka
 from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
 from spark_ssp.kafka_source.properties.translation import PREFIX
 from spark_ssp.kinesis_source.options.parse import parse_at_load
 from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
-from spark_ssp.operations.checks.access_checks import check_kafka, check_kinesis
-from spark_ssp.operations.checks.findings import Finding, Level, findings_of
-from spark_ssp.operations.checks.machine_checks import check_machine
-from spark_ssp.operations.commands.cli import FINDING
-from spark_ssp.operations.terminal.connection import (
+from spark_ssp.operations.arguments import (
     Given,
     are_of_kafka,
     aws_options,
     kafka_options,
     options_file,
 )
-from spark_ssp.operations.terminal.environment import Environment
-from spark_ssp.operations.terminal.output import Screen, write_json
+from spark_ssp.operations.cli import FINDING
+from spark_ssp.operations.inspection.access_checks import (
+    Finding,
+    Level,
+    check_kafka,
+    check_kinesis,
+    findings_of,
+)
+from spark_ssp.operations.terminal import Environment, Screen, write_json
+
+_OLDEST_JAVA: Final = 17
+_OLDEST_PYSPARK: Final = 4
+_NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_JAVA: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
+_SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
+_JAVA_TIMEOUT_S: Final = 30
 
 
 @click.command("doctor")
@@ -67,6 +88,22 @@ def doctor_command(context: click.Context, as_json: bool, aws: Given, kafka: Giv
         _show(Screen(), findings)
     if any(finding.level is Level.PROBLEM for finding in findings):
         context.exit(FINDING)
+
+
+def _show(screen: Screen, findings: list[Finding]) -> None:
+    for finding in findings:
+        style = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
+        screen.line(
+            f"{finding.level:<8} {finding.check}: {finding.found}", style.get(finding.level, "")
+        )
+        if finding.remedy:
+            screen.line(f"         -> {finding.remedy}")
+    problems = sum(finding.level is Level.PROBLEM for finding in findings)
+    warnings = sum(finding.level is Level.WARNING for finding in findings)
+    screen.line(f"{count_of(problems, 'problem')}, {count_of(warnings, 'warning')}")
+
+
+# --- Options --------------------------------------------------------------------------------------
 
 
 def _kinesis(options: Mapping[str, str], environment: Environment) -> Iterator[Finding]:
@@ -112,14 +149,173 @@ def _without_effect(table: OptionTable, options: Mapping[str, str]) -> Iterator[
         )
 
 
-def _show(screen: Screen, findings: list[Finding]) -> None:
-    for finding in findings:
-        style = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "bold red"}
-        screen.line(
-            f"{finding.level:<8} {finding.check}: {finding.found}", style.get(finding.level, "")
+# --- This machine ---------------------------------------------------------------------------------
+
+
+def check_machine() -> Iterator[Finding]:
+    """Yield the findings."""
+    yield Finding(
+        check="spark-ssp",
+        level=Level.OK,
+        found=f"{version('spark-ssp')}, Python {'.'.join(map(str, sys.version_info[:3]))}",
+    )
+    yield _pyspark()
+    yield _java(os.environ)
+    yield _dependencies()
+    yield from _formats()
+    yield from _temporary_files()
+    yield _sockets(os.environ)
+
+
+def _pyspark() -> Finding:
+    try:
+        found = version("pyspark")
+    except PackageNotFoundError:
+        if find_spec("pyspark") is None:
+            return Finding(
+                check="PySpark",
+                level=Level.PROBLEM,
+                found="not in this Python environment",
+                remedy="on a platform, run the command with the platform's Python; elsewhere pip "
+                "install 'spark-ssp[pyspark]'",
+            )
+        return Finding(check="PySpark", level=Level.NOTE, found="of a platform, without a version")
+    major, minor = (int(part) for part in found.split(".")[:2])
+    if major < _OLDEST_PYSPARK:
+        return Finding(
+            check="PySpark",
+            level=Level.PROBLEM,
+            found=f"{found}, which has no streaming data sources in Python",
+            remedy="use PySpark 4.0 or newer",
         )
-        if finding.remedy:
-            screen.line(f"         -> {finding.remedy}")
-    problems = sum(finding.level is Level.PROBLEM for finding in findings)
-    warnings = sum(finding.level is Level.WARNING for finding in findings)
-    screen.line(f"{count_of(problems, 'problem')}, {count_of(warnings, 'warning')}")
+    if (major, minor) < (4, 2):
+        return Finding(
+            check="PySpark",
+            level=Level.NOTE,
+            found=f"{found}: limits of a batch need the option trigger, and lag is not in the "
+            "progress",
+            remedy="see docs/guide/kinesis-options.md, or use PySpark 4.2 or newer",
+        )
+    return Finding(check="PySpark", level=Level.OK, found=found)
+
+
+def _java(environ: Mapping[str, str]) -> Finding:
+    home = environ.get("JAVA_HOME")
+    program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    remedy = f"install Java {_OLDEST_JAVA} or newer, and set JAVA_HOME to it"
+    if program is None or not Path(program).exists():
+        missing = f"none at JAVA_HOME={home}" if home else "neither JAVA_HOME nor java on the path"
+        return Finding(
+            check="Java",
+            level=Level.NOTE,
+            found=f"{missing}; only a driver that starts Spark itself needs one",
+            remedy=remedy,
+        )
+    try:
+        result = subprocess.run(
+            [program, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding(
+            check="Java",
+            level=Level.WARNING,
+            found=f"{program}: {type(error).__name__}",
+            remedy=remedy,
+        )
+    match = _JAVA.search(result.stderr + result.stdout)
+    if match is None:
+        return Finding(
+            check="Java", level=Level.WARNING, found=f"{program} shows no version", remedy=remedy
+        )
+    if int(match[1]) < _OLDEST_JAVA:
+        return Finding(
+            check="Java", level=Level.PROBLEM, found=f"Java {match[1]} at {program}", remedy=remedy
+        )
+    return Finding(check="Java", level=Level.OK, found=f"Java {match[1]}")
+
+
+def _dependencies() -> Finding:
+    found: list[str] = []
+    missing: list[str] = []
+    for requirement in requires("spark-ssp") or ():
+        match = _NAME.match(requirement)
+        if match is None or "extra ==" in requirement:
+            continue
+        try:
+            found.append(f"{match[0]} {version(match[0])}")
+        except PackageNotFoundError:
+            missing.append(match[0])
+    if missing:
+        return Finding(
+            check="dependencies",
+            level=Level.PROBLEM,
+            found=f"missing: {', '.join(missing)}",
+            remedy=f"pip install {' '.join(missing)}",
+        )
+    return Finding(check="dependencies", level=Level.OK, found=", ".join(found))
+
+
+def _formats() -> Iterator[Finding]:
+    for module, name in (
+        ("pyspark_kinesis_ssp", "kinesis-ssp"),
+        ("pyspark_kafka_ssp", "kafka-ssp"),
+    ):
+        spec = find_spec(module)
+        if spec is None:
+            yield Finding(
+                check=f"format {name}",
+                level=Level.PROBLEM,
+                found=f"no module {module} on the path: Spark finds a format by it",
+                remedy="install spark-ssp into the Python environment of the driver and of the "
+                "executors",
+            )
+        else:
+            yield Finding(
+                check=f"format {name}",
+                level=Level.OK,
+                found=f"{spec.origin}; where Spark does not look for it, call spark_ssp.register",
+            )
+
+
+def _temporary_files() -> Iterator[Finding]:
+    folder = private_folder()
+    parent = tempfile.gettempdir()
+    if not os.access(parent, os.W_OK | os.X_OK):
+        yield Finding(
+            check="temporary files",
+            level=Level.PROBLEM,
+            found=f"{parent} cannot be written",
+            remedy="set TMPDIR to a folder that this user may write",
+        )
+        return
+    try:
+        check_private(folder)
+    except FileNotFoundError:
+        yield Finding(
+            check="temporary files", level=Level.OK, found=f"{folder} will be created when needed"
+        )
+    except SspError as error:
+        yield from findings_of("temporary files", error)
+    else:
+        yield Finding(check="temporary files", level=Level.OK, found=str(folder))
+
+
+def _sockets(environ: Mapping[str, str]) -> Finding:
+    """Check the sockets between Spark's JVM and its Python processes."""
+    check = "reader sockets"
+    folder = environ.get("SPARK_CONF_DIR")
+    if folder is None and "SPARK_HOME" in environ:
+        folder = str(Path(environ["SPARK_HOME"]) / "conf")
+    file = None if folder is None else Path(folder) / "spark-defaults.conf"
+    text = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
+    match = re.search(rf"^\s*{re.escape(_SOCKETS)}[\s=]+(\S+)", text, re.MULTILINE)
+    if match is not None and match[1].lower() == "true":
+        return Finding(check=check, level=Level.OK, found=f"{_SOCKETS}=true in {file}")
+    where = "no spark-defaults.conf was found" if not text else f"not in {file}"
+    return Finding(
+        check=check,
+        level=Level.NOTE,
+        found=f"{_SOCKETS}: {where}; a session may set it",
+        remedy=f"set {_SOCKETS}=true, with a private spark.python.unix.domain.socket.dir: planning "
+        "and reading become faster (docs/guide/performance.md)",
+    )

@@ -1,4 +1,5 @@
-"""`spark-ssp leases`: who reads which shard, and how far."""
+"""`spark-ssp leases`: The leases of a query or a KCL application: owner, progress, lag, unread
+shards."""
 
 from __future__ import annotations
 
@@ -28,35 +29,35 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardEnd,
     TrimHorizon,
 )
-from spark_ssp.operations.commands.cli import FINDING
-from spark_ssp.operations.inspection.lease_rows import (
-    Age,
-    Renewals,
-    ShardLease,
-    State,
-    leases_by_worker,
-    observe,
-    shard_leases,
-    streams_of,
-)
-from spark_ssp.operations.inspection.lease_table import LeaseTable, TableRows
-from spark_ssp.operations.inspection.shard_lags import lags_of
-from spark_ssp.operations.inspection.streams import ListedStream, list_streams
-from spark_ssp.operations.terminal.connection import (
+from spark_ssp.operations.arguments import (
     Given,
     aws_options,
     connection,
     dynamodb_connection,
     options_file,
+    to_millis,
 )
-from spark_ssp.operations.terminal.environment import Environment
-from spark_ssp.operations.terminal.output import (
+from spark_ssp.operations.cli import FINDING
+from spark_ssp.operations.inspection.lease_table import (
+    Age,
+    LeaseTable,
+    Renewals,
+    ShardLease,
+    State,
+    TableRows,
+    leases_by_worker,
+    observe,
+    shard_leases,
+    streams_of,
+)
+from spark_ssp.operations.inspection.streams import ListedStream, lags_of, list_streams
+from spark_ssp.operations.terminal import (
+    Environment,
     Screen,
     shard_number,
     unavailable_noted,
     write_json,
 )
-from spark_ssp.operations.terminal.values import to_millis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

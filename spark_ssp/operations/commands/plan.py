@@ -1,4 +1,4 @@
-"""`spark-ssp plan`: the plan of a pipeline, without running it."""
+"""`spark-ssp plan`: The plan of a pipeline: text, Mermaid or page."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from spark_ssp.common.errors import InvalidRequestError, SspError
-from spark_ssp.operations.terminal.output import write_json
+from spark_ssp.operations.terminal import write_json
 from spark_ssp.planner.dsl.builder import Pipeline
 from spark_ssp.planner.dsl.planned_pipeline import PlannedPipeline
 from spark_ssp.planner.services.systems import Services

@@ -1,26 +1,26 @@
-"""`spark-ssp shards`: the shards of a stream."""
+"""`spark-ssp shards`: The shards of a Kinesis stream: lineage, state, hash keys, consumers."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Collection, Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import click
 
 from spark_ssp.common.times import duration_text, time_text
-from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
-from spark_ssp.kinesis_source.model.shard import TrimHorizon
-from spark_ssp.operations.inspection.shard_lags import lags_of
-from spark_ssp.operations.inspection.shard_tree import TreeRow, percent_of_keys, tree_rows
-from spark_ssp.operations.inspection.streams import StreamDetails, read_stream
-from spark_ssp.operations.terminal.connection import (
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import Shard, TrimHorizon
+from spark_ssp.kinesis_source.planning.active_shards import children_of
+from spark_ssp.operations.arguments import (
     Given,
     aws_options,
     connection,
     options_file,
     stream_ref,
 )
-from spark_ssp.operations.terminal.output import Screen, shard_number, write_json
+from spark_ssp.operations.inspection.streams import StreamDetails, lags_of, read_stream
+from spark_ssp.operations.terminal import Screen, shard_number, write_json
 
 
 @click.command("shards")
@@ -128,3 +128,57 @@ def _document(found: StreamDetails, ages: dict[ShardId, int | None]) -> dict[str
             for shard in found.shards
         ],
     }
+
+
+# --- The lineage of the shards, as a forest in the order of their hash keys -----------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TreeRow:
+    """A shard in its place. The child of a merge is below its parent with the lower hash keys."""
+
+    shard: Shard
+    branch: str
+    """The lines before its name."""
+    other_parents: tuple[ShardId, ...] = ()
+    """Parents it is not below: the others of a merge, and those that have expired."""
+
+
+def tree_rows(listed: Collection[Shard]) -> list[TreeRow]:
+    """Return every shard once."""
+    by_id = {shard.shard_id: shard for shard in listed}
+    children = children_of(listed)
+    place = {
+        shard.shard_id: min(
+            (parent for parent in shard.parents if parent in by_id),
+            key=lambda parent: by_id[parent].hash_range.first,
+            default=None,
+        )
+        for shard in listed
+    }
+    rows: list[TreeRow] = []
+
+    def add(shard_id: ShardId, branch: str, below: str) -> None:
+        shard = by_id[shard_id]
+        others = tuple(parent for parent in shard.parents if parent != place[shard_id])
+        rows.append(TreeRow(shard=shard, branch=branch, other_parents=others))
+        own = [child for child in children.get(shard_id, ()) if place[child] == shard_id]
+        for n, child in enumerate(sorted(own, key=lambda one: _order(by_id, one)), start=1):
+            last = n == len(own)
+            add(child, below + ("└─ " if last else "├─ "), below + ("   " if last else "│  "))
+
+    for shard_id in sorted(by_id, key=lambda one: _order(by_id, one)):
+        if place[shard_id] is None:
+            add(shard_id, "", "")
+    return rows
+
+
+def _order(by_id: Mapping[ShardId, Shard], shard: ShardId) -> tuple[int, ShardId]:
+    return by_id[shard].hash_range.first, shard
+
+
+def percent_of_keys(shard: Shard) -> tuple[float, float]:
+    """Return the start and the end of a shard's hash keys, in percent of all."""
+    whole = MAX_HASH_KEY + 1
+    keys = shard.hash_range
+    return 100 * keys.first / whole, 100 * (keys.last + 1) / whole

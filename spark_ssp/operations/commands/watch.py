@@ -1,25 +1,31 @@
-"""`spark-ssp watch`: the live page of a query that another process runs."""
+"""`spark-ssp watch`: The live page of a query that another process runs, from its checkpoint.
+
+A checkpoint has the shards and tasks of each batch and the time of its planning. It has no rows, no
+duration and no lag; the lag after the newest batch can be measured.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
-from spark_ssp.operations.inspection.errors import CheckpointFolderError
-from spark_ssp.operations.inspection.folders import open_folder
-from spark_ssp.operations.inspection.lease_table import LeaseTable
-from spark_ssp.operations.live_page.checkpoint_lags import measure_status
-from spark_ssp.operations.live_page.checkpoint_snapshots import CheckpointReader, with_owners
-from spark_ssp.operations.live_page.page import page
-from spark_ssp.operations.live_page.server import start_server
-from spark_ssp.operations.live_page.timeline import MAX_BATCHES
-from spark_ssp.operations.live_page.timelines import Timelines
-from spark_ssp.operations.model.snapshot import QuerySnapshot
-from spark_ssp.operations.terminal.connection import (
+from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.spark.progress_offsets import Status
+from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kafka_source.model import offset as kafka_offset
+from spark_ssp.kafka_source.planning.progress_metrics import lag_metrics
+from spark_ssp.kinesis_source.model import offset as kinesis_offset
+from spark_ssp.kinesis_source.model.shard import ShardEnd
+from spark_ssp.kinesis_source.probing.shard_lag import progress_entry
+from spark_ssp.operations.arguments import (
     Given,
     aws_options,
     connection,
@@ -27,10 +33,42 @@ from spark_ssp.operations.terminal.connection import (
     kafka_options,
     options_file,
     s3_connection,
+    to_millis,
 )
-from spark_ssp.operations.terminal.environment import Environment
-from spark_ssp.operations.terminal.output import note, to_document, unavailable_noted, write_json
-from spark_ssp.operations.terminal.values import to_millis
+from spark_ssp.operations.commands.topics import latest_offsets
+from spark_ssp.operations.inspection.lease_table import LeaseTable
+from spark_ssp.operations.inspection.spark_checkpoint import (
+    CheckpointFolderError,
+    Folder,
+    LoggedBatch,
+    batches_of,
+    open_folder,
+    parse_offset,
+    query_id,
+    read_batch,
+)
+from spark_ssp.operations.inspection.streams import lags_of
+from spark_ssp.operations.live_page.page import page
+from spark_ssp.operations.live_page.server import Timelines, start_server
+from spark_ssp.operations.live_page.timeline import MAX_BATCHES
+from spark_ssp.operations.snapshot import (
+    LeaseCounts,
+    QuerySnapshot,
+    ShardSnapshot,
+    StreamSnapshot,
+    source_snapshot,
+)
+from spark_ssp.operations.terminal import (
+    Environment,
+    note,
+    to_document,
+    unavailable_noted,
+    write_json,
+)
+
+_MOST_OWNERS = 20
+Measure = Callable[[Any], Status | None]
+"""Returns the status of a source after a batch, from its end offset, a document."""
 
 
 @click.command("watch")
@@ -144,3 +182,142 @@ def _no_batches(path: str) -> CheckpointFolderError:
         expected="the checkpoint of a query that has planned a batch",
         next_step="name the query's checkpointLocation itself, or start the query first",
     )
+
+
+# --- The batches of a checkpoint as snapshots -----------------------------------------------------
+
+
+class CheckpointReader:
+    """Reads the batches of a checkpoint while its query runs: each once, the newest again each time
+    if its lag is measured."""
+
+    def __init__(self, folder: Folder, location: str, measure: Measure | None = None) -> None:
+        self._folder = folder
+        self._location = location
+        self._measure = measure
+        self._newest: LoggedBatch | None = None
+        self._id: str | None = None
+
+    def read_new(self, most: int) -> list[QuerySnapshot]:
+        """Return the snapshots of the batches since the last call, at most the newest `most`.
+
+        Raises SspError if a file is damaged or cannot be read, or a lag cannot be measured.
+        """
+        if self._id is None:
+            if "metadata" not in self._folder.names():
+                return []
+            self._id = query_id(self._folder.read("metadata"), self._location)
+        last = -1 if self._newest is None else self._newest.batch
+        found = [n for n in batches_of(self._folder.names("offsets")) if n > last]
+        read = [read_batch(self._folder, self._location, n) for n in found[-most:]]
+        batches = [batch for batch in read if batch.planned_ms is not None]
+        newest = batches[-1] if batches else self._newest
+        if not batches and self._measure is not None and newest is not None:
+            batches = [newest]
+        snapshots = [
+            snapshot_of(
+                batch,
+                query=self._id,
+                location=self._location,
+                measure=self._measure if batch is newest else None,
+            )
+            for batch in batches
+        ]
+        self._newest = newest  # after an error the batches are read again
+        return snapshots
+
+
+def snapshot_of(
+    batch: LoggedBatch, *, query: str, location: str, measure: Measure | None = None
+) -> QuerySnapshot:
+    """Return the snapshot of a planned batch. The location is the query's name."""
+    ends = [parse_offset(text) for text in batch.offsets if text is not None]
+    sources = [source_snapshot(end, measure(end) if measure else None, rows=None) for end in ends]
+    return QuerySnapshot(
+        query_id=query,
+        run_id=query,
+        name=location,
+        batch_id=batch.batch,
+        time_ms=batch.planned_ms or 0,
+        rows=None,
+        phases_ms={},
+        sources=tuple(source for source in sources if source is not None),
+    )
+
+
+def with_owners(snapshot: QuerySnapshot, leases: Iterable[Lease]) -> QuerySnapshot:
+    """Return the snapshot with the owners of a lease table, of each shard and counted by stream."""
+    every = tuple(leases)
+    sources = tuple(
+        replace(source, streams=tuple(_with_owners(stream, every) for stream in source.streams))
+        for source in snapshot.sources
+    )
+    return replace(snapshot, sources=sources)
+
+
+def _with_owners(stream: StreamSnapshot, leases: Iterable[Lease]) -> StreamSnapshot:
+    found: Mapping[str, Lease] = {
+        lease.shard: lease
+        for lease in leases
+        if lease.stream is None or lease.stream.name == stream.name
+    }
+    if not found:
+        return stream
+    counts: dict[str, int] = {}
+    free = 0
+    for lease in found.values():
+        if isinstance(lease.progress, ShardEnded):
+            continue
+        if lease.holder is None:
+            free += 1
+        else:
+            counts[lease.holder] = counts.get(lease.holder, 0) + 1
+    shown = dict(sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:_MOST_OWNERS])
+    return replace(
+        stream,
+        shards=tuple(_with_owner(shard, found.get(shard.shard)) for shard in stream.shards),
+        leases=LeaseCounts(
+            by_owner=shown, free=free, others=sum(counts.values()) - sum(shown.values())
+        ),
+    )
+
+
+def _with_owner(shard: ShardSnapshot, lease: Lease | None) -> ShardSnapshot:
+    return shard if lease is None or shard.task is None else replace(shard, owner=lease.holder)
+
+
+# --- Lag, as the status that the query's reader reports -------------------------------------------
+
+
+def measure_status(end: Any, kinesis: ConnectionOptions, kafka: Mapping[str, str]) -> Status | None:
+    """Return the lag of each shard or partition behind the end offset of a batch, a document; None
+    for a source of another package. `kafka`: options of the Kafka source.
+
+    Raises SspError if the service or the brokers cannot be read.
+    """
+    if kinesis_offset.is_offset(end):
+        return _kinesis_status(kinesis_offset.decode(end), kinesis)
+    if kafka_offset.is_offset(end):
+        return _kafka_status(kafka_offset.decode(end), kafka)
+    return None
+
+
+def _kinesis_status(end: kinesis_offset.Offset, connection: ConnectionOptions) -> Status:
+    positions = {
+        key: state.position
+        for key, state in end.states.items()
+        if not isinstance(state.position, ShardEnd)
+    }
+    lags: dict[StreamName, dict[ShardId, int]] = {}
+    for key, lag in lags_of(positions, connection).items():
+        if lag is not None:
+            lags.setdefault(key.stream, {})[key.shard] = lag
+    return {stream: progress_entry(found) for stream, found in lags.items()}
+
+
+def _kafka_status(end: kafka_offset.Offset, options: Mapping[str, str]) -> Status | None:
+    latest = latest_offsets(end.positions, options)
+    lags: dict[StreamName, dict[int, int]] = {}
+    for ssp, offset in latest.items():
+        lags.setdefault(ssp.stream, {})[ssp.partition] = max(0, offset - end.positions[ssp])
+    return lag_metrics(lags)

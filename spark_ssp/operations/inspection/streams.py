@@ -1,10 +1,11 @@
-"""Reads streams: their shards, settings and consumers."""
+"""Reads streams: their shards, settings and consumers, and how far positions are behind."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,19 +14,29 @@ from spark_ssp.common.aws.retries import Retrier, RetryLog, retry_settings
 from spark_ssp.common.aws.service_calls import ServiceCalls
 from spark_ssp.common.errors import AccessError, InvalidRequestError, SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.client.api import (
+    InvalidPositionError,
+    KinesisService,
+    ShardNotFoundError,
+)
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.client.error_translation import ApiCall, translate
 from spark_ssp.kinesis_source.model.shard import (
     ConsumerArn,
     EpochMillis,
+    Position,
     Shard,
+    ShardEnd,
     StreamDescription,
     StreamRef,
 )
 
 _JUST_SUBSCRIBED: Final = ("ResourceInUseException", "LimitExceededException")
 """The errors of SubscribeToShard if the consumer has just subscribed to the shard."""
+_THREADS: Final = 16
+_EMPTY_PAGES: Final = 20
+"""Answers without records that are followed: the service returns some at gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,3 +161,38 @@ class _StreamCalls(ServiceCalls):
             role_arn=self._role_arn,
         )
         return translate(error, call, attempts=self._retrier.max_attempts)
+
+
+# --- Lag ------------------------------------------------------------------------------------------
+
+
+def lags_of(
+    positions: Mapping[ShardKey, Position], connection: ConnectionOptions
+) -> dict[ShardKey, int | None]:
+    """Return the lag of each position in milliseconds; None for a shard that has expired, and for a
+    position of another stream."""
+    service = connect(connection)
+
+    def measure(item: tuple[ShardKey, Position]) -> int | None:
+        return _lag(service, *item)
+
+    with ThreadPoolExecutor(_THREADS) as threads:
+        return dict(zip(positions, threads.map(measure, positions.items()), strict=True))
+
+
+def _lag(service: KinesisService, key: ShardKey, position: Position) -> int | None:
+    if isinstance(position, ShardEnd):
+        return 0
+    stream = StreamRef(name=key.stream)
+    try:
+        iterator = service.open_iterator(stream, key.shard, position)
+        for _ in range(_EMPTY_PAGES):
+            page = service.get_records(stream, key.shard, iterator, limit=1)
+            if page.arrival_ms:
+                return max(0, page.service_time - page.arrival_ms[0])
+            if page.millis_behind_latest == 0 or page.next_iterator is None:
+                return 0
+            iterator = page.next_iterator
+    except (InvalidPositionError, ShardNotFoundError):
+        return None
+    return page.millis_behind_latest

@@ -13,7 +13,7 @@ from typing import Final
 
 from spark_ssp.common.errors import printable
 from spark_ssp.common.times import duration_text
-from spark_ssp.operations.live_page.svg import OWNER_COLOURS, draw, short_name
+from spark_ssp.operations.live_page.svg import OWNER_COLOURS, count_text, draw, lag_text, short_name
 from spark_ssp.operations.live_page.timeline import (
     LEVELS,
     LagLevel,
@@ -21,14 +21,13 @@ from spark_ssp.operations.live_page.timeline import (
     SourceTimeline,
     owners_of,
 )
-from spark_ssp.operations.model.snapshot import (
+from spark_ssp.operations.snapshot import (
     ReadState,
     ShardSnapshot,
     SourceFormat,
     SourceSnapshot,
     StreamSnapshot,
 )
-from spark_ssp.operations.model.text import count_text, lag_text
 
 _SANS: Final = 'system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif'
 _MONO: Final = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace'

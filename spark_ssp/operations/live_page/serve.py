@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
+from spark_ssp.operations.extras import missing_extra
 from spark_ssp.operations.live_page.page import page
-from spark_ssp.operations.live_page.timelines import Timelines
-from spark_ssp.operations.model.extras import missing_extra
-from spark_ssp.operations.progress.listener import Subscription, subscribe
+from spark_ssp.operations.live_page.server import Timelines
+from spark_ssp.operations.progress import Subscription, subscribe
 
 if TYPE_CHECKING:
     from spark_ssp.operations.live_page.server import PageServer

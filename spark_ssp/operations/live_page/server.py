@@ -1,4 +1,4 @@
-"""Serves the page: Starlette on uvicorn, whose event loop runs in a thread."""
+"""Serves the page of timelines: Starlette on uvicorn, whose event loop runs in a thread."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from starlette.routing import Route
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.common.options.endpoints import is_loopback
-from spark_ssp.operations.live_page.page import page
-from spark_ssp.operations.live_page.timelines import Timelines
+from spark_ssp.operations.live_page.page import body, page
+from spark_ssp.operations.live_page.timeline import QueryTimeline
+from spark_ssp.operations.snapshot import QuerySnapshot
 
 _STOP_TIMEOUT_S: Final = 10
 _PERIOD_S: Final = 0.5
@@ -31,6 +32,82 @@ _PERIOD_S: Final = 0.5
 _KEEP_ALIVE: Final = 30
 """An open page gets a comment after this number of periods without an update, which shows the
 server that it is still there."""
+_MAX_QUERIES: Final = 50
+"""Beyond it, the queries that ended first are removed."""
+
+
+def start_server(timelines: Timelines, *, host: str, port: int, token: str | None) -> PageServer:
+    """Serve the page of timelines. An address that other machines can reach needs a token, which is
+    random unless it is given. Raises InvalidOptionsError for an address that cannot be used, and
+    for a blank address or token, such as those of variables that are not set."""
+    problems = [*_blank("host", host, "127.0.0.1"), *_blank("token", token, "a secret text")]
+    if problems:
+        raise InvalidOptionsError("the live page", problems)
+    if token is None and not is_loopback(f"http://{f'[{host}]' if ':' in host else host}"):
+        token = secrets.token_urlsafe(24)
+    try:
+        server = PageServer(
+            timelines.render, lambda: timelines.version, host=host, port=port, token=token
+        )
+    except (OSError, OverflowError) as error:
+        raise _unusable_address(host, port, error) from error
+    server.start()
+    return server
+
+
+def _blank(option: str, value: str | None, expected: str) -> Iterator[OptionProblem]:
+    """Yield the problem of an empty value: as an address it is every one of this machine, and as a
+    token anyone has it."""
+    if value is not None and not value.strip():
+        yield OptionProblem(
+            option=option,
+            found="an empty value",
+            expected=expected,
+            next_step="set the variable that it comes from, or leave it out for the default",
+        )
+
+
+def _unusable_address(host: str, port: int, error: Exception) -> InvalidOptionsError:
+    problem = OptionProblem(
+        option="host, port",
+        found=f"{host}:{port}, which cannot be bound: {error}",
+        expected="an address of this machine with a free port, such as port=0",
+        next_step="correct the address",
+    )
+    return InvalidOptionsError("the live page", [problem])
+
+
+class Timelines:
+    """The timelines of a session's queries, a consumer of snapshots. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Increases with each change."""
+        self._lock = threading.Lock()
+        self._queries: dict[str, QueryTimeline] = {}
+        """By run, in the order of their first reports."""
+
+    def publish(self, snapshot: QuerySnapshot) -> None:
+        """Add the snapshot of a trigger."""
+        with self._lock:
+            query = self._queries.setdefault(snapshot.run_id, QueryTimeline(snapshot.label))
+            query.add(snapshot)
+            ended = [run for run, each in self._queries.items() if not each.is_running]
+            for run in ended[: max(0, len(self._queries) - _MAX_QUERIES)]:
+                del self._queries[run]
+            self.version += 1
+
+    def end(self, run_id: str, *, failed: bool = False) -> None:
+        """Mark a query as ended."""
+        with self._lock:
+            if run_id in self._queries:
+                self._queries[run_id].is_running = False
+                self.version += 1
+
+    def render(self) -> str:
+        """Return the body of the page."""
+        with self._lock:
+            return body(list(self._queries.values()))
 
 
 class PageServer:
@@ -160,44 +237,3 @@ class PageServer:
 
 def _refusal() -> Response:
     return PlainTextResponse("the page needs the token of its address", status_code=403)
-
-
-def start_server(timelines: Timelines, *, host: str, port: int, token: str | None) -> PageServer:
-    """Serve the page of timelines. An address that other machines can reach needs a token, which is
-    random unless it is given. Raises InvalidOptionsError for an address that cannot be used, and
-    for a blank address or token, such as those of variables that are not set."""
-    problems = [*_blank("host", host, "127.0.0.1"), *_blank("token", token, "a secret text")]
-    if problems:
-        raise InvalidOptionsError("the live page", problems)
-    if token is None and not is_loopback(f"http://{f'[{host}]' if ':' in host else host}"):
-        token = secrets.token_urlsafe(24)
-    try:
-        server = PageServer(
-            timelines.render, lambda: timelines.version, host=host, port=port, token=token
-        )
-    except (OSError, OverflowError) as error:
-        raise _unusable_address(host, port, error) from error
-    server.start()
-    return server
-
-
-def _blank(option: str, value: str | None, expected: str) -> Iterator[OptionProblem]:
-    """Yield the problem of an empty value: as an address it is every one of this machine, and as a
-    token anyone has it."""
-    if value is not None and not value.strip():
-        yield OptionProblem(
-            option=option,
-            found="an empty value",
-            expected=expected,
-            next_step="set the variable that it comes from, or leave it out for the default",
-        )
-
-
-def _unusable_address(host: str, port: int, error: Exception) -> InvalidOptionsError:
-    problem = OptionProblem(
-        option="host, port",
-        found=f"{host}:{port}, which cannot be bound: {error}",
-        expected="an address of this machine with a free port, such as port=0",
-        next_step="correct the address",
-    )
-    return InvalidOptionsError("the live page", [problem])

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Final
 
 from spark_ssp.common.errors import printable
 from spark_ssp.common.times import clock_text, date_text, duration_text
-from spark_ssp.operations.live_page.lanes import Lanes, arrange
 from spark_ssp.operations.live_page.timeline import Bar, Batch, SourceTimeline, Span, owners_of
-from spark_ssp.operations.model.snapshot import ReadState, SourceFormat
-from spark_ssp.operations.model.text import count_text, lag_text
+from spark_ssp.operations.snapshot import ReadState, SourceFormat
 
 _LABELS: Final = 120.0
 _WIDTH: Final = 1080.0
@@ -23,9 +22,16 @@ _LETTER: Final = 6.2
 _TICK_SECONDS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 86400)
 _DAY_SECONDS: Final = 86_400
 _TICKS: Final = 8
+_HIGHEST_ROW: Final = 16.0
+_LOWEST_ROW: Final = 3.0
+_AIM: Final = 900.0
+"""The height of a figure, in pixels, below which rows are made lower."""
+_LANE_GAP: Final = 6.0
+_LOW_ROW: Final = 9.0
+"""Rows below this height have no labels."""
 OWNER_COLOURS: Final = 6
-
 Scale = Callable[[int], float]
+_Values = list[float | None]
 
 
 def draw(timeline: SourceTimeline, title: str) -> str:
@@ -61,9 +67,6 @@ def _scale(timeline: SourceTimeline) -> Scale:
     return lambda time: _LABELS + _WIDTH * min(1.0, max(0.0, (time - start) / length))
 
 
-# --- Lanes ----------------------------------------------------------------------------------------
-
-
 def _axis(timeline: SourceTimeline, height: float) -> Iterator[str]:
     scale = _scale(timeline)
     start, end = timeline.start_ms // 1000, timeline.end_ms // 1000
@@ -76,6 +79,66 @@ def _axis(timeline: SourceTimeline, height: float) -> Iterator[str]:
         yield f'<path class="grid" d="M{x:.1f},14 V{height:.0f}"/>'
         yield f'<text class="tick" x="{x:.1f}" y="10">{clock}</text>'
     yield '<text class="tick side" x="0" y="10">UTC</text>'
+
+
+# --- Lanes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lane:
+    """The rows of one task. Heights are in pixels."""
+
+    task: str
+    top: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lanes:
+    """The arrangement of a source's bars."""
+
+    lanes: tuple[Lane, ...]
+    tops: Mapping[int, float]
+    """The upper edge of each bar, by its place in the list of bars."""
+    row: float
+    """The height of a row; a bar is slightly lower."""
+    height: float
+
+    @property
+    def has_labels(self) -> bool:
+        """Return whether a row is high enough for text."""
+        return self.row >= _LOW_ROW
+
+
+def arrange(bars: Sequence[Bar], tasks: Sequence[str]) -> Lanes:
+    """Return the lanes of tasks, in their order, and the place of each bar within its lane. A bar
+    takes the first row that is free from its start on, so children follow their parents."""
+    by_task: dict[str, list[int]] = {task: [] for task in tasks}
+    for place, bar in enumerate(bars):
+        by_task.setdefault(bar.task, []).append(place)
+    rows: dict[int, int] = {}
+    counts: dict[str, int] = {}
+    for task, places in by_task.items():
+        ends: list[int] = []
+        for place in sorted(places, key=lambda each: (bars[each].start_ms, each)):
+            start = bars[place].start_ms
+            row = next((n for n, end in enumerate(ends) if end <= start), len(ends))
+            if row == len(ends):
+                ends.append(0)
+            ends[row] = bars[place].end_ms
+            rows[place] = row
+        counts[task] = max(1, len(ends))
+    total = sum(counts.values())
+    height = min(_HIGHEST_ROW, max(_LOWEST_ROW, (_AIM - _LANE_GAP * len(counts)) / max(1, total)))
+    lanes: list[Lane] = []
+    tops: dict[int, float] = {}
+    top = 0.0
+    for task, places in by_task.items():
+        lane = Lane(task=task, top=top, height=counts[task] * height)
+        lanes.append(lane)
+        tops.update({place: top + rows[place] * height for place in places})
+        top += lane.height + _LANE_GAP
+    return Lanes(lanes=tuple(lanes), tops=tops, row=height, height=max(top, height))
 
 
 def _lanes(lanes: Lanes, format_: SourceFormat) -> Iterator[str]:
@@ -156,15 +219,7 @@ def _tooltip(bar: Bar, format_: SourceFormat) -> str:
     return "; ".join(parts)
 
 
-def short_name(shard: str) -> str:
-    """Return a shard id without the prefix and zeros that all have."""
-    number = shard.removeprefix("shardId-")
-    return number.lstrip("0") or "0" if number != shard else shard
-
-
 # --- Charts ---------------------------------------------------------------------------------------
-
-_Values = list[float | None]
 
 
 def _charts(timeline: SourceTimeline) -> Iterator[tuple[str, _Values, Callable[[float], str]]]:
@@ -205,6 +260,27 @@ def _chart(
             f'width="{width:.1f}" height="{max(0.5, height):.1f}">'
             f"<title>{_text(f'batch {batch.batch_id}: {text(value)}')}</title></rect>"
         )
+
+
+# --- Text -----------------------------------------------------------------------------------------
+
+
+def short_name(shard: str) -> str:
+    """Return a shard id without the prefix and zeros that all have."""
+    number = shard.removeprefix("shardId-")
+    return number.lstrip("0") or "0" if number != shard else shard
+
+
+def count_text(number: int) -> str:
+    """Return a number with separators."""
+    return f"{number:,}"
+
+
+def lag_text(lag: int | None, format_: SourceFormat) -> str:
+    """Return a lag with its unit."""
+    if lag is None:
+        return "unknown"
+    return duration_text(lag) if format_ is SourceFormat.KINESIS else f"{count_text(lag)} offsets"
 
 
 def _text(text: str) -> str:

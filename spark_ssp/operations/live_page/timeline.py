@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
-from spark_ssp.operations.model.snapshot import (
+from spark_ssp.operations.snapshot import (
     QuerySnapshot,
     ReadState,
     ShardSnapshot,

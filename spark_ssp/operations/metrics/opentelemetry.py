@@ -12,8 +12,8 @@ from functools import partial
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
-from spark_ssp.operations.metrics.query_states import QueryStates
-from spark_ssp.operations.model.snapshot import QuerySnapshot
+from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.snapshot import QuerySnapshot
 
 Callback = Callable[[CallbackOptions], Iterable[Observation]]
 

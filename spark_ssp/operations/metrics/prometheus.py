@@ -12,9 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
-from spark_ssp.operations.metrics.output import invalid_argument
-from spark_ssp.operations.metrics.query_states import QueryStates
-from spark_ssp.operations.model.snapshot import QuerySnapshot
+from spark_ssp.operations.metrics.outputs import invalid_argument
+from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.snapshot import QuerySnapshot
 
 STOP_TIMEOUT_S: Final = 5.0
 

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, TextIO
 
 from pyspark.sql import SparkSession
 
+from spark_ssp.operations.extras import missing_extra
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
-from spark_ssp.operations.metrics.output import Output, invalid_argument
-from spark_ssp.operations.metrics.publisher import MetricsPublisher
-from spark_ssp.operations.metrics.query_states import QueryStates
-from spark_ssp.operations.model.extras import missing_extra
-from spark_ssp.operations.progress.listener import Subscription, subscribe
+from spark_ssp.operations.metrics.outputs import MetricsPublisher, Output, invalid_argument
+from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.progress import Subscription, subscribe
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider

@@ -15,8 +15,8 @@ import pytest
 from spark_ssp.checkpoint.leases.checkpoint_position import Progress, ShardEnded, StartAtTrimHorizon
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.grouping.identifiers import ShardId, WorkerId
-from spark_ssp.operations.live_page.checkpoint_snapshots import with_owners
-from spark_ssp.operations.model.snapshot import LeaseCounts, ShardSnapshot
+from spark_ssp.operations.commands.watch import with_owners
+from spark_ssp.operations.snapshot import LeaseCounts, ShardSnapshot
 from spark_ssp.testing.kinesis.core.faults import InternalFailure
 from tests.architecture.layers import ROOT
 from tests.contract.operations.conftest import Cloud

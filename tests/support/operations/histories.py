@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from random import Random
 
-from spark_ssp.operations.model.snapshot import (
+from spark_ssp.operations.snapshot import (
     FanOutCounts,
     LeaseCounts,
     QuerySnapshot,

@@ -9,10 +9,10 @@ from itertools import pairwise
 
 import pytest
 
-from spark_ssp.operations.live_page.lanes import arrange
 from spark_ssp.operations.live_page.page import body, page
+from spark_ssp.operations.live_page.svg import arrange
 from spark_ssp.operations.live_page.timeline import QueryTimeline
-from spark_ssp.operations.model.snapshot import FanOutCounts, LeaseCounts, QuerySnapshot
+from spark_ssp.operations.snapshot import FanOutCounts, LeaseCounts, QuerySnapshot
 from tests.support.operations.histories import random_history, shard, shard_id, snapshot
 
 _VOID = {"meta", "link"}

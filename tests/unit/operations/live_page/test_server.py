@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from spark_ssp.common.errors import InvalidOptionsError
-from spark_ssp.operations.live_page.server import PageServer, start_server
-from spark_ssp.operations.live_page.timelines import Timelines
+from spark_ssp.operations.live_page.server import PageServer, Timelines, start_server
 
 
 class Content:

@@ -13,7 +13,7 @@ from spark_ssp.operations.live_page.timeline import (
     SourceTimeline,
     lag_level,
 )
-from spark_ssp.operations.model.snapshot import (
+from spark_ssp.operations.snapshot import (
     QuerySnapshot,
     ReadState,
     ShardSnapshot,

@@ -21,9 +21,8 @@ from spark_ssp.operations.metrics.catalogue import METRICS
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
 from spark_ssp.operations.metrics.opentelemetry import OpenTelemetryOutput
 from spark_ssp.operations.metrics.prometheus import RegistryOutput, ScrapeEndpoint
-from spark_ssp.operations.metrics.query_states import QueryStates
-from spark_ssp.operations.model.from_progress import query_snapshot
-from spark_ssp.operations.model.snapshot import QuerySnapshot
+from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 from tests.support.kinesis.planning import shard_id
 from tests.support.operations.reports import end_offset, report, status
 

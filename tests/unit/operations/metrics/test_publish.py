@@ -26,12 +26,10 @@ from pyspark.sql.streaming.listener import (
 
 from spark_ssp import InvalidOptionsError, UnsupportedError, publish_metrics, serve_live_page
 from spark_ssp.operations.metrics.catalogue import Metric
-from spark_ssp.operations.metrics.publisher import MetricsPublisher
-from spark_ssp.operations.metrics.query_states import QueryStates
-from spark_ssp.operations.model.from_progress import query_snapshot
-from spark_ssp.operations.model.snapshot import QuerySnapshot
-from spark_ssp.operations.progress.listener import ProgressListener
-from spark_ssp.operations.progress.status_poller import Statuses, StatusPoller
+from spark_ssp.operations.metrics.outputs import MetricsPublisher
+from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.progress import ProgressListener, Statuses, StatusPoller
+from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 from tests.support.operations.reports import end_offset, report, status
 from tests.support.waiting import until
 
@@ -130,7 +128,7 @@ def test_metrics_and_live_page_share_a_listener(
         converted.append(str(progress["runId"]))
         return query_snapshot(progress, statuses)
 
-    monkeypatch.setattr("spark_ssp.operations.progress.listener.query_snapshot", convert)
+    monkeypatch.setattr("spark_ssp.operations.progress.query_snapshot", convert)
     session, registry = Session(), CollectorRegistry()
     published = publish_metrics(session.as_spark(), prometheus=registry)
     page = serve_live_page(session.as_spark())
@@ -198,7 +196,7 @@ def test_before_pyspark_4_2_the_status_follows_from_a_thread(
         assert threading.current_thread() is not threading.main_thread()
         return [[status({0: 9})]]
 
-    monkeypatch.setattr("spark_ssp.operations.progress.listener.source_statuses", statuses)
+    monkeypatch.setattr("spark_ssp.operations.progress.source_statuses", statuses)
     states = QueryStates(series=1)
 
     class Watching(Broken):

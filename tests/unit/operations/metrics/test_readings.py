@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from spark_ssp.common.spark.reader_counters import ReaderCounters
 from spark_ssp.operations.metrics.catalogue import METRICS
-from spark_ssp.operations.metrics.query_states import QueryStates
-from spark_ssp.operations.metrics.readings import Reading
-from spark_ssp.operations.model.from_progress import query_snapshot
+from spark_ssp.operations.metrics.readings import QueryStates, Reading
+from spark_ssp.operations.snapshot import query_snapshot
 from tests.support.kinesis.planning import shard_id
 from tests.support.operations.reports import end_offset, report, status
 

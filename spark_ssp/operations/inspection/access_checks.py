@@ -1,13 +1,20 @@
-"""Checks of the services: identity, permissions by the cheapest reads, clocks."""
+"""Checks of the services for `doctor`: identity, permissions by the cheapest reads, clocks."""
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Final
 
 from spark_ssp.checkpoint.errors import LeaseTableError
-from spark_ssp.common.errors import ServiceUnavailableError, SspError
+from spark_ssp.common.aws.clients import create_client
+from spark_ssp.common.aws.error_translation import DeniedCall, access_error, quoted, safe_text
+from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings
+from spark_ssp.common.aws.service_calls import ServiceCalls
+from spark_ssp.common.errors import InvalidOptionsError, ServiceUnavailableError, SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions, is_loopback
 from spark_ssp.common.times import duration_text, seconds_text
 from spark_ssp.kafka_source.client.admin_client import connect as connect_kafka
@@ -18,13 +25,57 @@ from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.client.consumers import Boto3Consumers, Consumer, find_consumer
 from spark_ssp.kinesis_source.model.shard import StreamRef, TrimHorizon
 from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, FanOutOptions, KinesisOptions
-from spark_ssp.operations.checks.findings import Finding, Level, findings_of
-from spark_ssp.operations.checks.identity import caller_identity
 from spark_ssp.operations.inspection.lease_table import LeaseTable
 from spark_ssp.operations.inspection.streams import StreamDetails, read_stream, try_subscription
 
 _MOST_SKEW_MS: Final = 10_000
 """AWS refuses requests that are signed five minutes off."""
+
+
+class Level(StrEnum):
+    """The weight of a finding."""
+
+    OK = "ok"
+    NOTE = "note"
+    """Nothing is wrong, or it cannot be checked from here."""
+    WARNING = "warning"
+    PROBLEM = "problem"
+    """A query would fail."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """The result of one check."""
+
+    check: str
+    level: Level
+    found: str
+    remedy: str | None = None
+
+
+def findings_of(check: str, error: SspError, level: Level = Level.PROBLEM) -> list[Finding]:
+    """Return a finding for each problem of an error."""
+    if isinstance(error, InvalidOptionsError):
+        return [
+            Finding(
+                check=check,
+                level=level,
+                found=f"{problem.option}: {problem.found}; expected {problem.expected}",
+                remedy=problem.next_step,
+            )
+            for problem in error.problems
+        ]
+    return [
+        Finding(
+            check=check,
+            level=level,
+            found=f"{error.subject}: {error.found}; expected {error.expected}",
+            remedy=error.next_step,
+        )
+    ]
+
+
+# --- AWS ------------------------------------------------------------------------------------------
 
 
 def check_kinesis(options: KinesisOptions, now_ms: Callable[[], int]) -> Iterator[Finding]:
@@ -62,6 +113,44 @@ def _identity(connection: ConnectionOptions) -> Iterator[Finding]:
         yield from findings_of("identity", error, level)
     except SspError as error:
         yield from findings_of("identity", error)
+
+
+def caller_identity(connection: ConnectionOptions) -> str:
+    """Return the ARN that AWS resolves the credentials to. GetCallerIdentity needs no permission.
+
+    Raises AccessError, ServiceUnavailableError.
+    """
+    client = create_client("sts", replace(connection, endpoint_url=connection.sts_endpoint_url))
+    log = RetryLog(time.monotonic)
+    retry = RetrySettings(max_attempts=2, max_backoff=1.0)
+    retrier = Retrier(retry, log=log, sleep=time.sleep, random=random.random)
+    try:
+        answer = _StsCalls(client, retrier, subject="credentials").ask("GetCallerIdentity", {})
+    finally:
+        client.close()
+    return str(answer["Arn"])
+
+
+class _StsCalls(ServiceCalls):
+    def _translated(self, error: Exception, operation: str) -> SspError:
+        place = safe_text(self._client.meta.endpoint_url)
+        access = access_error(
+            error,
+            DeniedCall(
+                subject=self._subject,
+                service="sts",
+                operation=operation,
+                resource="this account",
+                place=place,
+            ),
+        )
+        return access or ServiceUnavailableError(
+            self._subject,
+            found=f"{quoted(error)} on {operation}",
+            expected=f"an answer from {place}",
+            next_step="check the network; a VPC without internet needs an endpoint for STS, only "
+            "for this check and for roleArn",
+        )
 
 
 def _reads(stream: StreamRef, connection: ConnectionOptions) -> Iterator[Finding]:
@@ -233,7 +322,7 @@ def _lease_table(application: str, table: str, connection: ConnectionOptions) ->
         )
 
 
-# --- Kafka ---------------------------------------------------------------------------------------
+# --- Kafka ----------------------------------------------------------------------------------------
 
 
 def check_kafka(options: KafkaOptions) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
-"""Options of the command line that connect to services.
+"""Options of the command line that several commands have: connections to services, durations.
 
-They become options of the sources, which the sources' own tables parse and check: names, values and
-errors are the same as in a query.
+Connections become options of the sources, which the sources' own tables parse and check: names,
+values and errors are the same as in a query.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import click
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.sibling_format import KAFKA, KINESIS
-from spark_ssp.common.options.spec import read_options
+from spark_ssp.common.options.spec import BadValueError, read_options
+from spark_ssp.common.options.values import duration
 from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
 from spark_ssp.kafka_source.properties.translation import PREFIX
 from spark_ssp.kinesis_source.model.shard import StreamRef
@@ -33,7 +34,6 @@ from spark_ssp.kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, lease
 from spark_ssp.kinesis_source.options.values import table_connection
 
 F = TypeVar("F", bound=Callable[..., Any])
-
 _SOURCE: Final = "spark-ssp"
 _FILE: Final = "spark_ssp.options"
 _KAFKA_ONLY: Final = {
@@ -42,6 +42,7 @@ _KAFKA_ONLY: Final = {
 _KINESIS_ONLY: Final = {
     option.name.lower() for option in KAFKA_OPTIONS.foreign if option.origin == KINESIS
 }
+_YEAR_MS: Final = 365 * 24 * 3_600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +175,7 @@ def _pairs(
     return found
 
 
-# --- Connections ---------------------------------------------------------------------------------
+# --- Connections ----------------------------------------------------------------------------------
 
 
 def connection(given: Given) -> ConnectionOptions:
@@ -206,3 +207,20 @@ def stream_ref(stream: str) -> StreamRef:
     if problems:
         raise InvalidOptionsError(_SOURCE, problems)
     return streams_of(reading)[0]
+
+
+# --- Durations ------------------------------------------------------------------------------------
+
+
+def to_millis(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+    """Convert a duration such as 500ms, 10s, 5m or 2h."""
+    return None if value is None else millis_of(value)
+
+
+def millis_of(text: str) -> int:
+    """Return a duration in milliseconds. Raises click.BadParameter."""
+    try:
+        return duration(1, _YEAR_MS)(text)
+    except BadValueError as error:
+        fault = error.faults[0]
+        raise click.BadParameter(f"found {fault.found}; expected {fault.expected}") from None

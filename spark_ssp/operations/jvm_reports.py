@@ -8,25 +8,21 @@ own conversion is used, as it is through Spark Connect, whose reports are JSON a
 from __future__ import annotations
 
 import json
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from pyspark import SparkContext
 from pyspark.sql.streaming.listener import JStreamingQueryListener, StreamingQueryListener
 
 
-class ReportListener(Protocol):
-    """A listener that takes reports as documents too."""
-
-    def take_report(self, report: dict[str, Any]) -> None:
-        """Take a progress report."""
-
-
 class JsonReports(JStreamingQueryListener):
     """The object that the JVM calls with events, instead of PySpark's."""
 
-    def __init__(self, listener: StreamingQueryListener, reports: ReportListener) -> None:
+    def __init__(
+        self, listener: StreamingQueryListener, take_report: Callable[[dict[str, Any]], None]
+    ) -> None:
         super().__init__(listener)
-        self._reports = reports
+        self._take_report = take_report
 
     def onQueryProgress(self, jevent: Any) -> None:
         """Pass a report."""
@@ -35,10 +31,12 @@ class JsonReports(JStreamingQueryListener):
         except Exception:  # noqa: BLE001 - another PySpark
             super().onQueryProgress(jevent)
         else:
-            self._reports.take_report(report)
+            self._take_report(report)
 
 
-def json_listener(listener: StreamingQueryListener, reports: ReportListener) -> Any:
+def json_listener(
+    listener: StreamingQueryListener, take_report: Callable[[dict[str, Any]], None]
+) -> Any:
     """Return the listener in the JVM. Raises any exception where PySpark differs."""
     jvm: Any = SparkContext._jvm
-    return jvm.PythonStreamingQueryListenerWrapper(JsonReports(listener, reports))
+    return jvm.PythonStreamingQueryListenerWrapper(JsonReports(listener, take_report))

@@ -6,13 +6,16 @@ JVM, and converts it.
 
 A classic session calls the listener from a thread of the JVM's event bus, and Spark Connect from a
 thread of the client. Neither is a query's own thread, but events queue up behind a slow listener:
-so it does no more than compute values.
+so it does no more than compute values. A second thread reads what Spark does not pass to a
+listener (`StatusPoller`).
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Final, Protocol
 
@@ -25,14 +28,12 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from spark_ssp.common.spark.progress_offsets import lacks_status, status_in
+from spark_ssp.common.spark.progress_offsets import Status, lacks_status, status_in
 from spark_ssp.common.spark.query_lag import source_statuses
-from spark_ssp.operations.model.from_progress import query_snapshot
-from spark_ssp.operations.model.snapshot import QuerySnapshot
-from spark_ssp.operations.progress.failures import FailureGuard
-from spark_ssp.operations.progress.status_poller import Statuses, StatusPoller
+from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 
 _REMEMBERED_RUNS: Final = 1000
+_log = logging.getLogger(__name__)
 
 
 class Consumer(Protocol):
@@ -83,9 +84,9 @@ class ProgressListener(StreamingQueryListener):
         if this PySpark can."""
         if not hasattr(self, "_jlistenerobj"):
             with suppress(Exception):
-                from spark_ssp.operations.progress.jvm_reports import json_listener
+                from spark_ssp.operations.jvm_reports import json_listener
 
-                self._jlistenerobj = json_listener(self, self)
+                self._jlistenerobj = json_listener(self, self.take_report)
         return super()._jlistener
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
@@ -188,3 +189,121 @@ def subscribe(session: SparkSession, name: str, consumer: Consumer) -> Subscript
             _listeners[session] = listener
         listener.add(name, consumer)
     return Subscription(session, consumer)
+
+
+# --- What the listener uses -----------------------------------------------------------------------
+
+
+class FailureGuard:
+    """Runs actions that must not harm a query, such as those of a user's output."""
+
+    def __init__(self) -> None:
+        self._warned: set[str] = set()
+
+    def run(self, name: str, action: Callable[[], None]) -> None:
+        """Run an action. Warn of the first failure under each name."""
+        try:
+            action()
+        except Exception as error:  # noqa: BLE001 - an output may be the user's
+            if name not in self._warned:
+                self._warned.add(name)
+                _log.warning(
+                    "%s could not be published (%s: %s); later failures are not logged",
+                    *(name, type(error).__name__, error),
+                )
+
+
+PERIOD_S: Final = 5.0
+
+Statuses = Sequence[Status | None]
+ReadReport = Callable[[], Any]
+"""Returns the last report of a query; None if it has ended. May raise any exception."""
+ReadStatuses = Callable[[Any], Statuses]
+"""Returns the statuses of the sources of a report. May raise any exception."""
+Changed = Callable[[str, Any, Statuses], None]
+"""Takes the run of a query, its report and its statuses."""
+
+
+class StatusPoller:
+    """Reads in a thread what Spark does not pass to a listener. Shared by threads.
+
+    * Before PySpark 4.2 a report has no status. It comes by a batch read that Spark plans on the
+      driver (`query_lag`), which takes longer than a listener may.
+    * An idle query sends no report, only an event without content, but its lag may grow: if probes
+      of its shards fail, it plans no batch. Its last report, which Spark renews, is requested
+      instead.
+
+    All queries together are read at most once in `PERIOD_S`. The thread starts when it is first
+    needed.
+    """
+
+    def __init__(
+        self, read_statuses: ReadStatuses, changed: Changed, *, period_s: float = PERIOD_S
+    ) -> None:
+        """`changed` is called from the thread."""
+        self._read_statuses = read_statuses
+        self._changed = changed
+        self._period_s = period_s
+        self._lock = threading.Lock()
+        self._requested: dict[str, ReadReport] = {}
+        self._statuses: dict[str, Statuses] = {}
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._warned = False
+
+    def request(self, run_id: str, read_report: ReadReport) -> Statuses | None:
+        """Request the statuses of a run, and return those that were read before."""
+        with self._lock:
+            self._requested[run_id] = read_report
+            if self._thread is None and not self._stopped.is_set():
+                self._thread = threading.Thread(
+                    target=self._run, name="spark-ssp status", daemon=True
+                )
+                self._thread.start()
+            found = self._statuses.get(run_id)
+        self._wake.set()
+        return found
+
+    def forget(self, run_id: str) -> None:
+        """Drop the statuses of a run that has ended."""
+        with self._lock:
+            self._requested.pop(run_id, None)
+            self._statuses.pop(run_id, None)
+
+    def close(self) -> None:
+        """Stop the thread, without waiting for a read."""
+        self._stopped.set()
+        self._wake.set()
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            self._wake.wait()
+            self._wake.clear()
+            with self._lock:
+                requested, self._requested = self._requested, {}
+            for run_id, read_report in requested.items():
+                if self._stopped.is_set():
+                    return
+                self._refresh(run_id, read_report)
+            self._stopped.wait(self._period_s)
+
+    def _refresh(self, run_id: str, read_report: ReadReport) -> None:
+        try:
+            report = read_report()
+            found = None if report is None else self._read_statuses(report)
+        except Exception as error:  # noqa: BLE001 - Spark may raise any exception
+            with self._lock:
+                self._statuses.pop(run_id, None)
+            if not self._warned and not self._stopped.is_set():
+                self._warned = True
+                _log.warning(
+                    "the status of a query could not be read (%s); its lag is missing or "
+                    "old until it can",
+                    type(error).__name__,
+                )
+            return
+        if found is not None:
+            with self._lock:
+                self._statuses[run_id] = found
+            self._changed(run_id, report, found)

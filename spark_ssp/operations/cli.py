@@ -1,4 +1,7 @@
-"""The group of commands, and what they do about errors and interruptions.
+"""The command `spark-ssp`: its commands, and what they do about errors and interruptions.
+
+Each module of `spark_ssp.operations.commands` is a command. Its docstring begins with the name and
+what the command shows; the module is imported when the command is called.
 
 Exit codes: 0 without findings, 1 with one, 2 for a wrong call or a failure, 130 after Ctrl-C, 141
 if the reader of a pipe ended first.
@@ -6,36 +9,29 @@ if the reader of a pipe ended first.
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import sys
 import traceback
 from collections.abc import Sequence
 from importlib import import_module
 from importlib.metadata import version
+from importlib.resources import files
 from itertools import pairwise
 from typing import Any, Final
 
 import click
 
 from spark_ssp.common.errors import SspError, printable
-from spark_ssp.operations.terminal.environment import SYSTEM
+from spark_ssp.operations.terminal import SYSTEM
 
 FINDING: Final = 1
 FAILURE: Final = 2
 _INTERRUPTED: Final = 130
 _PIPE_CLOSED: Final = 141
 
-_COMMANDS: Final = {
-    "checkpoint": "What a Spark checkpoint holds: batches, positions, what a restart would replay.",
-    "leases": "The leases of a query or a KCL application: owner, progress, lag, unread shards.",
-    "shards": "The shards of a Kinesis stream: lineage, state, hash keys, consumers.",
-    "doctor": "Check this machine, a query's options, credentials and permissions.",
-    "tail": "The records of a Kinesis stream or a Kafka topic.",
-    "plan": "The plan of a pipeline: text, Mermaid or page.",
-    "watch": "The live page of a query that another process runs, from its checkpoint.",
-    "topics": "The partitions of Kafka topics, and the tasks that a query would read them in.",
-}
-"""The commands and their short help: a command's module is imported when it is called."""
+_COMMANDS: Final = "spark_ssp.operations.commands"
 
 
 class FailureError(click.ClickException):
@@ -50,12 +46,15 @@ class FailureError(click.ClickException):
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
+        names = [entry.name for entry in files(_COMMANDS).iterdir()]
+        return sorted(
+            name.removesuffix(".py") for name in names if re.fullmatch(r"[a-z]+\.py", name)
+        )
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
+        if cmd_name not in self.list_commands(ctx):
             return None
-        module = import_module(f"spark_ssp.operations.commands.{cmd_name}")
+        module = import_module(f"{_COMMANDS}.{cmd_name}")
         command: click.Command = getattr(module, f"{cmd_name}_command")
         return command
 
@@ -67,7 +66,7 @@ class _Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(_COMMANDS.items()))
+            formatter.write_dl([(name, _summary(name)) for name in self.list_commands(ctx)])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -87,6 +86,13 @@ class _Commands(click.Group):
             if ctx.params.get("traceback"):
                 raise
             raise FailureError(_defect(error)) from None
+
+
+def _summary(command: str) -> str:
+    """Return what a command shows, from the docstring of its module, which is not imported."""
+    source = files(_COMMANDS).joinpath(f"{command}.py").read_text(encoding="utf-8")
+    paragraph, _, _ = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
+    return " ".join(paragraph.partition("`: ")[2].split())
 
 
 def _check_not_blank(arguments: Sequence[str]) -> None:

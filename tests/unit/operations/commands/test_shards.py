@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from spark_ssp.grouping.identifiers import HashRange, ShardId
 from spark_ssp.kinesis_source.model.shard import SequenceNumber, Shard
-from spark_ssp.operations.inspection.shard_tree import tree_rows
+from spark_ssp.operations.commands.shards import tree_rows
 
 
 def _shard(number: int, keys: tuple[int, int], *parents: int) -> Shard:

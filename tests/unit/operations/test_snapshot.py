@@ -23,14 +23,14 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
 )
 from spark_ssp.kinesis_source.probing.shard_lag import MAX_REPORTED_SHARDS, progress_entry
-from spark_ssp.operations.model.from_progress import query_snapshot
-from spark_ssp.operations.model.snapshot import (
+from spark_ssp.operations.snapshot import (
     FanOutCounts,
     LeaseCounts,
     QuerySnapshot,
     ReadState,
     ShardSnapshot,
     SourceFormat,
+    query_snapshot,
 )
 from tests.support.operations.reports import kafka_end_offset
 

@@ -1,4 +1,4 @@
-"""Text and tables on the screen, JSON for programs.
+"""Text and tables on the screen, JSON for programs; the clock and the pauses of the commands.
 
 In a pipe there are no colours and lines have any length, unless the environment variable COLUMNS
 sets a width. Where a width limits the lines, long sequence numbers are shortened in the middle.
@@ -10,9 +10,10 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, TextIO
 
 import click
@@ -35,6 +36,20 @@ _UNLIMITED: Final = 100_000
 _LONGEST_NUMBER: Final = 16
 _NARROWEST: Final = 8
 _GAP: Final = 2
+_PARTITION: Final = re.compile(r"SystemStreamPartition \[\w+, (.+), ([0-9]+)\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """The machine, except for files and connections."""
+
+    now_ms: Callable[[], int]
+    """This machine's clock, in milliseconds since the epoch."""
+    sleep: Callable[[float], None]
+    """Waits, in seconds."""
+
+
+SYSTEM = Environment(now_ms=lambda: time.time_ns() // 1_000_000, sleep=time.sleep)
 
 
 class Screen:
@@ -184,9 +199,6 @@ def unavailable_noted() -> Iterator[None]:
         yield
     except ServiceUnavailableError as error:
         note(str(error))
-
-
-_PARTITION: Final = re.compile(r"SystemStreamPartition \[\w+, (.+), ([0-9]+)\]")
 
 
 def task_text(name: str | None) -> str | None:

@@ -1,1 +1,0 @@
-"""The state of a running query at one moment, as values."""

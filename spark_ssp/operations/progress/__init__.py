@@ -1,1 +1,0 @@
-"""The progress reports of a session's queries, as snapshots."""

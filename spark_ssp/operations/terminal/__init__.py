@@ -1,1 +1,0 @@
-"""The terminal side of the command: output, connection options, clock, types of values."""
