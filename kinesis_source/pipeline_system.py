@@ -116,12 +116,12 @@ class KinesisSystem:
         return SparkFormat(SOURCE, {**options, table.STREAM_NAME.name: stream})
 
     def writer_format(self, stream: str) -> SparkFormat:
-        """Raise UnsupportedError: streams of Kinesis are not written."""
+        """Raise UnsupportedError: pipelines do not write to Kinesis."""
         raise UnsupportedError(
             f"stream {stream}",
             found="a stream of Kinesis as an output",
-            expected=f"streams of Kinesis as inputs: {SOURCE} only reads",
-            next_step="write to Kafka: give partition_by or output a system of that kind",
+            expected="streams of Kinesis as inputs only: a pipeline does not write to them",
+            next_step="give partition_by or output a Kafka system",
         )
 
     def _service(self, stream: str) -> KinesisStreams:

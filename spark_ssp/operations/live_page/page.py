@@ -1,7 +1,7 @@
 """The page as HTML: one file without external resources, readable without scripts.
 
 `body` is the part that changes. The live page replaces it with each trigger, by a short script; the
-file that `snapshot` writes has no script.
+file that `LivePage.save` writes has no script.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from importlib.resources import files
 from typing import Final
 
 from spark_ssp.common.errors import printable
@@ -29,72 +30,9 @@ from spark_ssp.operations.snapshot import (
     StreamSnapshot,
 )
 
-_SANS: Final = 'system-ui, "Segoe UI", "Helvetica Neue", Arial, sans-serif'
-_MONO: Final = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace'
-_LIGHT_LAGS: Final = ("#c3ccd5", "#7fbf9b", "#e3c44f", "#e8893c", "#cf4646")
-_DARK_LAGS: Final = ("#4a5764", "#3f8f68", "#b5952a", "#c46a22", "#c03f3f")
-_OWNERS: Final = ("#3d70e2", "#a83bb8", "#0e8a96", "#94622b", "#17222e", "#d14477")
-_STYLE: Final = "\n".join(
-    [
-        ":root { color-scheme: light dark;",
-        "  --ground: light-dark(#ffffff, #12181f); --ink: light-dark(#17222e, #e6ebf0);",
-        "  --dim: light-dark(#55626f, #9aa8b5); --thin: light-dark(#d8dfe6, #2c3742);",
-        "  --lane: light-dark(#f2f5f8, #1a222b); --line: light-dark(#5a6876, #b5c0ca);",
-        "  --batch: light-dark(#8fa3b8, #56708a);",
-        *(
-            f"  --lag{n}: light-dark({light}, {dark});"
-            for n, (light, dark) in enumerate(zip(_LIGHT_LAGS, _DARK_LAGS, strict=True))
-        ),
-        "}",
-        "body { margin: 1.5rem auto; max-width: 80rem; padding: 0 1.5rem;",
-        f"  background: var(--ground); color: var(--ink); font: 15px/1.5 {_SANS}; }}",
-        "h1 { font-size: 1.3rem; margin: 0; } h2 { font-size: 1.15rem; margin: 1.8rem 0 .2rem; }",
-        "h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; }",
-        "p { margin: .2rem 0 .6rem; } .dim { color: var(--dim); font-size: .9rem; }",
-        ".frame { overflow-x: auto; border: 1px solid var(--thin); border-radius: 8px;",
-        "  padding: .6rem .8rem; }",
-        ".frame:focus-visible, summary:focus-visible { outline: 2px solid #3d70e2; }",
-        ".legend { display: flex; flex-wrap: wrap; gap: .2rem 1.2rem; padding: 0;",
-        "  list-style: none; color: var(--dim); font-size: .85rem; }",
-        ".swatch { display: inline-block; width: .9em; height: .9em; margin-right: .35em;",
-        "  vertical-align: -.1em; border-radius: 2px; }",
-        "table { border-collapse: collapse; font-size: .88rem; margin: .3rem 0; }",
-        "th, td { text-align: left; padding: .2rem 1.4rem .2rem 0;",
-        "  border-bottom: 1px solid var(--thin); }",
-        f"th {{ color: var(--dim); font-weight: 600; }} td.id {{ font-family: {_MONO}; }}",
-        "td.number { text-align: right; font-variant-numeric: tabular-nums; }",
-        ".figure { display: block; width: 100%; height: auto; }",
-        f"svg text {{ fill: var(--ink); font-family: {_SANS}; font-size: 11.5px; }}",
-        "svg text.tick { fill: var(--dim); font-size: 10px; text-anchor: middle; }",
-        "svg text.side { text-anchor: start; }",
-        "svg text.shard { fill: #101820; font-size: 10px; }",
-        ".lane { fill: var(--lane); } .grid { stroke: var(--thin); fill: none; }",
-        ".fork { stroke: var(--line); stroke-width: 1.4; fill: none; }",
-        ".batch { fill: var(--batch); } .end { fill: var(--line); }",
-        *(f".lag{n} {{ fill: var(--lag{n}); background: var(--lag{n}); }}" for n in range(5)),
-        *(
-            f".owner{n} {{ stroke: {_OWNERS[n]}; border: 2px solid {_OWNERS[n]}; "
-            "stroke-width: 1.6; }"
-            for n in range(OWNER_COLOURS)
-        ),
-    ]
-)
-_SCRIPT: Final = """
-const source = new EventSource("events" + location.search);
-function show(state, detail) {
-  document.getElementById("state").textContent = state + (detail || "");
-  document.title = "spark-ssp: " + state;
-}
-source.onmessage = event => {
-  const open = [...document.querySelectorAll("details")].map(each => each.open);
-  const left = [...document.querySelectorAll(".frame")].map(each => each.scrollLeft);
-  document.querySelector("main").innerHTML = JSON.parse(event.data);
-  document.querySelectorAll("details").forEach((each, n) => { each.open = open[n]; });
-  document.querySelectorAll(".frame").forEach((each, n) => { each.scrollLeft = left[n] || 0; });
-  show("live");
-};
-source.onerror = () => { show("disconnected", ": the program has ended, or restarts"); };
-"""
+_FILES: Final = files("spark_ssp.operations.live_page")
+_STYLE: Final = _FILES.joinpath("page.css").read_text(encoding="utf-8")
+_SCRIPT: Final = _FILES.joinpath("page.js").read_text(encoding="utf-8")
 _SHOWN_SHARDS: Final = 200
 """The shards listed in the table: those farthest behind."""
 
@@ -108,7 +46,7 @@ _STATES: Final = {
 
 def page(content: str, *, nonce: str | None = None) -> str:
     """Return the whole page around a body. With `nonce`, the live one: its script has it."""
-    live = "" if nonce is None else f'<script nonce="{nonce}">{_SCRIPT}</script>'
+    live = "" if nonce is None else f'<script nonce="{nonce}">\n{_SCRIPT}</script>'
     state = "snapshot" if nonce is None else "connecting"
     return "\n".join(
         [
@@ -118,7 +56,7 @@ def page(content: str, *, nonce: str | None = None) -> str:
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<link rel="icon" href="data:,">',
             "<title>spark-ssp</title>",
-            f"<style>\n{_STYLE}\n</style></head>",
+            f"<style>\n{_STYLE}</style></head>",
             "<body>",
             f'<h1>spark-ssp <span class="dim" id="state" role="status">{state}</span></h1>',
             f"<main>{content}</main>",

@@ -187,7 +187,7 @@ def _kinesis_written(graph: Graph, plan: Plan) -> Iterator[Note]:
             created = isinstance(operator, PartitionBy) and not exists
             yield Note(
                 subject=described(operator),
-                text=f"Kinesis cannot be written to: {operator.stream} is planned"
+                text=f"pipelines do not write to Kinesis: {operator.stream} is planned"
                 f"{', and created by apply, which AWS bills' if created else ''}, but run refuses "
                 "the pipeline; to run it, name a Kafka system here",
                 place=operator.place,

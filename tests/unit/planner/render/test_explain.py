@@ -144,10 +144,12 @@ def test_a_stream_of_kinesis_that_would_be_written_is_noted() -> None:
     first, second = notes(shown.graph, shown.plan)
     assert (first.subject, second.subject) == ("partition_by made", "output end")
     assert first.text == (
-        "Kinesis cannot be written to: kinesis/p-made is planned, and created by apply, which AWS "
-        "bills, but run refuses the pipeline; to run it, name a Kafka system here"
+        "pipelines do not write to Kinesis: kinesis/p-made is planned, and created by apply, which "
+        "AWS bills, but run refuses the pipeline; to run it, name a Kafka system here"
     )
-    assert second.text.startswith("Kinesis cannot be written to: kinesis/out is planned, but run")
+    assert second.text.startswith(
+        "pipelines do not write to Kinesis: kinesis/out is planned, but run"
+    )
     assert first.text in shown.explain()
     assert first.text in shown.page()
 
