@@ -123,7 +123,7 @@ def test_a_stream_is_read_with_the_options_of_the_system() -> None:
 
 
 def test_nothing_is_written_to_kinesis() -> None:
-    with pytest.raises(UnsupportedError, match="write to Kafka"):
+    with pytest.raises(UnsupportedError, match="give partition_by or output a Kafka system"):
         KinesisSystem({"region": "eu-west-1"}).writer_format("flights")
 
 
