@@ -14,12 +14,7 @@ from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from spark_ssp.testing.kafka.broker import free_ports
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.fan_out_mode import pushed_everywhere
-from tests.support.kinesis.feeds import (
-    EmbeddedFeed,
-    Feed,
-    RemoteFeed,
-    options_for,
-)
+from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
 from tests.support.servers import spark_kafka
 from tests.support.servers.kinesis_mock import KinesisMock
 from tests.support.spark.drivers import ENVIRONMENT, spark_home

@@ -16,12 +16,7 @@ from spark_ssp.kinesis_source.model.shard import AfterRecord
 from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
 from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
 from tests.support.spark.drivers import Driver
-from tests.support.spark.queries import (
-    load,
-    planned_offsets,
-    start_patiently,
-    wait_until,
-)
+from tests.support.spark.queries import load, planned_offsets, start_patiently, wait_until
 
 pytestmark = pytest.mark.long
 

@@ -8,15 +8,16 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
+
+from tests.support.servers.process import Server
 
 _NETWORK_NAMESPACE: Final = 0x40000000  # CLONE_NEWNET
 _SUBNET: Final = "10.77.0"
 _HERE: Final = "/proc/thread-self/ns/net"
 
 
-class Network:
+class Network(Server):
     """A context manager: hosts with a link each to a common switch, and no other network.
 
     The switch is a bridge in a further namespace, so nothing of this machine's own network changes.
@@ -24,31 +25,19 @@ class Network:
 
     def __init__(self, *hosts: str) -> None:
         self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(hosts, 1)}
-        self._resources = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as resources:
-            switch = self._namespace(resources, "switch")
-            _ip("-n", switch, "link", "add", "switch", "type", "bridge")
-            _ip("-n", switch, "link", "set", "switch", "up")
-            for host, address in self._addresses.items():
-                own = self._namespace(resources, host)
-                link = ("link", "add", "eth0", "type", "veth")
-                _ip("-n", own, *link, "peer", "name", _port(host), "netns", switch)
-                _ip("-n", own, "address", "add", f"{address}/24", "dev", "eth0")
-                _ip("-n", own, "link", "set", "lo", "up")
-                _ip("-n", own, "link", "set", "eth0", "up")
-                _ip("-n", switch, "link", "set", _port(host), "master", "switch", "up")
-            self._resources = resources.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._resources.close()
+    def _start(self, resources: ExitStack) -> None:
+        switch = self._namespace(resources, "switch")
+        _ip("-n", switch, "link", "add", "switch", "type", "bridge")
+        _ip("-n", switch, "link", "set", "switch", "up")
+        for host, address in self._addresses.items():
+            own = self._namespace(resources, host)
+            link = ("link", "add", "eth0", "type", "veth")
+            _ip("-n", own, *link, "peer", "name", _port(host), "netns", switch)
+            _ip("-n", own, "address", "add", f"{address}/24", "dev", "eth0")
+            _ip("-n", own, "link", "set", "lo", "up")
+            _ip("-n", own, "link", "set", "eth0", "up")
+            _ip("-n", switch, "link", "set", _port(host), "master", "switch", "up")
 
     @property
     def addresses(self) -> dict[str, str]:

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import pyspark
 
+from tests.support.servers.process import Server
 from tests.support.spark.drivers import ENVIRONMENT
 
 _DEADLINE_S: Final = 120
@@ -80,7 +80,7 @@ class Daemon:
             self.kill()
 
 
-class StandaloneCluster:
+class StandaloneCluster(Server):
     """A context manager: a master at `url`, and workers of one core each by their name.
 
     `hosts` are the addresses of "master" and of each worker; `inside` starts a process at the host
@@ -94,30 +94,18 @@ class StandaloneCluster:
         self._folder = folder
         self._hosts = hosts
         self._inside = inside
-        self._resources = ExitStack()
 
-    def __enter__(self) -> Self:
+    def _start(self, resources: ExitStack) -> None:
         self._folder.mkdir()
-        with ExitStack() as resources:
-            master = self._start(resources, "master", "master.Master")
-            self.url = master.wait_for(r"Starting Spark master at (spark://\S+)")
-            for name in self._hosts.keys() - {"master"}:
-                work = ["--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / name)]
-                self.workers[name] = self._start(resources, name, "worker.Worker", *work, self.url)
-            for worker in self.workers.values():
-                worker.wait_for(r"(Successfully registered with master)")
-            self._resources = resources.pop_all()
-        return self
+        master = self._daemon(resources, "master", "master.Master")
+        self.url = master.wait_for(r"Starting Spark master at (spark://\S+)")
+        for name in self._hosts.keys() - {"master"}:
+            work = ["--cores", "1", "--memory", "1g", "--work-dir", str(self._folder / name)]
+            self.workers[name] = self._daemon(resources, name, "worker.Worker", *work, self.url)
+        for worker in self.workers.values():
+            worker.wait_for(r"(Successfully registered with master)")
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._resources.close()
-
-    def _start(self, resources: ExitStack, name: str, kind: str, *arguments: str) -> Daemon:
+    def _daemon(self, resources: ExitStack, name: str, kind: str, *arguments: str) -> Daemon:
         host = self._hosts[name]
         address = ["--host", host, "--port", "0", "--webui-port", "0"]
         command = [f"org.apache.spark.deploy.{kind}", *address, *arguments]

@@ -10,14 +10,9 @@ from spark_ssp.common.aws.clients import client_config
 from spark_ssp.common.aws.retries import RetrySettings
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
-from spark_ssp.kinesis_source.model.shard import (
-    ShardIterator,
-    StreamRef,
-)
+from spark_ssp.kinesis_source.model.shard import ShardIterator, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from tests.support.fakes.scripted_http import (
-    reply,
-)
+from tests.support.fakes.scripted_http import reply
 
 ORDERS = StreamRef(name=StreamName("orders"))
 BY_ARN = StreamRef(name=ORDERS.name, arn="arn:aws:kinesis:us-east-1:123456789012:stream/orders")

@@ -11,17 +11,11 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 from urllib.parse import parse_qs
 
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._acl import (
-    AclBinding,
-    AclBindingFilter,
-    AclOperation,
-    AclPermissionType,
-)
+from confluent_kafka.admin._acl import AclBinding, AclBindingFilter, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import (
     ScramCredentialInfo,
@@ -31,6 +25,7 @@ from confluent_kafka.admin._scram import (
 
 from tests.support.kinesis.certificates import write_certificates
 from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.servers.process import Server
 from tests.support.waiting import until
 
 _HOST: Final = "127.0.0.1"
@@ -45,12 +40,11 @@ CLIENT_SECRET: Final = "battery-staple-7781"
 _MODULES: Final = "org.apache.kafka.common.security"
 
 
-class SecureKafka:
+class SecureKafka(Server):
     """A context manager: a broker with the listeners SASL_PLAINTEXT (PLAIN, SCRAM-SHA-256,
     OAUTHBEARER) and SSL, which wants a client's certificate."""
 
     def __init__(self) -> None:
-        self._resources = ExitStack()
         self._folder = Path()
         self.broker: KafkaBroker
         self.tokens: TokenEndpoint
@@ -112,25 +106,14 @@ class SecureKafka:
             "the ACL at the broker",
         )
 
-    def __enter__(self) -> Self:
-        with ExitStack() as resources:
-            self._folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tls-")))
-            write_certificates(self._folder, "broker", "client")
-            self.tokens = resources.enter_context(TokenEndpoint())
-            self.broker = resources.enter_context(
-                KafkaBroker(settings=self._settings(), listeners=("SASL_PLAINTEXT", "SSL"))
-            )
-            self._add_user()
-            self._resources = resources.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._resources.close()
+    def _start(self, resources: ExitStack) -> None:
+        self._folder = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="tls-")))
+        write_certificates(self._folder, "broker", "client")
+        self.tokens = resources.enter_context(TokenEndpoint())
+        self.broker = resources.enter_context(
+            KafkaBroker(settings=self._settings(), listeners=("SASL_PLAINTEXT", "SSL"))
+        )
+        self._add_user()
 
     def _settings(self) -> Mapping[str, str]:
         listener = "listener.name.sasl_plaintext"
@@ -180,12 +163,7 @@ class TokenEndpoint:
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._server.shutdown()
         self._server.server_close()
 
