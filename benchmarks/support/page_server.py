@@ -27,7 +27,7 @@ from spark_ssp.testing.kinesis.http.event_stream import (
     encode_message,
     initial_response,
 )
-from tests.support.fan_out.http2 import either_protocol, server_tls
+from tests.support.kinesis.http2 import either_protocol, server_tls
 
 STREAM: Final = "bench"
 PAGE_RECORDS: Final = 10_000

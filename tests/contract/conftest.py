@@ -18,10 +18,10 @@ from tests.contract.services import Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
 from tests.support.fakes.clocks import RealClock, ShiftedClock
 from tests.support.fakes.in_process import InProcessKinesis
-from tests.support.fan_out.ministack import Ministack
 from tests.support.leases.stores import Maker, in_memory, on_dynamodb
 from tests.support.servers.dynamodb_local import DynamoDbLocal
 from tests.support.servers.kinesis_mock import KinesisMock
+from tests.support.servers.ministack import Ministack
 from tests.support.servers.moto_server import MotoServer
 
 

@@ -13,8 +13,8 @@ from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.interop.report import FINDINGS, Report
 from tests.interop.scenarios import SHARDS
 from tests.interop.scene import STREAM, Producer, Scene, Watch
-from tests.support.fan_out.http2 import Http2Kinesis
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed
+from tests.support.kinesis.http2 import Http2Kinesis
 from tests.support.leases.stores import client
 from tests.support.servers.dynamodb_local import DynamoDbLocal
 from tests.support.servers.kinesis_mock import KinesisMock

@@ -20,7 +20,7 @@ from spark_ssp.checkpoint.leases.lease_serializer import decode
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kcl.workers import Worker
 from tests.support.kinesis.feeds import Feed
-from tests.support.spark.background import Background
+from tests.support.waiting import Background
 
 if TYPE_CHECKING:
     from types_boto3_dynamodb import DynamoDBClient

@@ -8,10 +8,8 @@ from typing import Any, Final
 
 from tests.interop.scenarios import Start
 from tests.interop.scene import STREAM, Scene
-from tests.support.kcl.daemon import KclWorker
 from tests.support.kcl.jars import KclVersion
-from tests.support.kcl.workers import Worker
-from tests.support.leases.spark_worker import SparkWorker
+from tests.support.kcl.workers import KclWorker, SparkWorker, Worker
 
 FAILOVER_MS = 10_000
 """As by default: on a busy machine a worker may not get to renew its leases for some seconds."""

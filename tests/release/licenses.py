@@ -9,7 +9,7 @@ from importlib.metadata import Distribution, PackageMetadata, distribution
 from typing import Final
 
 from tests.architecture.layers import ROOT
-from tests.support.servers.environments import required
+from tests.support.environments.build import required
 
 _SPDX: Final[Mapping[str, str]] = {
     "3-Clause BSD License": "BSD-3-Clause",

@@ -23,7 +23,7 @@ from packaging.metadata import Metadata
 import spark_ssp
 from tests.architecture.layers import ROOT
 from tests.release.licenses import declared_extras, table
-from tests.support.servers.environments import Environment
+from tests.support.environments.build import Environment
 
 pytestmark = [pytest.mark.release, pytest.mark.timeout(1800)]
 

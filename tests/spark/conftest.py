@@ -18,7 +18,7 @@ from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed, options_
 from tests.support.servers import spark_kafka
 from tests.support.servers.kinesis_mock import KinesisMock
 from tests.support.spark.drivers import ENVIRONMENT, spark_home
-from tests.support.spark.trials import Trial
+from tests.support.spark.queries import Trial
 
 # Seconds for a test that does not say otherwise: its deadlines are to strike first, each with a
 # better message, also on a busy machine.

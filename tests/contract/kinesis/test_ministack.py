@@ -8,8 +8,8 @@ import boto3
 import pytest
 
 from spark_ssp.kinesis_source.client.boto3_client import disconnect
-from tests.support.fan_out.ministack import Ministack
-from tests.support.fan_out.pushed_stream import PushedStream, connection_to, put_numbers
+from tests.support.kinesis.pushed_stream import PushedStream, connection_to, put_numbers
+from tests.support.servers.ministack import Ministack
 
 pytestmark = pytest.mark.long
 

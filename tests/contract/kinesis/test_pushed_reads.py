@@ -32,8 +32,8 @@ from spark_ssp.testing.kinesis.state.subscription import TAKEOVER_MS
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.fakes.scripted import STREAM
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
-from tests.support.fan_out.http2 import Http2Kinesis
-from tests.support.fan_out.pushed_stream import PushedStream, connection_to, put_numbers
+from tests.support.kinesis.http2 import Http2Kinesis
+from tests.support.kinesis.pushed_stream import PushedStream, connection_to, put_numbers
 from tests.support.kinesis.reading import Row, slot_of
 from tests.support.waiting import until
 

@@ -18,8 +18,7 @@ from spark_ssp.kinesis_source.model.shard import PutEntries, PutOutcome, StreamR
 from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from spark_ssp.testing.kinesis.core.faults import RejectRecords
-from tests.support.kinesis.sink_rows import Entry, entries_of
-from tests.support.kinesis.sink_writer import batch, data_of, rows, write, writer
+from tests.support.kinesis.sink_writer import Entry, batch, data_of, entries_of, rows, write, writer
 from tests.support.waiting import until
 
 

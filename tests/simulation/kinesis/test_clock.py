@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
-from tests.support.simulation.clock import ReadingTime, SimulatedClock
 from tests.support.simulation.query import Trigger
 from tests.support.simulation.scene import STREAM, scene
+from tests.support.simulation.world import ReadingTime, SimulatedClock
 
 START_MS = SimulatedClock().now_ms()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.cluster.packed import PackedEnvironment
+from tests.support.cluster.standalone import PackedEnvironment
 
 
 @pytest.fixture(scope="session")

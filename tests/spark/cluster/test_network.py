@@ -18,22 +18,22 @@ from spark_ssp.checkpoint.leases.table_schema import TableSettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.cluster.network import Network
-from tests.support.cluster.packed import PackedEnvironment
-from tests.support.cluster.queries import (
+from tests.support.cluster.standalone import (
+    PackedEnvironment,
+    StandaloneCluster,
     cluster_driver,
     cluster_records,
     records_by_batch,
     wait_for,
     wait_for_records,
 )
-from tests.support.cluster.standalone import StandaloneCluster
 from tests.support.kafka.feed import KafkaFeed, kafka_traffic, query_options
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
 from tests.support.leases.stores import open_store
 from tests.support.servers.kafka_broker import KafkaBroker
-from tests.support.spark.background import Background
 from tests.support.spark.drivers import Driver, committed_rows
+from tests.support.waiting import Background
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

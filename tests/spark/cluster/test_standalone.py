@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster.packed import PackedEnvironment
-from tests.support.cluster.queries import (
+from tests.support.cluster.standalone import (
+    PackedEnvironment,
+    StandaloneCluster,
     cluster_driver,
     cluster_records,
     wait_for,
     wait_for_records,
 )
-from tests.support.cluster.standalone import StandaloneCluster
 from tests.support.kinesis.feeds import Feed
 from tests.support.spark.drivers import committed_rows
 

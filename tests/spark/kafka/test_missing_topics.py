@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.kafka.topics import KafkaTopics, Record
-from tests.support.parity.streams import Twin, Twins
+from tests.support.parity.comparison import Twin, Twins
 from tests.support.servers.kafka_security import PASSWORD, USER, SecureKafka
 from tests.support.spark.queries import wait_for_idle_reports
 

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.parity import cases
+from tests.support.parity.cases import both_fail, differ
 from tests.support.parity.comparison import IN_HASTE, Failed, Pair, Read, difference, read_both
-from tests.support.parity.failures import both_fail, differ
 from tests.support.parity.topics import ParityTopics, parity_topics
 from tests.support.servers.kafka_broker import KafkaBroker
 

@@ -10,8 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.kafka.topics import KafkaTopics, Record
-from tests.support.parity.comparison import IN_HASTE
-from tests.support.parity.streams import Twins
+from tests.support.parity.comparison import IN_HASTE, Twins
 from tests.support.parity.topics import (
     FIRST_MS,
     ParityTopics,

@@ -13,8 +13,13 @@ import pytest
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kinesis.fan_out_mode import pushed_everywhere
-from tests.support.spark.queries import check_exactly_once, failure_of, planned_offsets, wait_until
-from tests.support.spark.trials import Trial
+from tests.support.spark.queries import (
+    Trial,
+    check_exactly_once,
+    failure_of,
+    planned_offsets,
+    wait_until,
+)
 
 FIRST = "shardId-000000000000"
 HOUR_MS = 3_600_000

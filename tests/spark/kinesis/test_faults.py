@@ -17,8 +17,7 @@ from spark_ssp.testing.kinesis.core.faults import (
     LostReply,
     Throttle,
 )
-from tests.support.spark.queries import failure_of, planned_offsets, wait_until
-from tests.support.spark.trials import Trial
+from tests.support.spark.queries import Trial, failure_of, planned_offsets, wait_until
 
 # Retries follow one another quickly, so that a test need not wait for them.
 _QUICK = {"retry.maxBackoff": "200ms", "retry.maxAttempts": "12"}

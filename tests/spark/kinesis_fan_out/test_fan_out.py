@@ -10,8 +10,7 @@ from prometheus_client import CollectorRegistry
 from spark_ssp import publish_metrics
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.feeds import Feed
-from tests.support.spark.queries import wait_for_rows, wait_until
-from tests.support.spark.trials import Trial
+from tests.support.spark.queries import Trial, wait_for_rows, wait_until
 
 EFO = {"consumerMode": "efo", "consumerName": "etl"}
 RECORDS = 3_000

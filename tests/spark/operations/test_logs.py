@@ -16,8 +16,8 @@ from spark_ssp.testing.kafka.broker import free_ports
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from spark_ssp.testing.kinesis.core.faults import Throttle
 from tests.architecture.layers import ROOT
+from tests.support.kcl.workers import SparkWorker
 from tests.support.kinesis.feeds import EmbeddedFeed
-from tests.support.leases.spark_worker import SparkWorker
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 

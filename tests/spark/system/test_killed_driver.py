@@ -18,9 +18,9 @@ from tests.support.kafka.topics import KafkaTopics
 from tests.support.kinesis.feeds import Feed
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.simulation.effort import AMOUNT
-from tests.support.spark.background import Background
 from tests.support.spark.drivers import Driver, files_per_batch, records_in
 from tests.support.spark.queries import load, wait_until
+from tests.support.waiting import Background
 
 SLOTS = 2
 MOST_PARTITIONS = 16

@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tests.support.kinesis.feeds import Feed
-from tests.support.spark.background import Background
 from tests.support.spark.queries import Sink, check_exactly_once, load, running, wait_for_rows
+from tests.support.waiting import Background
 
 MINUTES = 15
 RECORDS_A_SECOND = 100

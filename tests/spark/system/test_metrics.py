@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_ssp import publish_metrics
 from tests.support.kinesis.fan_out_mode import python_path
 from tests.support.kinesis.feeds import Feed
-from tests.support.operations.scrapes import Scrape, Scrapes
+from tests.support.operations.metrics import Scrape, Scrapes
 from tests.support.spark.drivers import ENVIRONMENT, FREE_CONNECT_PORT
 from tests.support.spark.queries import load, start
 

@@ -13,9 +13,8 @@ import pytest
 from spark_ssp import __version__
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.architecture.layers import LINKED, ROOT, TOP_LEVEL
-from tests.support.environments.build import build_wheel
+from tests.support.environments.build import Environment, build_wheel
 from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
-from tests.support.servers.environments import Environment
 from tests.support.spark.drivers import Driver
 
 

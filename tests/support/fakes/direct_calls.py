@@ -22,8 +22,7 @@ from spark_ssp.common.aws.error_translation import BODY_ERRORS, code_of
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.kinesis_source.client import messages
 from spark_ssp.kinesis_source.model.shard import EpochMillis
-from tests.support.fakes.client_http import SESSION
-from tests.support.fakes.scripted_http import ScriptedHttp
+from tests.support.fakes.scripted_http import SESSION, ScriptedHttp
 
 ASKED: dict[str, Any] = {"ShardIterator": "AAAA", "Limit": 10}
 SDK_TELLS = "amz-sdk-invocation-id"

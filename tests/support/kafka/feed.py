@@ -8,7 +8,7 @@ from itertools import count
 from typing import Final
 
 from tests.support.kafka.topics import KafkaTopics, Put, Record
-from tests.support.spark.background import Background
+from tests.support.waiting import Background
 
 KEYS: Final = 48
 """Enough keys for each of eight partitions to have some."""

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from spark_ssp.testing.kafka import broker
 from spark_ssp.testing.kafka.jars import Bundle, fetch, java
-from tests.support.servers.maven import checksums
+from tests.support.servers.cache import checksums
 from tests.support.servers.process import FIRST_COMPILER_ALONE
 
 _BUNDLE: Final = Bundle(

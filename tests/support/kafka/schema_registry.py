@@ -20,7 +20,7 @@ from typing import Final
 
 from spark_ssp.testing.kafka.broker import free_ports
 from spark_ssp.testing.kafka.jars import Bundle, cache_folder, fetch, installing_into, java
-from tests.support.servers.maven import checksums
+from tests.support.servers.cache import checksums
 from tests.support.servers.process import FIRST_COMPILER_ALONE, ServerProcess
 
 _BUNDLE: Final = Bundle(

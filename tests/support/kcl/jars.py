@@ -24,7 +24,7 @@ from typing import Final
 import amazon_kclpy
 
 from spark_ssp.testing.kafka.jars import Artifact, fetch, installing_into, verify
-from tests.support.servers.maven import checksums
+from tests.support.servers.cache import checksums
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _SERVERS: Final = _ROOT / "tests" / "servers"

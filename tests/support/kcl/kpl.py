@@ -1,4 +1,8 @@
-"""Making aggregated records as the Kinesis Producer Library does."""
+"""Aggregated records as the Kinesis Producer Library makes them, also by hand, and a reference for
+their splitting.
+
+The wire format is written out here, so that the tests of the splitting do not only compare the
+protobuf library with itself."""
 
 from __future__ import annotations
 
@@ -6,8 +10,9 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange
 from spark_ssp.kinesis_source.aggregation import kpl_proto
-from spark_ssp.kinesis_source.aggregation.deaggregation import MAGIC
+from spark_ssp.kinesis_source.aggregation.deaggregation import MAGIC, KeyFilter, last_sub, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,3 +50,81 @@ def aggregate(records: Sequence[Put]) -> bytes:
 def seal(message: bytes) -> bytes:
     """`message` between the magic number and its checksum."""
     return MAGIC + message + hashlib.md5(message, usedforsecurity=False).digest()
+
+
+WHOLE = HashRange(first=0, last=MAX_HASH_KEY)
+LOWER = HashRange(first=0, last=(1 << 127) - 1)
+UPPER = HashRange(first=1 << 127, last=MAX_HASH_KEY)
+
+# MD5 of "a" is 0cc1…, of "b" 92eb…: the two are in different halves of the hash space.
+IN_LOWER, IN_UPPER = "a", "b"
+
+
+def hash_of(partition_key: str) -> int:
+    return int(hashlib.md5(partition_key.encode()).hexdigest(), 16)
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(0x80 | (value & 0x7F))
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def number(field: int, value: int) -> bytes:
+    return varint(field << 3) + varint(value)
+
+
+def chunk(field: int, payload: bytes) -> bytes:
+    return varint(field << 3 | 2) + varint(len(payload)) + payload
+
+
+def user_record(key_index: int, data: bytes, explicit_index: int | None = None) -> bytes:
+    explicit = b"" if explicit_index is None else number(2, explicit_index)
+    return chunk(3, number(1, key_index) + explicit + chunk(3, data))
+
+
+def read_varint(message: bytes, at: int) -> tuple[int, int]:
+    value = shift = 0
+    while True:
+        byte = message[at]
+        value |= (byte & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+        if byte < 0x80:
+            return value, at
+
+
+def payloads(message: bytes) -> list[bytes]:
+    """Return the data of each record of a message that consists of chunks: a second, naive
+    parser."""
+    found: list[bytes] = []
+    at = 0
+    while at < len(message):
+        tag, at = read_varint(message, at)
+        size, at = read_varint(message, at)
+        body, at = message[at : at + size], at + size
+        if tag == 3 << 3 | 2:
+            data = b""
+            inner = 0
+            while inner < len(body):
+                inner_tag, inner = read_varint(body, inner)
+                value, inner = read_varint(body, inner)
+                if inner_tag & 7 == 2:
+                    if inner_tag == 3 << 3 | 2:
+                        data = body[inner : inner + value]
+                    inner += value
+            found.append(data)
+    return found
+
+
+def child(own: HashRange) -> KeyFilter:
+    """The keys of a shard that a split made of one with all hash keys."""
+    return KeyFilter(own=own, family=WHOLE)
+
+
+def expect_whole(data: bytes) -> None:
+    """Check that `data` is delivered whole in any shard."""
+    assert [split(data, keys) for keys in (None, child(LOWER), child(UPPER))] == [None] * 3
+    assert last_sub(data) == 0

@@ -1,18 +1,22 @@
-"""A writer of the Kinesis sink, and rows for it."""
+"""A writer of the Kinesis sink, rows for it, and the entries of its requests, decoded as a service
+does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import base64
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
-from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.model.shard import PutEntries, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from spark_ssp.kinesis_source.sink.columns import SinkColumns
+from spark_ssp.kinesis_source.sink.columns import Rows, SinkColumns
 from spark_ssp.kinesis_source.sink.process_wide import TargetCache
 from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from spark_ssp.kinesis_source.sink.writer import RecordWriter
@@ -60,3 +64,34 @@ def write(
 
 def data_of(kinesis: EmbeddedKinesis) -> list[tuple[str | None, bytes]]:
     return [(one.partition_key, one.data) for one in kinesis.state.records("orders")]
+
+
+class Entry(NamedTuple):
+    """An entry of a request."""
+
+    data: bytes
+    partition_key: str | None = None
+    explicit_hash_key: str | None = None
+
+
+def rows_of(entries: Sequence[Entry]) -> Rows:
+    """Return rows that have the data and keys of entries."""
+    hash_keys = [one.explicit_hash_key for one in entries]
+    sizes = [len(one.data) + len((one.partition_key or "").encode()) for one in entries]
+    return Rows(
+        pa.array([one.data for one in entries], pa.binary()),
+        pa.array([one.partition_key for one in entries], pa.string()),
+        pa.array(hash_keys, pa.string()) if any(hash_keys) else None,
+        np.array(sizes, np.int64),
+    )
+
+
+def entries_of(entries: PutEntries) -> list[Entry]:
+    """Decode entries."""
+    decoded = json.loads(b"[%b]" % b"".join(entries.text).removesuffix(b","))
+    assert len(decoded) == entries.count
+    return [_entry(**one) for one in decoded]
+
+
+def _entry(Data: str, PartitionKey: str | None = None, ExplicitHashKey: str | None = None) -> Entry:
+    return Entry(base64.b64decode(Data, validate=True), PartitionKey, ExplicitHashKey)

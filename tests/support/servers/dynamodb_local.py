@@ -17,7 +17,7 @@ from typing import Any, Final
 from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
 
 from spark_ssp.testing.kafka.jars import Artifact, fetch, java, spark_jar
-from tests.support.servers.maven import checksums
+from tests.support.servers.cache import checksums
 from tests.support.servers.process import FIRST_COMPILER_ALONE, ServerProcess
 
 _ARTIFACT: Final = Artifact(

@@ -9,7 +9,7 @@ import os
 from typing import Final
 
 from spark_ssp.testing.kafka.jars import Bundle, fetch
-from tests.support.servers.maven import checksums
+from tests.support.servers.cache import checksums
 
 _BUNDLE: Final = Bundle(
     name="spark-kafka",

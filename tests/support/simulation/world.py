@@ -15,15 +15,16 @@ from typing import NamedTuple
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
 from spark_ssp.kinesis_source.planning.key_placement import LONGEST_GAP_S
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.testing.kinesis.api.dispatch import KinesisState
 from spark_ssp.testing.kinesis.core.calls import Call
+from spark_ssp.testing.kinesis.core.clock import ManualClock
 from spark_ssp.testing.kinesis.core.faults import Fault
 from spark_ssp.testing.kinesis.state.shard import Shard
 from spark_ssp.testing.kinesis.state.stream import Distribution, StreamMode
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.kcl.kpl import Put as KplPut
 from tests.support.kcl.kpl import aggregate
-from tests.support.simulation.clock import SimulatedClock
 
 HOUR_MS = 3_600_000
 RETENTION_MS = 24 * HOUR_MS
@@ -346,3 +347,65 @@ class InterruptedKinesis(InProcessKinesis):
             if later:
                 self._due[stream, shard] = later
             return [meanwhile for nth, meanwhile in line if nth <= 1]
+
+
+MEETING_SECONDS = 60
+"""The longest real time that a thread waits for the others to start."""
+
+
+class SimulatedClock(ManualClock):
+    """A manual clock; `wait` moves it only for the calling thread.
+
+    A reader waits, for its rate or for a record that is still hidden, and the service shows more as
+    time passes. With one clock for all threads the records shown to a thread would depend on the
+    scheduling of the others. So each reading thread has a clock, which starts at the world's time
+    and which the service uses for that thread's requests. After the read the world advances to the
+    time of the thread that waited longest.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._own = threading.local()
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.ahead_ms()
+
+    def ahead_ms(self) -> int:
+        """Return how far the calling thread is ahead of the world."""
+        return int(getattr(self._own, "ahead_ms", 0))
+
+    def wait(self, seconds: float) -> None:
+        """Advance the time of the calling thread. Rounded up: never shorter than requested."""
+        self._own.ahead_ms = self.ahead_ms() + int(seconds * 1000) + 1
+
+
+class ReadingTime:
+    """The waits of one read, in which each shard has a thread.
+
+    The threads meet before the first of them continues, so that none ends early enough to take the
+    next shard as well: a shard's time must come only from its own waits.
+    """
+
+    def __init__(self, clock: SimulatedClock, shards: int) -> None:
+        self._clock = clock
+        self._meeting = threading.Barrier(shards)
+        self._own = threading.local()
+        self._lock = threading.Lock()
+        self.longest_ms = 0
+        """The longest wait of a thread."""
+
+    @property
+    def clock(self) -> Clock:
+        """Return the clock for the reader. Its random numbers are 0."""
+        return Clock(monotonic=self._monotonic, wait=self._wait, random=lambda: 0.0)
+
+    def _monotonic(self) -> float:
+        if not hasattr(self._own, "met"):
+            self._meeting.wait(MEETING_SECONDS)
+            self._own.met = True
+        return self._clock.now_ms() / 1000
+
+    def _wait(self, stopping: threading.Event, seconds: float) -> None:
+        self._clock.wait(seconds)
+        with self._lock:
+            self.longest_ms = max(self.longest_ms, self._clock.ahead_ms())

@@ -9,17 +9,18 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Any, Final, Literal, NamedTuple, Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
-from tests.support.kinesis.feeds import Record
+from tests.support.kinesis.feeds import Feed, Record
 
 DEADLINE_S = 240
 _POLL_S = 0.05
@@ -273,3 +274,50 @@ def check_tasks(spark: SparkSession, query: StreamingQuery, *, slots: int) -> No
                 counts.append(found.numTasks)
     assert counts, "Spark knows of no job of this query"
     assert max(counts) <= slots, f"tasks per batch: {counts}"
+
+
+_NOTHING: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+@dataclass(kw_only=True)
+class Trial:
+    """A checkpoint and its runs. Options that a run changes apply only to that run."""
+
+    spark: SparkSession
+    feed: Feed
+    options: dict[str, str]
+    checkpoint: Path
+    sink: Sink = field(default_factory=Sink)
+
+    def create(self, records: int, *, shards: int = 1) -> None:
+        """Create the stream, with `records` records."""
+        self.feed.create("orders", shards=shards)
+        self.feed.put("orders", records)
+
+    def put(self, records: int) -> list[Record]:
+        return self.feed.put("orders", records)
+
+    def running(
+        self, changed: Mapping[str, str] = _NOTHING
+    ) -> AbstractContextManager[StreamingQuery]:
+        """A run until the block ends."""
+        return running(self._frame(changed), self.sink, self.checkpoint)
+
+    def run_to_end(self, changed: Mapping[str, str] = _NOTHING) -> None:
+        """A run with Trigger.AvailableNow."""
+        run_to_end(self._frame(changed), self.sink, self.checkpoint)
+
+    def failure(self) -> str:
+        """The message of a run that fails."""
+        return failure_of(start(self._frame(_NOTHING), self.sink, self.checkpoint))
+
+    def _frame(self, changed: Mapping[str, str]) -> DataFrame:
+        return load(self.spark, {**self.options, **changed})
+
+    def wait_for_all(self, query: StreamingQuery) -> None:
+        """Until the sink has as many rows as records were put."""
+        wait_for_rows(query, self.sink, len(self.feed.records))
+
+    def check(self) -> None:
+        """Each record that was put came exactly once."""
+        check_exactly_once(self.sink, self.feed.records)

@@ -12,7 +12,7 @@ import yaml
 
 from spark_ssp.operations.metrics.catalogue import METRICS
 from tests.architecture.layers import ROOT
-from tests.support.operations.promql import LABELS, parse, result_labels, selectors
+from tests.support.operations.metrics import LABELS, parse, result_labels, selectors
 
 _FOLDER = ROOT / "docs" / "guide"
 _GUIDE = (_FOLDER / "metrics.md").read_text(encoding="utf-8")

@@ -38,18 +38,20 @@ from spark_ssp.kinesis_source.reading import page_rows
 from spark_ssp.kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
 from spark_ssp.kinesis_source.reading.page_rows import build_rows, slice_page
 from tests.support.fakes.scripted import Rec, ScriptedService, ScriptedShard, recs
-from tests.support.kcl.kpl import Put, aggregate, seal
-from tests.support.kcl.kpl_by_hand import (
+from tests.support.kcl.kpl import (
     IN_LOWER,
     IN_UPPER,
     LOWER,
     UPPER,
+    Put,
+    aggregate,
     child,
     chunk,
     expect_whole,
     hash_of,
     number,
     payloads,
+    seal,
     user_record,
     varint,
 )
@@ -359,7 +361,7 @@ NESTED_GROUPS = """
 from google.protobuf.internal import api_implementation
 from spark_ssp.kinesis_source.aggregation.deaggregation import last_sub, split
 from tests.support.kcl.kpl import seal
-from tests.support.kcl.kpl_by_hand import chunk, user_record
+from tests.support.kcl.kpl import chunk, user_record
 print(api_implementation.Type())
 for depth in (10, 150, 2_000, 200_000):
     groups = b"\\x3b" * depth + b"\\x3c" * depth

@@ -37,9 +37,8 @@ from spark_ssp.kinesis_source.sink.aggregation import (
     take_record,
 )
 from spark_ssp.kinesis_source.sink.shard_map import ShardMap
-from tests.support.kcl.kpl import seal
-from tests.support.kcl.kpl_by_hand import chunk, number
-from tests.support.kinesis.sink_rows import Entry, rows_of
+from tests.support.kcl.kpl import chunk, number, seal
+from tests.support.kinesis.sink_writer import Entry, rows_of
 
 LIMITS = AggregateLimits(record_bytes=1 << 20)
 ORDERS = StreamName("orders")

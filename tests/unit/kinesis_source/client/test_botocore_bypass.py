@@ -34,18 +34,6 @@ from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     SequenceNumber,
 )
-from tests.support.fakes.client_http import (
-    BY_ARN,
-    GOOD,
-    HTML,
-    ITERATOR,
-    KEYS,
-    ORDERS,
-    SESSION,
-    SHARD,
-    client,
-    fetch,
-)
 from tests.support.fakes.direct_calls import (
     ASKED,
     SDK_TELLS,
@@ -56,7 +44,15 @@ from tests.support.fakes.direct_calls import (
     signed_again,
 )
 from tests.support.fakes.scripted_http import (
+    BY_ARN,
+    GOOD,
+    HTML,
+    ITERATOR,
     JSON,
+    KEYS,
+    ORDERS,
+    SESSION,
+    SHARD,
     Cut,
     Drop,
     Packets,
@@ -64,6 +60,8 @@ from tests.support.fakes.scripted_http import (
     ScriptedHttp,
     Silence,
     Step,
+    client,
+    fetch,
     refusal,
     reply,
 )

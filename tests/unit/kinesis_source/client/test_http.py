@@ -13,21 +13,19 @@ from spark_ssp.common.errors import (
     ServiceUnavailableError,
 )
 from spark_ssp.kinesis_source.client.api import ThrottledError
-from tests.support.fakes.client_http import (
+from tests.support.fakes.scripted_http import (
     GOOD,
     HTML,
     ORDERS,
     Clock,
-    client,
-    fetch,
-)
-from tests.support.fakes.scripted_http import (
     Cut,
     Drop,
     Reply,
     ScriptedHttp,
     Silence,
     Step,
+    client,
+    fetch,
     refusal,
 )
 

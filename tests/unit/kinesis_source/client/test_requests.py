@@ -23,7 +23,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from tests.support.fakes.client_http import (
+from tests.support.fakes.scripted_http import (
     BY_ARN,
     DATE,
     DESCRIBED,
@@ -34,16 +34,14 @@ from tests.support.fakes.client_http import (
     SHARD,
     SUMMARY,
     Clock,
-    client,
-    fetch,
-    shard_entry,
-)
-from tests.support.fakes.scripted_http import (
     Reply,
     ScriptedHttp,
     Step,
+    client,
+    fetch,
     refusal,
     reply,
+    shard_entry,
 )
 
 # --- Requests ------------------------------------------------------------------------------------

@@ -18,8 +18,7 @@ from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis import Distribution, StreamMode
 from tests.support.fakes.planner_world import Batch
 from tests.support.fakes.scripted import FakeTime
-from tests.support.kcl.kpl import Put, aggregate
-from tests.support.kcl.kpl_by_hand import WHOLE
+from tests.support.kcl.kpl import WHOLE, Put, aggregate
 from tests.support.leases.values import lease
 from tests.support.leases.worlds import Company, LeaseWorld
 

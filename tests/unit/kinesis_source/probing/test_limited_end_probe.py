@@ -29,15 +29,22 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     QuietPeriod,
     ShardCursor,
 )
-from tests.support.kinesis.ends import AT_TIP, QUIET, THROTTLED, UNREACHABLE, P, ahead, at, orders
 from tests.support.kinesis.probes import (
+    AT_TIP,
     DAY_MS,
     NOW,
+    QUIET,
+    THROTTLED,
+    UNREACHABLE,
     Exchange,
+    P,
+    ahead,
+    at,
     cursor,
     fetched,
     ms,
     opened,
+    orders,
     page,
     play,
     row,

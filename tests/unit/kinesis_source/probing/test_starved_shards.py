@@ -19,12 +19,17 @@ from spark_ssp.kinesis_source.probing.probe_protocol import PROBE_RECORDS, Shard
 from spark_ssp.kinesis_source.probing.probe_rate_limiter import RETRIES
 from spark_ssp.testing.kinesis.core.faults import Throttle
 from tests.support.fakes.planner_world import World
-from tests.support.kinesis.ends import FRESH, KNOWN, QUIET, TRIM, P, at
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.probes import (
     DAY_MS,
+    FRESH,
+    KNOWN,
     NOW,
+    QUIET,
+    TRIM,
     ModelShard,
+    P,
+    at,
     fetched,
     opened,
     page,

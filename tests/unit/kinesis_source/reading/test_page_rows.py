@@ -30,8 +30,7 @@ from spark_ssp.kinesis_source.reading.page_rows import (
     build_rows,
     slice_page,
 )
-from tests.support.kcl.kpl import Put, aggregate
-from tests.support.kcl.kpl_by_hand import IN_LOWER, IN_UPPER, LOWER, UPPER, child
+from tests.support.kcl.kpl import IN_LOWER, IN_UPPER, LOWER, UPPER, Put, aggregate, child
 
 PAGE = [SequenceNumber(text) for text in ("8", "9", "10", "12", "100")]
 """Ascending as integers; as text they are not."""

@@ -38,8 +38,7 @@ from tests.support.fakes.scripted import (
     ScriptedShard,
     recs,
 )
-from tests.support.kcl.kpl import Put, aggregate
-from tests.support.kcl.kpl_by_hand import WHOLE
+from tests.support.kcl.kpl import WHOLE, Put, aggregate
 from tests.support.kinesis.reading import (
     LOCAL,
     A,

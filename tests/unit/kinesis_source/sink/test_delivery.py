@@ -30,7 +30,7 @@ from spark_ssp.kinesis_source.sink.pacing import (
     Upload,
 )
 from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
-from tests.support.kinesis.sink_rows import Entry, entries_of, rows_of
+from tests.support.kinesis.sink_writer import Entry, entries_of, rows_of
 
 LAYOUTS = (1, 2, 4)
 

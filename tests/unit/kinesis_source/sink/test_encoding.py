@@ -17,7 +17,7 @@ from spark_ssp.kinesis_source.sink import encoding
 from spark_ssp.kinesis_source.sink.columns import RecordLimits, SinkColumns, checked_rows
 from spark_ssp.kinesis_source.sink.encoding import RecordRun, encode_by_shard, encode_rows
 from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
-from tests.support.kinesis.sink_rows import Entry, entries_of, rows_of
+from tests.support.kinesis.sink_writer import Entry, entries_of, rows_of
 
 KEYS = st.one_of(
     st.sampled_from(["a", "b", 'quote " and \\', "\0\n\x1f", "\x7f", "клён", "\N{GRINNING FACE}"]),

@@ -25,7 +25,7 @@ from spark_ssp.kinesis_source.sink.pacing import (
     Upload,
     first_share,
 )
-from tests.support.kinesis.sink_rows import Entry, rows_of
+from tests.support.kinesis.sink_writer import Entry, rows_of
 
 _LOOK_S = 0.05
 

@@ -1,1 +1,0 @@
-"""A service with HTTP/2, other services with SubscribeToShard, and streams that are pushed."""
