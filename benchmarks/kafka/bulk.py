@@ -23,9 +23,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.kafka.bare import consume_in_processes
 from benchmarks.kafka.feed import fill, new_topic
-from benchmarks.support.ready_source import ReadySource
 from benchmarks.support.report import Report, ratio, spread
 from benchmarks.support.sessions import local_spark
+from benchmarks.support.sources import ReadySource
 from spark_ssp.testing.kafka import LocalKafka
 from tests.support.servers.spark_kafka import install
 

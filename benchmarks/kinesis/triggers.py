@@ -34,11 +34,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from benchmarks.kinesis.planning import parts
 from benchmarks.kinesis.service import ServiceProcess, kinesis_service
-from benchmarks.support.idle_source import IdleSource
-from benchmarks.support.plot import log_lines
+from benchmarks.support.growth import log_lines
 from benchmarks.support.processes import ROLES, Role, cpu_seconds, used_since
 from benchmarks.support.report import OUTPUT, Report, Spread, quantile, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sources import IdleSource
 
 RATE: Final = 1_000
 TRIGGERS: Final = {"idle": "0 seconds", "busy": "2 seconds", "bare": "0 seconds"}

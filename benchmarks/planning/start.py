@@ -22,9 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.kafka.feed import fill, new_topic
 from benchmarks.kinesis.service import ServiceProcess, kinesis_service
-from benchmarks.support.ready_source import ReadyStreamSource
 from benchmarks.support.report import Report, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sources import ReadyStreamSource
 from spark_ssp.testing.kafka import LocalKafka
 from tests.support.servers.spark_kafka import install
 

@@ -158,6 +158,12 @@ class QuerySnapshot:
         return self.name or self.query_id
 
 
+def short_name(shard: str) -> str:
+    """Return a shard id without the prefix and zeros that all ids have."""
+    number = shard.removeprefix("shardId-")
+    return number.lstrip("0") or "0" if number != shard else shard
+
+
 # --- From a progress report -----------------------------------------------------------------------
 
 

@@ -205,8 +205,3 @@ def task_text(name: str | None) -> str | None:
     """Return a task's name; for a task of one partition, the partition's name."""
     match = _PARTITION.fullmatch(name or "")
     return f"{match[1]}-{match[2]}" if match else name
-
-
-def shard_number(shard: str) -> str:
-    """Return a shard's id without its prefix and zeros."""
-    return shard.removeprefix("shardId-").lstrip("0") or "0"

@@ -40,7 +40,7 @@ from spark_ssp.operations.inspection.access_checks import (
     check_kinesis,
     findings_of,
 )
-from spark_ssp.operations.terminal import Environment, Screen, write_json
+from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
 
 _OLDEST_JAVA: Final = 17
 _OLDEST_PYSPARK: Final = 4
@@ -73,17 +73,7 @@ def doctor_command(context: click.Context, as_json: bool, aws: Given, kafka: Giv
     if kafka.options:
         findings += _kafka(kafka.options)
     if as_json:
-        write_json(
-            [
-                {
-                    "check": one.check,
-                    "level": str(one.level),
-                    "found": one.found,
-                    "remedy": one.remedy,
-                }
-                for one in findings
-            ]
-        )
+        write_json(to_document(findings))
     else:
         _show(Screen(), findings)
     if any(finding.level is Level.PROBLEM for finding in findings):
@@ -113,7 +103,7 @@ def _kinesis(options: Mapping[str, str], environment: Environment) -> Iterator[F
     except SspError as error:
         yield from findings_of("options", error)
         return
-    yield Finding(check="options", level=Level.OK, found="kinesis-ssp accepts them")
+    yield Finding("options", Level.OK, "kinesis-ssp accepts them")
     yield from check_kinesis(parsed, environment.now_ms)
 
 
@@ -125,7 +115,7 @@ def _kafka(options: Mapping[str, str]) -> Iterator[Finding]:
     except SspError as error:
         yield from findings_of("options", error)
         return
-    yield Finding(check="options", level=Level.OK, found="kafka-ssp accepts them")
+    yield Finding("options", Level.OK, "kafka-ssp accepts them")
     yield from check_kafka(parsed)
 
 
@@ -142,10 +132,7 @@ def _without_effect(table: OptionTable, options: Mapping[str, str]) -> Iterator[
     names = [*(option.name for option in reading.without_effect), *reading.unknown]
     if names:
         yield Finding(
-            check="options",
-            level=Level.WARNING,
-            found=f"without effect: {', '.join(sorted(names))}",
-            remedy="remove them",
+            "options", Level.WARNING, f"without effect: {', '.join(sorted(names))}", "remove them"
         )
 
 
@@ -155,9 +142,9 @@ def _without_effect(table: OptionTable, options: Mapping[str, str]) -> Iterator[
 def check_machine() -> Iterator[Finding]:
     """Yield the findings."""
     yield Finding(
-        check="spark-ssp",
-        level=Level.OK,
-        found=f"{version('spark-ssp')}, Python {'.'.join(map(str, sys.version_info[:3]))}",
+        "spark-ssp",
+        Level.OK,
+        f"{version('spark-ssp')}, Python {'.'.join(map(str, sys.version_info[:3]))}",
     )
     yield _pyspark()
     yield _java(os.environ)
@@ -173,30 +160,29 @@ def _pyspark() -> Finding:
     except PackageNotFoundError:
         if find_spec("pyspark") is None:
             return Finding(
-                check="PySpark",
-                level=Level.PROBLEM,
-                found="not in this Python environment",
-                remedy="on a platform, run the command with the platform's Python; elsewhere pip "
+                "PySpark",
+                Level.PROBLEM,
+                "not in this Python environment",
+                "on a platform, run the command with the platform's Python; elsewhere pip "
                 "install 'spark-ssp[pyspark]'",
             )
-        return Finding(check="PySpark", level=Level.NOTE, found="of a platform, without a version")
+        return Finding("PySpark", Level.NOTE, "of a platform, without a version")
     major, minor = (int(part) for part in found.split(".")[:2])
     if major < _OLDEST_PYSPARK:
         return Finding(
-            check="PySpark",
-            level=Level.PROBLEM,
-            found=f"{found}, which has no streaming data sources in Python",
-            remedy="use PySpark 4.0 or newer",
+            "PySpark",
+            Level.PROBLEM,
+            f"{found}, which has no streaming data sources in Python",
+            "use PySpark 4.0 or newer",
         )
     if (major, minor) < (4, 2):
         return Finding(
-            check="PySpark",
-            level=Level.NOTE,
-            found=f"{found}: limits of a batch need the option trigger, and lag is not in the "
-            "progress",
-            remedy="see docs/guide/kinesis-options.md, or use PySpark 4.2 or newer",
+            "PySpark",
+            Level.NOTE,
+            f"{found}: limits of a batch need the option trigger, and lag is not in the progress",
+            "see docs/guide/kinesis-options.md, or use PySpark 4.2 or newer",
         )
-    return Finding(check="PySpark", level=Level.OK, found=found)
+    return Finding("PySpark", Level.OK, found)
 
 
 def _java(environ: Mapping[str, str]) -> Finding:
@@ -206,32 +192,23 @@ def _java(environ: Mapping[str, str]) -> Finding:
     if program is None or not Path(program).exists():
         missing = f"none at JAVA_HOME={home}" if home else "neither JAVA_HOME nor java on the path"
         return Finding(
-            check="Java",
-            level=Level.NOTE,
-            found=f"{missing}; only a driver that starts Spark itself needs one",
-            remedy=remedy,
+            "Java",
+            Level.NOTE,
+            f"{missing}; only a driver that starts Spark itself needs one",
+            remedy,
         )
     try:
         result = subprocess.run(
             [program, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Finding(
-            check="Java",
-            level=Level.WARNING,
-            found=f"{program}: {type(error).__name__}",
-            remedy=remedy,
-        )
+        return Finding("Java", Level.WARNING, f"{program}: {type(error).__name__}", remedy)
     match = _JAVA.search(result.stderr + result.stdout)
     if match is None:
-        return Finding(
-            check="Java", level=Level.WARNING, found=f"{program} shows no version", remedy=remedy
-        )
+        return Finding("Java", Level.WARNING, f"{program} shows no version", remedy)
     if int(match[1]) < _OLDEST_JAVA:
-        return Finding(
-            check="Java", level=Level.PROBLEM, found=f"Java {match[1]} at {program}", remedy=remedy
-        )
-    return Finding(check="Java", level=Level.OK, found=f"Java {match[1]}")
+        return Finding("Java", Level.PROBLEM, f"Java {match[1]} at {program}", remedy)
+    return Finding("Java", Level.OK, f"Java {match[1]}")
 
 
 def _dependencies() -> Finding:
@@ -247,12 +224,12 @@ def _dependencies() -> Finding:
             missing.append(match[0])
     if missing:
         return Finding(
-            check="dependencies",
-            level=Level.PROBLEM,
-            found=f"missing: {', '.join(missing)}",
-            remedy=f"pip install {' '.join(missing)}",
+            "dependencies",
+            Level.PROBLEM,
+            f"missing: {', '.join(missing)}",
+            f"pip install {' '.join(missing)}",
         )
-    return Finding(check="dependencies", level=Level.OK, found=", ".join(found))
+    return Finding("dependencies", Level.OK, ", ".join(found))
 
 
 def _formats() -> Iterator[Finding]:
@@ -263,17 +240,16 @@ def _formats() -> Iterator[Finding]:
         spec = find_spec(module)
         if spec is None:
             yield Finding(
-                check=f"format {name}",
-                level=Level.PROBLEM,
-                found=f"no module {module} on the path: Spark finds a format by it",
-                remedy="install spark-ssp into the Python environment of the driver and of the "
-                "executors",
+                f"format {name}",
+                Level.PROBLEM,
+                f"no module {module} on the path: Spark finds a format by it",
+                "install spark-ssp into the Python environment of the driver and of the executors",
             )
         else:
             yield Finding(
-                check=f"format {name}",
-                level=Level.OK,
-                found=f"{spec.origin}; where Spark does not look for it, call spark_ssp.register",
+                f"format {name}",
+                Level.OK,
+                f"{spec.origin}; where Spark does not look for it, call spark_ssp.register",
             )
 
 
@@ -282,22 +258,20 @@ def _temporary_files() -> Iterator[Finding]:
     parent = tempfile.gettempdir()
     if not os.access(parent, os.W_OK | os.X_OK):
         yield Finding(
-            check="temporary files",
-            level=Level.PROBLEM,
-            found=f"{parent} cannot be written",
-            remedy="set TMPDIR to a folder that this user may write",
+            "temporary files",
+            Level.PROBLEM,
+            f"{parent} cannot be written",
+            "set TMPDIR to a folder that this user may write",
         )
         return
     try:
         check_private(folder)
     except FileNotFoundError:
-        yield Finding(
-            check="temporary files", level=Level.OK, found=f"{folder} will be created when needed"
-        )
+        yield Finding("temporary files", Level.OK, f"{folder} will be created when needed")
     except SspError as error:
         yield from findings_of("temporary files", error)
     else:
-        yield Finding(check="temporary files", level=Level.OK, found=str(folder))
+        yield Finding("temporary files", Level.OK, str(folder))
 
 
 def _sockets(environ: Mapping[str, str]) -> Finding:
@@ -310,12 +284,12 @@ def _sockets(environ: Mapping[str, str]) -> Finding:
     text = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
     match = re.search(rf"^\s*{re.escape(_SOCKETS)}[\s=]+(\S+)", text, re.MULTILINE)
     if match is not None and match[1].lower() == "true":
-        return Finding(check=check, level=Level.OK, found=f"{_SOCKETS}=true in {file}")
+        return Finding(check, Level.OK, f"{_SOCKETS}=true in {file}")
     where = "no spark-defaults.conf was found" if not text else f"not in {file}"
     return Finding(
-        check=check,
-        level=Level.NOTE,
-        found=f"{_SOCKETS}: {where}; a session may set it",
-        remedy=f"set {_SOCKETS}=true, with a private spark.python.unix.domain.socket.dir: planning "
+        check,
+        Level.NOTE,
+        f"{_SOCKETS}: {where}; a session may set it",
+        f"set {_SOCKETS}=true, with a private spark.python.unix.domain.socket.dir: planning "
         "and reading become faster (docs/guide/performance.md)",
     )

@@ -51,10 +51,10 @@ from spark_ssp.operations.inspection.lease_table import (
     streams_of,
 )
 from spark_ssp.operations.inspection.streams import ListedStream, lags_of, list_streams
+from spark_ssp.operations.snapshot import short_name
 from spark_ssp.operations.terminal import (
     Environment,
     Screen,
-    shard_number,
     unavailable_noted,
     write_json,
 )
@@ -255,7 +255,7 @@ def _show(screen: Screen, reading: _Reading) -> None:
                 _progress(screen, row.progress),
                 None if row.lag_ms is None else duration_text(row.lag_ms),
                 _age(row.age),
-                ", ".join(shard_number(parent) for parent in row.parents),
+                ", ".join(short_name(parent) for parent in row.parents),
             )
             for row in reading.shards
         ],

@@ -20,7 +20,8 @@ from spark_ssp.operations.arguments import (
     stream_ref,
 )
 from spark_ssp.operations.inspection.streams import StreamDetails, lags_of, read_stream
-from spark_ssp.operations.terminal import Screen, shard_number, write_json
+from spark_ssp.operations.snapshot import short_name
+from spark_ssp.operations.terminal import Screen, write_json
 
 
 @click.command("shards")
@@ -79,7 +80,7 @@ def _show(screen: Screen, found: StreamDetails, ages: dict[ShardId, int | None])
                 "closed" if row.shard.closed else "open",
                 _keys(row),
                 _age(ages.get(row.shard.shard_id)),
-                ", ".join(map(shard_number, row.other_parents)),
+                ", ".join(map(short_name, row.other_parents)),
             )
             for row in tree_rows(found.shards)
         ],

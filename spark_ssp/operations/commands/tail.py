@@ -6,7 +6,7 @@ import base64
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import click
 
@@ -51,7 +51,8 @@ from spark_ssp.operations.arguments import (
     stream_ref,
 )
 from spark_ssp.operations.commands.topics import topic_options
-from spark_ssp.operations.terminal import Environment, Screen, shard_number, write_json
+from spark_ssp.operations.snapshot import short_name
+from spark_ssp.operations.terminal import Environment, Screen, write_json
 
 _PAUSE_S: Final = 1.0
 """Between two rounds of reads at the newest records: a shard allows five reads a second to all of
@@ -131,7 +132,7 @@ def _has_key(text: str) -> Filter:
 
 
 def _is_in(part: str) -> Filter:
-    return lambda record: part in (record.part, shard_number(record.part))
+    return lambda record: part in (record.part, short_name(record.part))
 
 
 # --- The command ----------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def tail_command(
     are written to the standard output and nowhere else.
     """
     environment: Environment = context.obj
-    tail: Tail
+    tail: KafkaTail | KinesisTail
     if kafka.options:
         options = topic_options([stream], kafka.options)
         tail = KafkaTail(options, start, environment.now_ms())
@@ -210,7 +211,7 @@ def tail_command(
 def _write(screen: Screen, record: Record, *, as_json: bool) -> None:
     if not as_json:
         screen.row(
-            f"{time_text(record.time_ms)}  {shard_number(record.part)}  "
+            f"{time_text(record.time_ms)}  {short_name(record.part)}  "
             f"{_text(record.key)}  {_text(record.data)}"
         )
         return
@@ -262,16 +263,6 @@ class Round:
     records: tuple[Record, ...]
     is_caught_up: bool
     """True if every shard or partition was read up to its newest record."""
-
-
-class Tail(Protocol):
-    """Reads on from round to round. Raises SspError."""
-
-    def read(self) -> Round:
-        """Return the next records of every shard or partition."""
-
-    def close(self) -> None:
-        """Release connections."""
 
 
 @dataclass(slots=True, kw_only=True)

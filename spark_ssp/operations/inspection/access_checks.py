@@ -43,7 +43,7 @@ class Level(StrEnum):
     """A query would fail."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Finding:
     """The result of one check."""
 
@@ -58,19 +58,19 @@ def findings_of(check: str, error: SspError, level: Level = Level.PROBLEM) -> li
     if isinstance(error, InvalidOptionsError):
         return [
             Finding(
-                check=check,
-                level=level,
-                found=f"{problem.option}: {problem.found}; expected {problem.expected}",
-                remedy=problem.next_step,
+                check,
+                level,
+                f"{problem.option}: {problem.found}; expected {problem.expected}",
+                problem.next_step,
             )
             for problem in error.problems
         ]
     return [
         Finding(
-            check=check,
-            level=level,
-            found=f"{error.subject}: {error.found}; expected {error.expected}",
-            remedy=error.next_step,
+            check,
+            level,
+            f"{error.subject}: {error.found}; expected {error.expected}",
+            error.next_step,
         )
     ]
 
@@ -94,19 +94,17 @@ def check_kinesis(options: KinesisOptions, now_ms: Callable[[], int]) -> Iterato
 
 def _attempt(check: str, function: Callable[[], str]) -> Iterator[Finding]:
     try:
-        yield Finding(check=check, level=Level.OK, found=function())
+        yield Finding(check, Level.OK, function())
     except SspError as error:
         yield from findings_of(check, error)
 
 
 def _identity(connection: ConnectionOptions) -> Iterator[Finding]:
     if is_loopback(connection.endpoint_url) and connection.sts_endpoint_url is None:
-        yield Finding(
-            check="identity", level=Level.NOTE, found="not asked: the endpoint is on this machine"
-        )
+        yield Finding("identity", Level.NOTE, "not asked: the endpoint is on this machine")
         return
     try:
-        yield Finding(check="identity", level=Level.OK, found=caller_identity(connection))
+        yield Finding("identity", Level.OK, caller_identity(connection))
     except ServiceUnavailableError as error:
         # A query calls STS only to assume a role.
         level = Level.WARNING if connection.role_arn is None else Level.PROBLEM
@@ -213,9 +211,7 @@ def _consumers(
         yield _absent_consumer(stream, fan_out)
         return
     yield Finding(
-        check=check,
-        level=Level.OK,
-        found=f"consumer {found.name} of stream {stream.name} is {found.status}",
+        check, Level.OK, f"consumer {found.name} of stream {stream.name} is {found.status}"
     )
     yield from _subscription(stream, found, details, connection)
 
@@ -223,15 +219,13 @@ def _consumers(
 def _listed_consumers(check: str, stream: StreamDetails) -> Finding:
     """Consumers that ended queries have left are billed."""
     if stream.consumers is None:
-        return Finding(
-            check=check, level=Level.NOTE, found="not permitted; a query does without it"
-        )
+        return Finding(check, Level.NOTE, "not permitted; a query does without it")
     listed = ", ".join(f"{each.name} ({each.status})" for each in stream.consumers) or "none"
     return Finding(
-        check=check,
-        level=Level.OK,
-        found=f"consumers of stream {stream.name}: {listed}",
-        remedy="deregister those that nobody uses: each is billed by shard and hour"
+        check,
+        Level.OK,
+        f"consumers of stream {stream.name}: {listed}",
+        "deregister those that nobody uses: each is billed by shard and hour"
         if stream.consumers
         else None,
     )
@@ -241,11 +235,11 @@ def _absent_consumer(stream: StreamRef, fan_out: FanOutOptions) -> Finding:
     arn = dict(fan_out.consumer_arns).get(stream.name)
     is_registered = arn is None and fan_out.lifecycle is ConsumerLifecycle.JOB
     return Finding(
-        check="consumer",
-        level=Level.NOTE if is_registered else Level.PROBLEM,
-        found=f"no consumer {arn or fan_out.consumer_name} of stream {stream.name}"
+        "consumer",
+        Level.NOTE if is_registered else Level.PROBLEM,
+        f"no consumer {arn or fan_out.consumer_name} of stream {stream.name}"
         + (": the query registers it" if is_registered else ""),
-        remedy="allow kinesis:RegisterStreamConsumer and kinesis:DeregisterStreamConsumer"
+        "allow kinesis:RegisterStreamConsumer and kinesis:DeregisterStreamConsumer"
         if is_registered
         else "register it, or set consumerName with consumerLifecycle=job",
     )
@@ -256,7 +250,7 @@ def _subscription(
 ) -> Iterator[Finding]:
     check = "kinesis:SubscribeToShard"
     if not details.shards:  # the stream is being created
-        yield Finding(check=check, level=Level.NOTE, found="not tried: no shard is listed")
+        yield Finding(check, Level.NOTE, "not tried: no shard is listed")
         return
     shard = details.shards[-1].shard_id
     try:
@@ -266,9 +260,9 @@ def _subscription(
         yield from findings_of(check, error, Level.WARNING)
         return
     yield Finding(
-        check=check,
-        level=Level.OK if is_tried else Level.NOTE,
-        found=f"stream {stream.name}, {shard}"
+        check,
+        Level.OK if is_tried else Level.NOTE,
+        f"stream {stream.name}, {shard}"
         if is_tried
         else "not tried: this version of botocore has no DryRun",
     )
@@ -280,19 +274,15 @@ def _clock(connection: ConnectionOptions, now_ms: Callable[[], int]) -> Iterator
     except SspError:
         return  # An earlier check has failed for the same reason.
     if abs(skew) <= _MOST_SKEW_MS:
-        yield Finding(
-            check="clock",
-            level=Level.OK,
-            found=f"within {duration_text(_MOST_SKEW_MS)} of the service",
-        )
+        yield Finding("clock", Level.OK, f"within {duration_text(_MOST_SKEW_MS)} of the service")
         return
     word = "ahead of" if skew > 0 else "behind"
     yield Finding(
-        check="clock",
-        level=Level.WARNING,
-        found=f"this machine is {seconds_text(round(abs(skew) / 1000))} {word} the service; AWS "
+        "clock",
+        Level.WARNING,
+        f"this machine is {seconds_text(round(abs(skew) / 1000))} {word} the service; AWS "
         "refuses requests that are 5 min off",
-        remedy="synchronize the clock by NTP (chrony)",
+        "synchronize the clock by NTP (chrony)",
     )
 
 
@@ -305,19 +295,19 @@ def _lease_table(application: str, table: str, connection: ConnectionOptions) ->
             leases.close()
     except LeaseTableError:
         yield Finding(
-            check="dynamodb:Scan",
-            level=Level.NOTE,
-            found=f"no table {table}: the query creates it, which needs dynamodb:CreateTable",
+            "dynamodb:Scan",
+            Level.NOTE,
+            f"no table {table}: the query creates it, which needs dynamodb:CreateTable",
         )
     except SspError as error:
         yield from findings_of("dynamodb:Scan", error)
     else:
-        yield Finding(check="dynamodb:Scan", level=Level.OK, found=f"table {table}, {count} leases")
+        yield Finding("dynamodb:Scan", Level.OK, f"table {table}, {count} leases")
         yield Finding(
-            check="lease writes",
-            level=Level.NOTE,
-            found="not tried: this command does not write",
-            remedy="allow dynamodb:DescribeTable, PutItem, UpdateItem, DeleteItem and GetItem on "
+            "lease writes",
+            Level.NOTE,
+            "not tried: this command does not write",
+            "allow dynamodb:DescribeTable, PutItem, UpdateItem, DeleteItem and GetItem on "
             "the table",
         )
 
@@ -354,8 +344,4 @@ def check_kafka(options: KafkaOptions) -> Iterator[Finding]:
         yield from findings
         if any(finding.level is Level.PROBLEM for finding in findings):
             return
-    yield Finding(
-        check="Read",
-        level=Level.NOTE,
-        found="not tried: reading needs the permission Read on the topics",
-    )
+    yield Finding("Read", Level.NOTE, "not tried: reading needs the permission Read on the topics")

@@ -14,7 +14,7 @@ from typing import Final
 
 from spark_ssp.common.errors import printable
 from spark_ssp.common.times import duration_text
-from spark_ssp.operations.live_page.svg import OWNER_COLOURS, count_text, draw, lag_text, short_name
+from spark_ssp.operations.live_page.svg import OWNER_COLOURS, count_text, draw, lag_text
 from spark_ssp.operations.live_page.timeline import (
     LEVELS,
     LagLevel,
@@ -28,6 +28,7 @@ from spark_ssp.operations.snapshot import (
     SourceFormat,
     SourceSnapshot,
     StreamSnapshot,
+    short_name,
 )
 
 _FILES: Final = files("spark_ssp.operations.live_page")

@@ -7,7 +7,7 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Final
 from urllib.parse import urlencode
 
@@ -46,9 +46,7 @@ def start_server(timelines: Timelines, *, host: str, port: int, token: str | Non
     if token is None and not is_loopback(f"http://{f'[{host}]' if ':' in host else host}"):
         token = secrets.token_urlsafe(24)
     try:
-        server = PageServer(
-            timelines.render, lambda: timelines.version, host=host, port=port, token=token
-        )
+        server = PageServer(timelines, host=host, port=port, token=token)
     except (OSError, OverflowError) as error:
         raise _unusable_address(host, port, error) from error
     server.start()
@@ -111,23 +109,14 @@ class Timelines:
 
 
 class PageServer:
-    """Serves the page of `render` from `start` to `stop`.
+    """Serves the page of timelines from `start` to `stop`.
 
-    `version` changes whenever the content does; `render` runs once for each version. Without a
-    `token`, only requests to a loopback address are answered, whatever name they use.
+    The page is rendered once for each version of them. Without a `token`, only requests to a
+    loopback address are answered, whatever name they use.
     """
 
-    def __init__(
-        self,
-        render: Callable[[], str],
-        version: Callable[[], int],
-        *,
-        host: str,
-        port: int,
-        token: str | None,
-    ) -> None:
-        self._render = render
-        self._version = version
+    def __init__(self, timelines: Timelines, *, host: str, port: int, token: str | None) -> None:
+        self._timelines = timelines
         self._token = token
         self._host = host
         self._lock = threading.Lock()
@@ -171,9 +160,9 @@ class PageServer:
     def content(self) -> str:
         """Return the body of the page, rendered if it has changed."""
         with self._lock:
-            version = self._version()
+            version = self._timelines.version
             if self._rendered is None or self._rendered[0] != version:
-                self._rendered = version, self._render()
+                self._rendered = version, self._timelines.render()
             return self._rendered[1]
 
     def _run(self) -> None:
@@ -217,7 +206,7 @@ class PageServer:
         shown: int | None = None
         quiet = 0
         while not self._stopping and not await request.is_disconnected():
-            version = self._version()
+            version = self._timelines.version
             quiet += 1
             if version != shown:
                 shown, quiet = version, 0

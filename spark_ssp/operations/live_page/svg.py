@@ -9,8 +9,8 @@ from typing import Final
 
 from spark_ssp.common.errors import printable
 from spark_ssp.common.times import clock_text, date_text, duration_text
-from spark_ssp.operations.live_page.timeline import Bar, Batch, SourceTimeline, Span, owners_of
-from spark_ssp.operations.snapshot import ReadState, SourceFormat
+from spark_ssp.operations.live_page.timeline import Bar, SourceTimeline, Span, owners_of
+from spark_ssp.operations.snapshot import ReadState, SourceFormat, short_name
 
 _LABELS: Final = 120.0
 _WIDTH: Final = 1080.0
@@ -31,7 +31,7 @@ _LOW_ROW: Final = 9.0
 """Rows below this height have no labels."""
 OWNER_COLOURS: Final = 6
 Scale = Callable[[int], float]
-_Values = list[float | None]
+_Values = list[int | None]
 
 
 def draw(timeline: SourceTimeline, title: str) -> str:
@@ -222,30 +222,23 @@ def _tooltip(bar: Bar, format_: SourceFormat) -> str:
 # --- Charts ---------------------------------------------------------------------------------------
 
 
-def _charts(timeline: SourceTimeline) -> Iterator[tuple[str, _Values, Callable[[float], str]]]:
+def _charts(timeline: SourceTimeline) -> Iterator[tuple[str, _Values, Callable[[int], str]]]:
     """Yield the name of each chart, the value of each batch, and how a value is written."""
-    batches: Sequence[Batch] = timeline.batches
-    format_ = timeline.format
+    batches = timeline.batches
     if any(each.rows for each in batches):
-        rows: _Values = [_float(each.rows) for each in batches]
-        yield "rows per batch", rows, lambda value: count_text(round(value))
+        yield "rows per batch", [each.rows for each in batches], count_text
     if any(each.duration_ms is not None for each in batches):
-        taken: _Values = [_float(each.duration_ms) for each in batches]
-        yield "duration", taken, lambda value: duration_text(round(value))
+        yield "duration", [each.duration_ms for each in batches], duration_text
     if any(each.max_lag is not None for each in batches):
-        lags: _Values = [_float(each.max_lag) for each in batches]
-        yield "highest lag", lags, lambda value: lag_text(round(value), format_)
-
-
-def _float(value: int | None) -> float | None:
-    return None if value is None else float(value)
+        lags = [each.max_lag for each in batches]
+        yield "highest lag", lags, lambda value: lag_text(value, timeline.format)
 
 
 def _chart(
-    timeline: SourceTimeline, name: str, values: _Values, text: Callable[[float], str], top: float
+    timeline: SourceTimeline, name: str, values: _Values, text: Callable[[int], str], top: float
 ) -> Iterator[str]:
     scale = _scale(timeline)
-    most = max((value for value in values if value is not None), default=0.0)
+    most = max((value for value in values if value is not None), default=0)
     width = max(1.5, min(14.0, _WIDTH / max(1, len(values)) - 1))
     yield f'<path class="grid" d="M{_LABELS:g},{top + _CHART:.1f} h{_WIDTH:g}"/>'
     yield f'<text class="task" x="0" y="{top + 14:.1f}">{name}</text>'
@@ -263,12 +256,6 @@ def _chart(
 
 
 # --- Text -----------------------------------------------------------------------------------------
-
-
-def short_name(shard: str) -> str:
-    """Return a shard id without the prefix and zeros that all have."""
-    number = shard.removeprefix("shardId-")
-    return number.lstrip("0") or "0" if number != shard else shard
 
 
 def count_text(number: int) -> str:

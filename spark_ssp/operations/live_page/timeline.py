@@ -167,7 +167,7 @@ class SourceTimeline:
             last.end_ms = max(last.end_ms, end)
             return
         if last is not None:
-            last.end_ms = min(max(last.end_ms, start), start)
+            last.end_ms = start
             if last.start_ms >= start:
                 bar.spans.pop()
         bar.spans.append(Span(start_ms=start, end_ms=end, level=level, owner=shard.owner))

@@ -25,15 +25,15 @@ class Metric:
     name: str
     labels: tuple[str, ...]
     help: str
-    kind: Kind = Kind.GAUGE
+    kind: Kind
 
 
-def _gauge(name: str, labels: str, text: str) -> Metric:
-    return Metric(name=name, labels=tuple(labels.split()), help=text)
+def _gauge(name: str, labels: str, text: str, kind: Kind = Kind.GAUGE) -> Metric:
+    return Metric(name=name, labels=tuple(labels.split()), help=text, kind=kind)
 
 
 def _counter(name: str, labels: str, text: str) -> Metric:
-    return Metric(name=name, labels=tuple(labels.split()), help=text, kind=Kind.COUNTER)
+    return _gauge(name, labels, text, Kind.COUNTER)
 
 
 MILLIS_BEHIND: Final = _gauge(
@@ -127,30 +127,8 @@ QUERY_FAILURES: Final = _counter(
     "ssp_query_failures_total", "", "Queries of this session that ended with an error."
 )
 
-METRICS: Final = (
-    MILLIS_BEHIND,
-    MAX_MILLIS_BEHIND,
-    OFFSETS_BEHIND,
-    MAX_OFFSETS_BEHIND,
-    TOTAL_OFFSETS_BEHIND,
-    NOT_SHOWN,
-    SHARDS,
-    PARTITIONS,
-    SLOTS,
-    LEASES,
-    NOT_READ,
-    FAN_OUT,
-    BATCH_ROWS,
-    TRIGGER_SECONDS,
-    LAST_TRIGGER,
-    ROWS,
-    THROTTLES,
-    RETRIES,
-    RESHARDS,
-    DATA_LOSS_WARNINGS,
-    AGENT_RESTARTS,
-    QUERY_FAILURES,
-)
+METRICS: Final = tuple(value for value in vars().copy().values() if isinstance(value, Metric))
+"""All of the above, in their order."""
 
 BY_COUNTER: Final = {
     "throttles": THROTTLES,

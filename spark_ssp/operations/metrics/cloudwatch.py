@@ -24,7 +24,7 @@ from typing import Any, Final, TextIO
 
 from spark_ssp.operations.metrics import catalogue
 from spark_ssp.operations.metrics.catalogue import Metric
-from spark_ssp.operations.metrics.outputs import invalid_argument
+from spark_ssp.operations.metrics.outputs import Output, invalid_argument
 from spark_ssp.operations.metrics.readings import farthest_behind
 from spark_ssp.operations.snapshot import (
     QuerySnapshot,
@@ -48,7 +48,7 @@ _COUNTERS: Final = {
 Document = dict[str, Any]
 
 
-class CloudWatchOutput:
+class CloudWatchOutput(Output):
     """Writes documents in the Embedded Metric Format, a line each. Used under a lock.
 
     `monotonic` is in seconds.

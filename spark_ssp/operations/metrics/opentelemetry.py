@@ -6,19 +6,19 @@ exporters to Prometheus append both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import partial
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
+from spark_ssp.operations.metrics.outputs import Output
 from spark_ssp.operations.metrics.readings import QueryStates
-from spark_ssp.operations.snapshot import QuerySnapshot
 
 Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
 
-class OpenTelemetryOutput:
+class OpenTelemetryOutput(Output):
     """Observable gauges and counters, which the SDK reads at its own interval. After `close` they
     have no values: the API cannot remove an instrument."""
 
@@ -44,9 +44,6 @@ class OpenTelemetryOutput:
             for found, labels, value in states.readings()
             if found is metric
         ]
-
-    def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
-        """Do nothing: the SDK asks for values."""
 
     def close(self) -> None:
         """Return no further values."""

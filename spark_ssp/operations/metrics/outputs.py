@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.operations.metrics.catalogue import Metric
@@ -12,8 +11,8 @@ from spark_ssp.operations.progress import FailureGuard
 from spark_ssp.operations.snapshot import QuerySnapshot
 
 
-class Output(Protocol):
-    """A destination of metrics. One that is asked for values reads them from `QueryStates`."""
+class Output:
+    """A destination of metrics. Most are read by others, with the values of `QueryStates`."""
 
     def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
         """Publish a query's state after a trigger. `counts`: its counters, since its start."""

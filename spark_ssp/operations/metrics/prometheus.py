@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Final
 from wsgiref.simple_server import WSGIServer
 
@@ -12,9 +12,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
-from spark_ssp.operations.metrics.outputs import invalid_argument
+from spark_ssp.operations.metrics.outputs import Output, invalid_argument
 from spark_ssp.operations.metrics.readings import QueryStates
-from spark_ssp.operations.snapshot import QuerySnapshot
 
 STOP_TIMEOUT_S: Final = 5.0
 
@@ -45,7 +44,7 @@ def _family(metric: Metric) -> GaugeMetricFamily | CounterMetricFamily:
     return make(metric.name, metric.help, labels=metric.labels)
 
 
-class RegistryOutput:
+class RegistryOutput(Output):
     """Metrics in a registry of the user's."""
 
     def __init__(self, states: QueryStates, registry: CollectorRegistry) -> None:
@@ -62,15 +61,12 @@ class RegistryOutput:
                 next_step="stop the other one, or pass another CollectorRegistry",
             ) from None
 
-    def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
-        """Do nothing: values are collected at each scrape."""
-
     def close(self) -> None:
         """Remove the metrics from the registry."""
         self._registry.unregister(self._collector)
 
 
-class ScrapeEndpoint:
+class ScrapeEndpoint(Output):
     """An HTTP endpoint with the metrics, and no others."""
 
     def __init__(self, states: QueryStates, host: str, port: int) -> None:
@@ -90,9 +86,6 @@ class ScrapeEndpoint:
         self._thread: threading.Thread = started[1]
         bound = self._server.server_port
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics"
-
-    def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
-        """Do nothing: values are collected at each scrape."""
 
     def close(self) -> None:
         """Stop the endpoint."""

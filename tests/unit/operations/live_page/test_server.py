@@ -14,12 +14,10 @@ from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.operations.live_page.server import PageServer, Timelines, start_server
 
 
-class Content:
+class Content(Timelines):
     """A page with a counter."""
 
-    def __init__(self) -> None:
-        self.version = 0
-        self.renders = 0
+    renders = 0
 
     def render(self) -> str:
         self.renders += 1
@@ -28,9 +26,7 @@ class Content:
 
 @contextmanager
 def serving(content: Content, *, token: str | None = None) -> Iterator[PageServer]:
-    server = PageServer(
-        content.render, lambda: content.version, host="127.0.0.1", port=0, token=token
-    )
+    server = PageServer(content, host="127.0.0.1", port=0, token=token)
     server.start()
     try:
         yield server

@@ -26,7 +26,7 @@ from pyspark.sql.streaming.listener import (
 
 from spark_ssp import InvalidOptionsError, UnsupportedError, publish_metrics, serve_live_page
 from spark_ssp.operations.metrics.catalogue import Metric
-from spark_ssp.operations.metrics.outputs import MetricsPublisher
+from spark_ssp.operations.metrics.outputs import MetricsPublisher, Output
 from spark_ssp.operations.metrics.readings import QueryStates
 from spark_ssp.operations.progress import ProgressListener, Statuses, StatusPoller
 from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
@@ -151,7 +151,7 @@ def test_metrics_and_live_page_share_a_listener(
 # --- The listener ---------------------------------------------------------------------------------
 
 
-class Broken:
+class Broken(Output):
     """An output that fails."""
 
     def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
