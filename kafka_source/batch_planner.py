@@ -31,7 +31,7 @@ from spark_ssp.kafka_source.model.offset import Offset, without_topics
 from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
 from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, partition_of
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.data_loss import log_data_loss
+from spark_ssp.kafka_source.planning.data_loss import log_data_loss, raise_data_loss
 from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
 from spark_ssp.kafka_source.planning.missed_expansions import (
     SuspectedCount,
@@ -57,7 +57,7 @@ from spark_ssp.kafka_source.planning.spark_checkpoint import (
     to_batch,
     to_start_offset,
 )
-from spark_ssp.kafka_source.planning.topic_metadata import BatchContext, offsets_of, raise_data_loss
+from spark_ssp.kafka_source.planning.topic_metadata import BatchContext, offsets_of
 
 _log = logging.getLogger(__name__)
 

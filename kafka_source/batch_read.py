@@ -26,7 +26,7 @@ from spark_ssp.kafka_source.model.topic import (
     kafka_name,
 )
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.data_loss import log_data_loss
+from spark_ssp.kafka_source.planning.data_loss import DataLoss, log_data_loss, raise_data_loss
 from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
 from spark_ssp.kafka_source.planning.offset_bounds import (
     bounds_by_partition,
@@ -35,12 +35,7 @@ from spark_ssp.kafka_source.planning.offset_bounds import (
     option_name,
 )
 from spark_ssp.kafka_source.planning.offset_fetcher import OffsetFetcher
-from spark_ssp.kafka_source.planning.topic_metadata import (
-    BatchContext,
-    DataLoss,
-    offsets_of,
-    raise_data_loss,
-)
+from spark_ssp.kafka_source.planning.topic_metadata import BatchContext, offsets_of
 
 _log = logging.getLogger(__name__)
 

@@ -20,14 +20,13 @@ from spark_ssp.grouping.identifiers import StreamName, SystemStream, SystemStrea
 from spark_ssp.grouping.merging import inherit
 from spark_ssp.kafka_source.model.offset import Offset, Positions
 from spark_ssp.kafka_source.model.topic import SYSTEM, TopicId
+from spark_ssp.kafka_source.planning.data_loss import DataLoss, raise_data_loss
 from spark_ssp.kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
 from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
-    DataLoss,
     Metadata,
     StartPositions,
     offsets_of,
-    raise_data_loss,
 )
 
 

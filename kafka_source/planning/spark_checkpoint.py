@@ -24,7 +24,7 @@ from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.grouping.merging import up_to
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions, decode
 from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
-from spark_ssp.kafka_source.planning.topic_metadata import DataLoss
+from spark_ssp.kafka_source.planning.data_loss import DataLoss
 
 _SUBJECT: Final = "checkpoint of a kafka-ssp query"
 

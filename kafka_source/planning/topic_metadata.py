@@ -16,13 +16,11 @@ A partition of the start that the metadata lacks is in one of three states:
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
 
-from spark_ssp.common.errors import DataLossError
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from spark_ssp.kafka_source.model.topic import (
@@ -32,6 +30,7 @@ from spark_ssp.kafka_source.model.topic import (
     kafka_name,
     partition_of,
 )
+from spark_ssp.kafka_source.planning.data_loss import DataLoss
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,19 +53,6 @@ class TopicMetadata:
 Metadata = Mapping[StreamName, TopicMetadata]
 """By topic. Ends are listed by generation, newest partitions first: a record written to an older
 partition before any listed record of a newer one is before the older partition's end."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataLoss:
-    """Records that no longer exist, described for an error or a warning."""
-
-    subject: str
-    found: str
-    expected: str
-    recreated: tuple[StreamName, TopicId] | None = None
-    """The topic and its new id, if a changed id is the only sign of the loss."""
-    unread: StreamName | None = None
-    """The topic, if the query no longer reads any of it: `dropTopics` accepts that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -296,45 +282,4 @@ def _expired(ssp: SystemStreamPartition, position: int, earliest: int) -> DataLo
         subject=f"partition {kafka_name(ssp)}",
         found=f"its oldest record at {earliest}, after the position {position}",
         expected="reading within the topic's retention",
-    )
-
-
-_MAX_SHOWN = 3
-
-
-def raise_data_loss(
-    losses: Sequence[DataLoss], otherwise: str = "start a new query with a new checkpoint"
-) -> None:
-    """Raise DataLossError if there are `losses`. `otherwise` is the next step for users who do not
-    accept them."""
-    if not losses:
-        return
-    first = losses[:_MAX_SHOWN]
-    more = f" (and {len(losses) - _MAX_SHOWN} more)" if len(losses) > _MAX_SHOWN else ""
-    raise DataLossError(
-        ", ".join(loss.subject for loss in first) + more,
-        found="; ".join(loss.found for loss in first),
-        expected="; ".join(dict.fromkeys(loss.expected for loss in first)),
-        next_step="set failOnDataLoss to false to continue after the gap, or "
-        f"{otherwise}{_drop_topics(losses)}{_accept_topic_ids(losses)}",
-    )
-
-
-def _drop_topics(losses: Sequence[DataLoss]) -> str:
-    topics = sorted({loss.unread for loss in losses if loss.unread is not None})
-    if not topics:
-        return ""
-    return (
-        "; or, if the query no longer needs the topic, remove it from the topics to read and set "
-        f"dropTopics to {','.join(topics)}"
-    )
-
-
-def _accept_topic_ids(losses: Sequence[DataLoss]) -> str:
-    ids = dict(sorted(loss.recreated for loss in losses if loss.recreated is not None))
-    if not ids:
-        return ""
-    return (
-        "; or, if the same records exist at the same offsets, as in a copy of the cluster, set "
-        f"acceptTopicIds to {json.dumps(ids)}"
     )

@@ -28,8 +28,7 @@ from spark_ssp.kafka_source.client.error_translation import LIMIT_STEP, ErrorKin
 from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.model.topic import Assign, LogicalOffset, kafka_name
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.data_loss import log_data_loss
-from spark_ssp.kafka_source.planning.topic_metadata import raise_data_loss
+from spark_ssp.kafka_source.planning.data_loss import log_data_loss, raise_data_loss
 from spark_ssp.kafka_source.properties.consumer_properties import NO_LIMIT, RECEIVE_BYTES
 from spark_ssp.kafka_source.reading.range_progress import RangeProgress
 from spark_ssp.kafka_source.reading.stall_diagnosis import (

@@ -17,7 +17,7 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.ranges import PartitionRange
 from spark_ssp.kafka_source.model.topic import TopicId, kafka_name
-from spark_ssp.kafka_source.planning.topic_metadata import DataLoss
+from spark_ssp.kafka_source.planning.data_loss import DataLoss
 
 CONFIRMATIONS: Final = 3
 """The number of checks that must agree that a topic or partition is deleted or recreated."""

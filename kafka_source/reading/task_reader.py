@@ -14,8 +14,7 @@ from spark_ssp.kafka_source.consumers.fetch_profile import choose_profile
 from spark_ssp.kafka_source.consumers.pool import PROCESS_POOL, ConsumerKey, ConsumerPool
 from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.data_loss import log_data_loss
-from spark_ssp.kafka_source.planning.topic_metadata import raise_data_loss
+from spark_ssp.kafka_source.planning.data_loss import log_data_loss, raise_data_loss
 from spark_ssp.kafka_source.properties.translation import GROUP_ID
 from spark_ssp.kafka_source.reading.generation_reader import GenerationReader
 from spark_ssp.kafka_source.reading.range_progress import RangeProgress, split_generations

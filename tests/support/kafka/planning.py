@@ -11,10 +11,10 @@ from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
 from spark_ssp.kafka_source.model.topic import TopicId
+from spark_ssp.kafka_source.planning.data_loss import DataLoss
 from spark_ssp.kafka_source.planning.plan_batch import BatchRules, plan_batch
 from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
-    DataLoss,
     Metadata,
     PartitionOffsets,
     TopicMetadata,
