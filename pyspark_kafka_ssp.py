@@ -50,8 +50,8 @@ class DefaultSource(DataSource):
         that options valid for neither kind fail there. Raises InvalidOptionsError.
         """
         from spark_ssp.common.spark.schema_check import check_not_table
-        from spark_ssp.kafka_source.model.schema import spark_schema
         from spark_ssp.kafka_source.options.parse import parse_at_load
+        from spark_ssp.kafka_source.source import spark_schema
 
         if self._options:  # otherwise the error names the missing ones
             check_not_table(FORMAT, self._options)

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Any
 
 from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.checkpoint.assignments.sync import AssignmentSync, with_store_uri
@@ -23,7 +23,6 @@ from spark_ssp.grouping.identifiers import (
     EpochMillis,
     StreamName,
     SystemStreamPartition,
-    WorkerId,
 )
 from spark_ssp.grouping.merging import SINGLE, inherit
 from spark_ssp.kafka_source.client.api import KafkaService
@@ -31,39 +30,48 @@ from spark_ssp.kafka_source.model.offset import Offset, without_topics
 from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
 from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, partition_of
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.data_loss import log_data_loss, raise_data_loss
-from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
+from spark_ssp.kafka_source.planning.data_loss import raise_data_loss, report_data_loss
 from spark_ssp.kafka_source.planning.missed_expansions import (
     SuspectedCount,
     count_expansions,
     find_expansions,
     suspected_counts,
 )
-from spark_ssp.kafka_source.planning.moved_topics import (
-    check_same_offsets,
-    may_have_moved,
-    moved_topics,
-    positions_in,
-    with_accepted_ids,
-)
 from spark_ssp.kafka_source.planning.offset_bounds import describe_bound
 from spark_ssp.kafka_source.planning.offset_fetcher import OffsetFetcher
-from spark_ssp.kafka_source.planning.plan_batch import BatchRules, explain_recreated, plan_batch
-from spark_ssp.kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
-from spark_ssp.kafka_source.planning.record_size_estimator import ReadTask, RecordSizeEstimator
+from spark_ssp.kafka_source.planning.plan_batch import (
+    BatchRules,
+    create_grouping,
+    explain_recreated,
+    plan_batch,
+)
+from spark_ssp.kafka_source.planning.rate_limit import (
+    UNLIMITED,
+    ReadLimits,
+    ReadTask,
+    RecordSizeEstimator,
+    TriggerDelay,
+)
 from spark_ssp.kafka_source.planning.spark_checkpoint import (
     AnyOffset,
     new_partitions_in_batch,
     to_batch,
     to_start_offset,
 )
-from spark_ssp.kafka_source.planning.topic_metadata import BatchContext, offsets_of
+from spark_ssp.kafka_source.planning.topic_metadata import (
+    BatchContext,
+    check_same_offsets,
+    may_have_moved,
+    moved_topics,
+    offsets_of,
+    positions_in,
+    with_accepted_ids,
+)
 
 _log = logging.getLogger(__name__)
 
-WORKER: Final = WorkerId("0")
-"""The worker in the name of the task of grouper=single, "Task-0": a query is one worker, on any
-host."""
+Lag = Mapping[StreamName, Mapping[int, int]]
+"""The offsets behind the end of each partition, by topic."""
 
 
 class BatchPlanner:
@@ -139,7 +147,7 @@ class BatchPlanner:
             stored=self._synced_assignment(context),
         )
         plan = plan_batch(context, rules)
-        log_data_loss(plan.losses)
+        report_data_loss(plan.losses, fail=False)
         self.losses += len(plan.losses)
         self._note_missing(context, snapshot.denied)
         if not plan.delayed:
@@ -183,9 +191,7 @@ class BatchPlanner:
             earliest={ssp: offset for ssp, offset in answers.items() if offset is not None},
             stored=self._stored(),
         )
-        if self._options.fail_on_data_loss:
-            raise_data_loss(batch.losses)
-        log_data_loss(batch.losses)
+        report_data_loss(batch.losses, fail=self._options.fail_on_data_loss)
         return plan_ranges(batch.start, without_topics(batch.end, dropped))
 
     def close(self) -> None:
@@ -193,8 +199,8 @@ class BatchPlanner:
         if self._store is not None:
             self._store.close()
 
-    def lag(self) -> Mapping[StreamName, Mapping[int, int]]:
-        """Return the offsets behind the end of each partition after the last planned batch."""
+    def lag(self) -> Lag:
+        """Return the lag after the last planned batch."""
         return self._lag
 
     # --- Internals --------------------------------------------------------------------------------
@@ -203,7 +209,7 @@ class BatchPlanner:
         """Return the grouper for the partitions after `start`, which also updates the store."""
         label = start.assignment.grouper if isinstance(start, Offset) else ""
         if label not in self._groupings:
-            self._groupings[label] = create_grouping(self._options, WORKER, label)
+            self._groupings[label] = create_grouping(self._options, label)
         grouping = self._groupings[label]
         if self._store is not None and (self._sync is None or self._sync.grouping != grouping):
             self._sync = AssignmentSync(self._store, grouping)
@@ -364,3 +370,33 @@ def _describe_start(options: KafkaOptions, start: Offset, now: TaskAssignment) -
     if options.commit_offsets_to_group is not None:
         parts.append(f"offsets committed to consumer group {options.commit_offsets_to_group}")
     return "; ".join([*parts, versions()])
+
+
+def lag_metrics(lag: Lag) -> dict[str, Any] | None:
+    """Return the lag as JSON for the query's progress; None before the first batch.
+
+        {"topics": {"orders": {"offsetsBehindLatest": {"0": 3, "1": 0},
+                               "maxOffsetsBehindLatest": 3, "sumOffsetsBehindLatest": 3}},
+         "minOffsetsBehindLatest": 0, "maxOffsetsBehindLatest": 3, "avgOffsetsBehindLatest": 1.5,
+         "sumOffsetsBehindLatest": 3}
+
+    Offsets, not records: compacted records and transaction markers count as well. The names and the
+    meaning of minimum, maximum and average are those of the metrics of Spark's source.
+    """
+    behind = [offsets for partitions in lag.values() for offsets in partitions.values()]
+    if not behind:
+        return None
+    return {
+        "topics": {
+            topic: {
+                "offsetsBehindLatest": {str(p): lag[topic][p] for p in sorted(lag[topic])},
+                "maxOffsetsBehindLatest": max(lag[topic].values()),
+                "sumOffsetsBehindLatest": sum(lag[topic].values()),
+            }
+            for topic in sorted(lag)
+        },
+        "minOffsetsBehindLatest": min(behind),
+        "maxOffsetsBehindLatest": max(behind),
+        "avgOffsetsBehindLatest": sum(behind) / len(behind),
+        "sumOffsetsBehindLatest": sum(behind),
+    }

@@ -13,7 +13,7 @@ from spark_ssp.grouping.assignment import NO_ASSIGNMENT
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.grouping.identifiers import SystemStreamPartition
 from spark_ssp.grouping.merging import restrict_to, up_to
-from spark_ssp.kafka_source.batch_planner import WORKER, describe_topics
+from spark_ssp.kafka_source.batch_planner import describe_topics
 from spark_ssp.kafka_source.client.api import KafkaService
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
@@ -26,8 +26,7 @@ from spark_ssp.kafka_source.model.topic import (
     kafka_name,
 )
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.data_loss import DataLoss, log_data_loss, raise_data_loss
-from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
+from spark_ssp.kafka_source.planning.data_loss import DataLoss, report_data_loss
 from spark_ssp.kafka_source.planning.offset_bounds import (
     bounds_by_partition,
     check_names_exactly,
@@ -35,6 +34,7 @@ from spark_ssp.kafka_source.planning.offset_bounds import (
     option_name,
 )
 from spark_ssp.kafka_source.planning.offset_fetcher import OffsetFetcher
+from spark_ssp.kafka_source.planning.plan_batch import create_grouping
 from spark_ssp.kafka_source.planning.topic_metadata import BatchContext, offsets_of
 
 _log = logging.getLogger(__name__)
@@ -68,13 +68,15 @@ def plan_read(
     positions = context.start_positions.positions
     ends, end_losses = _ends(options.end or LogicalOffset.LATEST, context, fetcher)
     losses = (*context.start_positions.losses, *end_losses)
-    if options.fail_on_data_loss:
-        raise_data_loss(losses, "choose a start and an end within the partitions")
-    log_data_loss(losses)
+    report_data_loss(
+        losses,
+        fail=options.fail_on_data_loss,
+        otherwise="choose a start and an end within the partitions",
+    )
     streams = {ssp.system_stream for ssp in context.partitions}
     known = up_to(restrict_to(known, streams), context.partitions)
     try:
-        tasks = create_grouping(options, WORKER).group(known, context.partitions)
+        tasks = create_grouping(options).group(known, context.partitions)
     except (PartitionCountError, IncompatibleStateError) as error:
         raise error if store is None else with_store_uri(error, store) from error
     _check_order(options, context, ends)

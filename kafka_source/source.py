@@ -17,6 +17,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from spark_ssp.common.documents.offset_cache import OffsetCache
 from spark_ssp.common.logs import show_logs
@@ -128,7 +138,7 @@ class KafkaStreamReader(PlanningStreamReader):
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Return the lag for the query's progress, where it appears under `latestOffset`, and the
         counts of the reader."""
-        from spark_ssp.kafka_source.planning.progress_metrics import lag_metrics
+        from spark_ssp.kafka_source.batch_planner import lag_metrics
 
         if self._planner is None or self._service is None:
             return None
@@ -181,7 +191,7 @@ class KafkaStreamReader(PlanningStreamReader):
     def _start(self) -> BatchPlanner:
         from spark_ssp.kafka_source.batch_planner import BatchPlanner
         from spark_ssp.kafka_source.client.admin_client import connect
-        from spark_ssp.kafka_source.consumers.pool import check_consumers
+        from spark_ssp.kafka_source.reading.pool import check_consumers
 
         show_logs()
         check_consumers(self._options.client, self._group_id)
@@ -196,8 +206,7 @@ class KafkaStreamReader(PlanningStreamReader):
         )
         group = self._options.commit_offsets_to_group
         if group is not None:
-            from spark_ssp.kafka_source.client.group_offsets import GroupOffsets
-            from spark_ssp.kafka_source.group_committer import GroupCommitter
+            from spark_ssp.kafka_source.group_committer import GroupCommitter, GroupOffsets
 
             self._committer = GroupCommitter(group, GroupOffsets(self._options.client, group))
             self._committer.flush_on_termination()
@@ -228,7 +237,7 @@ class KafkaBatchReader(DataSourceReader):
         """Return one partition for each task with records to read."""
         from spark_ssp.kafka_source.batch_read import has_fixed_end, plan_read
         from spark_ssp.kafka_source.client.admin_client import connect
-        from spark_ssp.kafka_source.consumers.pool import check_consumers
+        from spark_ssp.kafka_source.reading.pool import check_consumers
 
         show_logs()
         group_id = _group_id(self._options)
@@ -283,3 +292,36 @@ def _read(partition: InputPartition, options: KafkaOptions) -> Iterator[pa.Recor
 
     show_logs()
     return freeze_after_task(read_task(partition.value, options, partition.group_id))
+
+
+# --- Schema ---------------------------------------------------------------------------------------
+
+_RECORD: Final = (
+    StructField("key", BinaryType()),
+    StructField("value", BinaryType()),
+    StructField("topic", StringType()),
+    StructField("partition", IntegerType()),
+    StructField("offset", LongType()),
+    StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+)
+_HEADERS: Final = StructField(
+    "headers",
+    ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+)
+_TASK: Final = (StructField("task", StringType()), StructField("ssp", IntegerType()))
+
+
+def spark_schema(*, include_headers: bool, include_task: bool) -> StructType:
+    """Return the schema for the options `includeHeaders` and `includeTask`: the columns of Spark's
+    own Kafka source, in its order, and nullable as there. `arrow_batches.arrow_schema` is its Arrow
+    counterpart, which PySpark compares with it field by field.
+
+    `timestamp` has milliseconds. `timestampType` is 0 for the time at which the record was created,
+    1 for the time at which the broker appended it, and -1 if there is no time. `headers` is null if
+    there are none. `task` is the name of the task that read the row; `ssp` is
+    `ranges.TaskRange.number`.
+    """
+    return StructType(
+        [*_RECORD, *((_HEADERS,) if include_headers else ()), *(_TASK if include_task else ())]
+    )

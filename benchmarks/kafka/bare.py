@@ -13,7 +13,7 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from spark_ssp.kafka_source.consumers.fetch_profile import PROFILES, FetchProfile
+from spark_ssp.kafka_source.reading.pool import PROFILES, FetchProfile
 
 _END_S: Final = 60
 _POLL_S: Final = 0.05

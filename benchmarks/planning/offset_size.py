@@ -24,9 +24,9 @@ from spark_ssp.common.documents.versioned_json import Json
 from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.groupers import GroupBySystemStreamPartition
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model import offset as kafka
 from spark_ssp.kafka_source.planning.plan_batch import BatchRules
-from spark_ssp.kafka_source.planning.progress_metrics import lag_metrics
 from spark_ssp.kinesis_source.model import offset as kinesis
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,

@@ -29,7 +29,12 @@ from spark_ssp.kafka_source.model.ranges import plan_ranges
 from spark_ssp.kafka_source.model.topic import TopicId
 from spark_ssp.kafka_source.planning.plan_batch import BatchPlan, BatchRules, plan_batch
 from spark_ssp.kafka_source.planning.rate_limit import ReadLimits
-from spark_ssp.kafka_source.planning.topic_metadata import (BatchContext, Metadata, PartitionOffsets, TopicMetadata)
+from spark_ssp.kafka_source.planning.topic_metadata import (
+    BatchContext,
+    Metadata,
+    PartitionOffsets,
+    TopicMetadata,
+)
 
 TOPIC: Final = StreamName("orders")
 BEHIND: Final = 1_000

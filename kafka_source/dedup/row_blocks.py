@@ -19,8 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from spark_ssp.kafka_source.dedup.dedup_filter import ROW_ID_BYTES, RowId, hash_row
 from spark_ssp.kafka_source.dedup.dedup_headers import NUMBER_PATTERN, ROW_PATTERN
+from spark_ssp.kafka_source.dedup.dedup_state import ROW_ID_BYTES, RowId, hash_row
 from spark_ssp.kafka_source.dedup.offset_order import sort_by_offset
 
 if TYPE_CHECKING:

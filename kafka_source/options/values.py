@@ -47,7 +47,7 @@ class KafkaOptions:
     None means: `end`, a streaming query; the limits, no limit; `tasks`, the largest number of
     partitions at the start; `expansion_algorithm` (a dotted path), modulo; `assignment_store` (a
     URI), only the offset; `commit_offsets_to_group`, no commits; `grouper` and
-    `on_partition_count_change`, the defaults of `planning.grouper_factory`.
+    `on_partition_count_change`, the defaults of `planning.plan_batch.create_grouping`.
     """
 
     selection: Selection

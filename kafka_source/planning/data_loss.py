@@ -27,8 +27,16 @@ class DataLoss:
     """The topic, if the query no longer reads any of it: `dropTopics` accepts that."""
 
 
-def log_data_loss(losses: Iterable[DataLoss]) -> None:
-    """Log each loss."""
+def report_data_loss(
+    losses: Sequence[DataLoss],
+    *,
+    fail: bool,
+    otherwise: str = "start a new query with a new checkpoint",
+) -> None:
+    """Raise DataLossError if there are `losses` and `fail` is failOnDataLoss, else log each.
+    `otherwise` is the next step for users who do not accept them."""
+    if fail:
+        raise_data_loss(losses, otherwise)
     for loss in losses:
         _log.warning(
             "data loss in %s, tolerated by failOnDataLoss=false: found %s; expected %s",
@@ -44,8 +52,7 @@ _MAX_SHOWN = 3
 def raise_data_loss(
     losses: Sequence[DataLoss], otherwise: str = "start a new query with a new checkpoint"
 ) -> None:
-    """Raise DataLossError if there are `losses`. `otherwise` is the next step for users who do not
-    accept them."""
+    """Raise DataLossError if there are `losses`; `otherwise` is as for `report_data_loss`."""
     if not losses:
         return
     first = losses[:_MAX_SHOWN]

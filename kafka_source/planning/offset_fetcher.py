@@ -39,19 +39,6 @@ from spark_ssp.kafka_source.model.topic import (
     partition_of,
 )
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.metadata_checks import (
-    Topics,
-    build_metadata,
-    missing_names,
-    new_partitions,
-    not_found_error,
-    order_by_generation,
-    partitions_without_earliest,
-    partitions_without_end,
-    select_partitions,
-    unconfirmed_losses,
-    unknown_offsets_error,
-)
 from spark_ssp.kafka_source.planning.offset_bounds import (
     PartitionBounds,
     bounds_by_partition,
@@ -60,7 +47,22 @@ from spark_ssp.kafka_source.planning.offset_bounds import (
     no_offset_for_time,
     option_name,
 )
-from spark_ssp.kafka_source.planning.topic_metadata import Metadata, offsets_of, recreated_topics
+from spark_ssp.kafka_source.planning.topic_metadata import (
+    Metadata,
+    Topics,
+    build_metadata,
+    missing_names,
+    new_partitions,
+    not_found_error,
+    offsets_of,
+    order_by_generation,
+    partitions_without_earliest,
+    partitions_without_end,
+    recreated_topics,
+    select_partitions,
+    unconfirmed_losses,
+    unknown_offsets_error,
+)
 
 _log = logging.getLogger(__name__)
 

@@ -13,13 +13,37 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from spark_ssp.grouping.fixed_tasks import REGROUP_OR_AFRESH, FixedTasks, PartitionCountError
-from spark_ssp.grouping.identifiers import StreamName, SystemStream, SystemStreamPartition, TaskName
+from spark_ssp.grouping.expansion import (
+    ModuloExpansion,
+    PartitionExpansionAlgorithm,
+    load_expansion_algorithm,
+)
+from spark_ssp.grouping.fixed_tasks import (
+    REGROUP_OR_AFRESH,
+    FixedTasks,
+    OnPartitionCountChange,
+    PartitionCountError,
+)
+from spark_ssp.grouping.groupers import (
+    AllSspToSingleTask,
+    GroupByPartition,
+    GroupBySystemStreamPartition,
+    Grouper,
+)
+from spark_ssp.grouping.identifiers import (
+    StreamName,
+    SystemStream,
+    SystemStreamPartition,
+    TaskName,
+    WorkerId,
+)
 from spark_ssp.grouping.merging import inherit
 from spark_ssp.kafka_source.model.offset import Offset, Positions
 from spark_ssp.kafka_source.model.topic import SYSTEM, TopicId
+from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions
 from spark_ssp.kafka_source.planning.data_loss import DataLoss, raise_data_loss
 from spark_ssp.kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
 from spark_ssp.kafka_source.planning.topic_metadata import (
@@ -188,3 +212,64 @@ def _generations(
         [generations[generation] for generation in sorted(generations)]
         for _, generations in sorted(queues.items(), key=lambda queue: queue[0])
     ]
+
+
+# --- The grouper ----------------------------------------------------------------------------------
+
+_WORKER: Final = WorkerId("0")
+"""The worker in the name of the task of grouper=single, "Task-0": a query is one worker, on any
+host."""
+
+
+def create_grouping(options: KafkaOptions, label: str = "") -> FixedTasks:
+    """Return the grouper for these options. `label` is the label of the grouper that made the tasks
+    in the checkpoint, empty for a new query.
+
+    A query without an option about tasks behaves as with Spark's own source: each partition is a
+    task, and any partition count is accepted (`ssp`, `regroup`). Any such option means that the
+    query relies on its tasks: partitions are grouped by their number, and tasks are kept
+    (`partition`, `keep`). The checkpoint decides if the options do not, so that a query keeps its
+    tasks.
+    """
+    name = _grouper_name(options, label)
+    return FixedTasks(
+        grouper=_grouper(name, options),
+        expansion=_expansion(options),
+        on_count_change=_on_count_change(options, name),
+    )
+
+
+def _grouper_name(options: KafkaOptions, label: str) -> GrouperName:
+    if options.grouper is not None:
+        return options.grouper
+    if options.tasks is not None:
+        return GrouperName.PARTITION
+    if label:
+        # With any other label the grouping fails: the query had an option that is now missing.
+        by_ssp = label == GroupBySystemStreamPartition().label
+        return GrouperName.SSP if by_ssp else GrouperName.PARTITION
+    return GrouperName.PARTITION if options.relies_on_tasks else GrouperName.SSP
+
+
+def _on_count_change(options: KafkaOptions, name: GrouperName) -> OnPartitionCountChange:
+    if options.on_partition_count_change is not None:
+        return options.on_partition_count_change
+    if options.relies_on_tasks or name is not GrouperName.SSP:
+        return OnPartitionCountChange.KEEP
+    return OnPartitionCountChange.REGROUP
+
+
+def _grouper(name: GrouperName, options: KafkaOptions) -> Grouper:
+    match name:
+        case GrouperName.PARTITION:
+            return GroupByPartition(tasks=options.tasks)
+        case GrouperName.SSP:
+            return GroupBySystemStreamPartition()
+        case GrouperName.SINGLE:
+            return AllSspToSingleTask(worker=_WORKER)
+
+
+def _expansion(options: KafkaOptions) -> PartitionExpansionAlgorithm:
+    if options.expansion_algorithm is None:
+        return ModuloExpansion()
+    return load_expansion_algorithm(options.expansion_algorithm)

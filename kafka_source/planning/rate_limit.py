@@ -8,11 +8,18 @@ counted, not records: compacted records and transaction markers count as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition, TaskName
+from spark_ssp.kafka_source.model.offset import Positions
+from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
+from spark_ssp.kafka_source.model.topic import kafka_name
+from spark_ssp.kafka_source.planning.topic_metadata import Metadata, offsets_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Lags = Mapping[SystemStreamPartition, int]
 """The number of offsets to read in each partition, 1 or more."""
@@ -91,3 +98,102 @@ class TriggerDelay:
         if self.waited_ms is None or self.waited_ms >= self.max_delay_ms:
             return False
         return backlog < self.min_offsets
+
+
+# --- Bytes per offset -----------------------------------------------------------------------------
+
+ReadTask = Callable[[TaskRange], "Iterator[pa.RecordBatch]"]
+
+SAMPLE_BYTES: Final = 1 << 20
+"""The size of a sample, unless the limit is smaller. It may be exceeded by one batch of a task."""
+SAMPLE_OFFSETS: Final = 10_000
+"""The most offsets of a sample."""
+SAMPLE_PERIOD_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Estimate:
+    bytes_per_offset: float
+    at: float
+
+
+class RecordSizeEstimator:
+    """Estimates bytes per offset for `maxBytesPerTrigger`, from samples of each topic.
+
+    Brokers return offsets, not sizes, and tasks cannot report to the driver. So the driver reads
+    the first records of the next batch, like a task, if the limit leaves some of the backlog for
+    later batches, or the last sample is older than `SAMPLE_PERIOD_S`. A sample is counted in bytes,
+    not in records: among many small records there may be a few large ones that make up most of the
+    data. The estimate follows the topic: it rises at once, and falls halfway with each sample.
+
+    `read` reads a range as a task does; `monotonic` is in seconds.
+    """
+
+    def __init__(self, read: ReadTask, monotonic: Callable[[], float]) -> None:
+        self._read = read
+        self._monotonic = monotonic
+        self._known: dict[StreamName, _Estimate] = {}
+
+    def estimate(
+        self, metadata: Metadata, positions: Positions, max_bytes: int
+    ) -> Mapping[StreamName, int]:
+        """Return the bytes of key and value per offset, at least 1, of each sampled topic. Topics
+        with unread records after `positions` are sampled if it is time; `max_bytes` is the limit of
+        the batch."""
+        now = self._monotonic()
+        exceeds = self._backlog_bytes(metadata, positions) > max_bytes
+        for topic, ssp in _longest(metadata, positions).items():
+            known = self._known.get(topic)
+            if known is not None and not exceeds and now - known.at < SAMPLE_PERIOD_S:
+                continue
+            mean = self._sample(metadata, ssp, positions[ssp], min(SAMPLE_BYTES, max_bytes))
+            if known is not None:
+                mean = max(mean, (known.bytes_per_offset + mean) / 2)
+            self._known[topic] = _Estimate(bytes_per_offset=mean, at=now)
+        return {
+            topic: max(1, round(self._known[topic].bytes_per_offset))
+            for topic in sorted(self._known)
+        }
+
+    def _backlog_bytes(self, metadata: Metadata, positions: Positions) -> float:
+        """Return the estimated size of the unread records of topics that were sampled."""
+        return sum(
+            max(0, offsets_of(metadata, ssp).end - position)
+            * self._known[ssp.stream].bytes_per_offset
+            for ssp, position in positions.items()
+            if ssp.stream in self._known
+        )
+
+    def _sample(
+        self, metadata: Metadata, ssp: SystemStreamPartition, position: int, size: int
+    ) -> float:
+        end = min(position + SAMPLE_OFFSETS, offsets_of(metadata, ssp).end)
+        part = PartitionRange(
+            ssp=ssp, topic_id=metadata[ssp.stream].topic_id, start=position, end=end
+        )
+        task = TaskRange(task=TaskName(f"sample of {kafka_name(ssp)}"), partitions=(part,))
+        read, batches = 0, self._read(task)
+        for batch in batches:
+            read += _size(batch)
+            if read >= size and batch.num_rows:
+                end = min(end, batch.column("offset")[-1].as_py() + 1)
+                break
+        if isinstance(batches, Generator):
+            batches.close()
+        return read / (end - position)
+
+
+def _longest(metadata: Metadata, positions: Positions) -> dict[StreamName, SystemStreamPartition]:
+    """Return the partition with the most unread offsets, for each topic that has some."""
+    longest: dict[StreamName, tuple[int, SystemStreamPartition]] = {}
+    for ssp in sorted(positions):
+        lag = offsets_of(metadata, ssp).end - positions[ssp]
+        if lag > longest.get(ssp.stream, (0, ssp))[0]:
+            longest[ssp.stream] = (lag, ssp)
+    return {topic: ssp for topic, (_, ssp) in longest.items()}
+
+
+def _size(batch: pa.RecordBatch) -> int:
+    """Return the bytes of keys and values, including Arrow's offsets, as brokers have some per
+    record too."""
+    return sum(batch.column(name).nbytes for name in ("key", "value"))

@@ -16,25 +16,25 @@ from spark_ssp.common.times import duration_text
 from spark_ssp.grouping.identifiers import SystemStreamPartition
 from spark_ssp.kafka_source.client.admin_connection import run_in_thread
 from spark_ssp.kafka_source.client.api import KafkaService
-from spark_ssp.kafka_source.client.arrow_batches import record_batch
-from spark_ssp.kafka_source.client.consumer_api import (
+from spark_ssp.kafka_source.client.error_translation import LIMIT_STEP, ErrorKind
+from spark_ssp.kafka_source.model.ranges import TaskRange
+from spark_ssp.kafka_source.model.topic import Assign, LogicalOffset, kafka_name
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.data_loss import report_data_loss
+from spark_ssp.kafka_source.properties.consumer_properties import NO_LIMIT, RECEIVE_BYTES
+from spark_ssp.kafka_source.reading.arrow_batches import record_batch
+from spark_ssp.kafka_source.reading.consumer_api import (
     Event,
     PartitionConsumer,
     PartitionEof,
     ReadError,
     RecordRun,
 )
-from spark_ssp.kafka_source.client.error_translation import LIMIT_STEP, ErrorKind
-from spark_ssp.kafka_source.model.ranges import TaskRange
-from spark_ssp.kafka_source.model.topic import Assign, LogicalOffset, kafka_name
-from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.data_loss import log_data_loss, raise_data_loss
-from spark_ssp.kafka_source.properties.consumer_properties import NO_LIMIT, RECEIVE_BYTES
-from spark_ssp.kafka_source.reading.range_progress import RangeProgress
-from spark_ssp.kafka_source.reading.stall_diagnosis import (
+from spark_ssp.kafka_source.reading.progress import (
     CONFIRM_INTERVAL_S,
     CONFIRMATIONS,
     PartitionStatus,
+    RangeProgress,
     StallReason,
     diagnose,
     is_recreated,
@@ -250,9 +250,7 @@ class GenerationReader:
             }.get(reason, True)
             if certain and reason is not StallReason.OK:
                 loss = to_data_loss(range_, position, reason, status)
-                if self.options.fail_on_data_loss:
-                    raise_data_loss([loss])
-                log_data_loss([loss])
+                report_data_loss([loss], fail=self.options.fail_on_data_loss)
                 self._continue_after_loss(ssp, reason, status)
                 self._truncated.discard(ssp)
             if ssp in self._stopped and (again := self.progress.position(ssp)) is not None:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 import pyarrow as pa
 
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kafka_source.consumers.fetch_profile import choose_profile
-from spark_ssp.kafka_source.consumers.pool import PROCESS_POOL, ConsumerKey, ConsumerPool
+from spark_ssp.kafka_source.client.admin_client import connect
+from spark_ssp.kafka_source.client.api import KafkaService, TopicDescription
 from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
+from spark_ssp.kafka_source.model.topic import Subscribe, TopicId
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.data_loss import log_data_loss, raise_data_loss
-from spark_ssp.kafka_source.properties.translation import GROUP_ID
+from spark_ssp.kafka_source.planning.data_loss import report_data_loss
+from spark_ssp.kafka_source.properties.translation import GROUP_ID, ClientProperties
 from spark_ssp.kafka_source.reading.generation_reader import GenerationReader
-from spark_ssp.kafka_source.reading.range_progress import RangeProgress, split_generations
-from spark_ssp.kafka_source.reading.stall_diagnosis import (
+from spark_ssp.kafka_source.reading.pool import (
+    PROCESS_POOL,
+    ConsumerKey,
+    ConsumerPool,
+    choose_profile,
+)
+from spark_ssp.kafka_source.reading.progress import (
     CONFIRM_INTERVAL_S,
     CONFIRMATIONS,
     PartitionStatus,
+    RangeProgress,
     StallReason,
     is_recreated,
+    split_generations,
     to_data_loss,
 )
-from spark_ssp.kafka_source.reading.topic_id_check import TopicIdChecker, checker_of_process
 
 
 def read_task(
@@ -107,7 +118,67 @@ def _check_topic_ids(
         )
         for one in lost
     ]
-    if options.fail_on_data_loss:
-        raise_data_loss(losses)
-    log_data_loss(losses)
+    report_data_loss(losses, fail=options.fail_on_data_loss)
     return tuple(one for one in ranges if one not in lost)
+
+
+# --- Topic ids ------------------------------------------------------------------------------------
+
+VALID_S: Final = 60.0
+"""The time for which an answer is valid. The driver checks before each batch as well."""
+
+_Key = tuple[ClientProperties, StreamName, TopicId]
+
+
+@dataclass(slots=True)
+class TopicIdChecker:
+    """Checks that topics still have their planned ids, and caches the confirmed ones. Thread-safe.
+
+    A batch may be planned long before it is read: a query that was stopped within a batch reads it
+    after its restart, and by then the topic may have been deleted and created again, with records
+    at the same offsets. So every worker process checks a topic before it reads it for the first
+    time, and again after a while.
+    """
+
+    connect: Callable[[KafkaOptions], KafkaService] = connect
+    monotonic: Callable[[], float] = time.monotonic
+    _valid_until: dict[_Key, float] = field(default_factory=dict)
+    _services: dict[ClientProperties, KafkaService] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def service(self, options: KafkaOptions) -> KafkaService:
+        """Return the brokers' service, with a cached connection."""
+        with self._lock:
+            if options.client not in self._services:
+                self._services[options.client] = self.connect(options)
+            return self._services[options.client]
+
+    def unconfirmed(
+        self, ranges: Collection[PartitionRange], options: KafkaOptions
+    ) -> Mapping[StreamName, TopicDescription]:
+        """Return the existing topics of `ranges`, except those that were confirmed recently or have
+        no known id."""
+        now = self.monotonic()
+        ids = {one.ssp.stream: one.topic_id for one in ranges if one.topic_id is not None}
+        with self._lock:
+            unconfirmed = [
+                topic
+                for topic, topic_id in sorted(ids.items())
+                if self._valid_until.get((options.client, topic, topic_id), -math.inf) < now
+            ]
+        if not unconfirmed:
+            return {}
+        found = self.service(options).describe(Subscribe(topics=tuple(unconfirmed)))
+        with self._lock:
+            for topic in unconfirmed:
+                if topic in found and found[topic].topic_id == ids[topic]:
+                    self._valid_until[(options.client, topic, ids[topic])] = now + VALID_S
+        return found
+
+
+_checkers: dict[int, TopicIdChecker] = {}
+
+
+def checker_of_process(process: int) -> TopicIdChecker:
+    """Return the checker of a process, by its id: a forked child starts with a new one."""
+    return _checkers.setdefault(process, TopicIdChecker())

@@ -35,7 +35,7 @@ from spark_ssp.kafka_source.properties.translation import (
     missing_brokers,
     read_properties,
 )
-from spark_ssp.kafka_source.sink.values import SinkOptions
+from spark_ssp.kafka_source.sink.writer import SinkOptions
 
 SINK: Final = "kafka-ssp"
 _PARTITIONER: Final = "partitioner"

@@ -58,12 +58,10 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         "dedup": "",
         "options": "model properties",
         "client": "model options properties",
-        "consumers.native": "client model properties",
-        "consumers": "client consumers.native model properties",
         "planning": "client model options",
-        "reading": "client consumers model options planning properties",
+        "reading": "client model options planning properties",
         "sink": "client dedup options properties",
-        ".": "client consumers dedup model options planning reading sink",
+        ".": "client dedup model options planning properties reading sink",
     },
     "kinesis_source": {
         "model": "",
@@ -128,10 +126,8 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.batch_read": "logs the plan",
     "kafka_source.client.admin_client": "calls Kafka",
     "kafka_source.client.admin_connection": "polls a client from a thread",
-    "kafka_source.client.client_log": "logs messages of librdkafka, called from its threads",
-    "kafka_source.client.group_offsets": "calls Kafka",
+    "kafka_source.client.client_config": "logs messages of librdkafka, called from its threads",
     "kafka_source.client.retry": "logs retries",
-    "kafka_source.consumers.pool": "keeps consumers for the life of a process",
     "kafka_source.dedup.dedup_processor": "logs headers with a time in the future",
     "kafka_source.dedup.offset_order": "writes rows above a limit to a temporary file",
     "kafka_source.group_committer": "commits offsets from a thread, logs failures",
@@ -142,8 +138,8 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.properties.iam_token": "signs with AWS credentials, logs missing ones",
     "kafka_source.properties.login_tokens": "calls the user's code, fetches tokens from a thread",
     "kafka_source.reading.generation_reader": "calls the brokers from a thread",
-    "kafka_source.reading.task_reader": "reads from Kafka until a deadline",
-    "kafka_source.reading.topic_id_check": "calls the brokers, caches topic ids",
+    "kafka_source.reading.pool": "keeps consumers for the life of a process",
+    "kafka_source.reading.task_reader": "reads from Kafka until a deadline, caches topic ids",
     "kafka_source.sink.parse": "logs a warning",
     "kafka_source.sink.producer": "writes to Kafka, keeps producers",
     "kafka_source.sink.table_sink": "takes the time, and an id for a batch query",
@@ -224,23 +220,19 @@ CORE: Final = frozenset(
         "checkpoint.leases.lease",
         "checkpoint.leases.lease_serializer",
         "checkpoint.leases.write_reconciliation",
-        "kafka_source.dedup.dedup_filter",
         "kafka_source.dedup.dedup_headers",
         "kafka_source.dedup.dedup_state",
         "kafka_source.model.offset",
         "kafka_source.model.ranges",
         "kafka_source.model.topic",
         "kafka_source.options.values",
-        "kafka_source.planning.metadata_checks",
         "kafka_source.planning.missed_expansions",
-        "kafka_source.planning.moved_topics",
         "kafka_source.planning.offset_bounds",
         "kafka_source.planning.plan_batch",
         "kafka_source.planning.rate_limit",
         "kafka_source.planning.spark_checkpoint",
         "kafka_source.planning.topic_metadata",
-        "kafka_source.reading.range_progress",
-        "kafka_source.reading.stall_diagnosis",
+        "kafka_source.reading.progress",
         "kinesis_source.aggregation.deaggregation",
         "kinesis_source.aggregation.repeat_keys",
         "kinesis_source.leases.lease_decision",
@@ -328,29 +320,36 @@ KAFKA_SDK: Final = frozenset(
         "kafka_source.client.admin_connection",
         "kafka_source.client.client_config",
         "kafka_source.client.error_translation",
-        "kafka_source.client.group_offsets",
         "kafka_source.client.retry",
-        "kafka_source.consumers.confluent_consumer",
-        "kafka_source.consumers.native.librdkafka",
-        "kafka_source.consumers.native.native_consumer",
+        "kafka_source.group_committer",
+        "kafka_source.reading.confluent_consumer",
+        "kafka_source.reading.librdkafka",
+        "kafka_source.reading.native_consumer",
         "kafka_source.sink.producer",
         "testing.kafka.broker",
     }
 )
 """The modules that may import confluent-kafka; its types do not leave them."""
 
-NATIVE: Final = ("kafka_source.consumers.native", frozenset({"kafka_source.consumers.pool"}))
-"""The folder that reads librdkafka's memory, and the only importers of its modules outside of it.
-Without it `pool` uses confluent-kafka's consumer."""
+NATIVE: Final = (
+    frozenset(
+        {
+            "kafka_source.reading.headers",
+            "kafka_source.reading.librdkafka",
+            "kafka_source.reading.messages",
+            "kafka_source.reading.native_consumer",
+        }
+    ),
+    frozenset({"kafka_source.reading.pool"}),
+)
+"""The modules that read librdkafka's memory, and the only importers of them among the others.
+Without them `pool` uses confluent-kafka's consumer."""
 
 SPARK: Final = frozenset(
     {
         "kafka_source.dedup.dedup_processor",
         "kafka_source.dedup.deduplicate",
-        "kafka_source.dedup.passed_columns",
-        "kafka_source.model.schema",
         "kafka_source.pipeline_system",
-        "kafka_source.sink.schema",
         "kafka_source.sink.table_sink",
         "kafka_source.source",
         "kinesis_source.graceful_stop",

@@ -9,7 +9,7 @@ import pytest
 from botocore.config import Config
 
 from spark_ssp.kafka_source.client.admin_client import disconnect_kafka
-from spark_ssp.kafka_source.reading import topic_id_check as topic_ids
+from spark_ssp.kafka_source.reading import task_reader
 from spark_ssp.testing.kinesis import EmbeddedKinesis, UnusualAnswers
 from spark_ssp.testing.kinesis.core.faults import Faults
 from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
@@ -28,7 +28,7 @@ from tests.support.servers.moto_server import MotoServer
 @pytest.fixture(autouse=True)
 def no_brokers_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Drop the process's connection, which would keep logging about a broker that has stopped."""
-    monkeypatch.setattr(topic_ids, "_checkers", {})
+    monkeypatch.setattr(task_reader, "_checkers", {})
     yield
     disconnect_kafka()
 

@@ -14,16 +14,16 @@ from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import ShardId, SystemStreamPartition
 from spark_ssp.kafka_source.client.admin_client import connect as connect_kafka
-from spark_ssp.kafka_source.client.consumer_api import (
+from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, partition_of
+from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.topic_metadata import not_found_error
+from spark_ssp.kafka_source.reading.consumer_api import (
     PartitionConsumer,
     PartitionEof,
     ReadError,
     RecordRun,
 )
-from spark_ssp.kafka_source.consumers.pool import ConsumerKey, open_consumer
-from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, partition_of
-from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.metadata_checks import not_found_error
+from spark_ssp.kafka_source.reading.pool import ConsumerKey, open_consumer
 from spark_ssp.kinesis_source.aggregation.deaggregation import split
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,

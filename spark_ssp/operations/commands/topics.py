@@ -12,21 +12,19 @@ import click
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.options.spec import left_out
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT
-from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition, TaskName, WorkerId
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition, TaskName
 from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.topic import LogicalOffset, TopicId, partition_of
 from spark_ssp.kafka_source.options import table
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
-from spark_ssp.kafka_source.planning.metadata_checks import not_found_error
+from spark_ssp.kafka_source.planning.plan_batch import create_grouping
+from spark_ssp.kafka_source.planning.topic_metadata import not_found_error
 from spark_ssp.operations.arguments import Given, kafka_options, options_file
 from spark_ssp.operations.terminal import Screen, task_text, write_json
 
 _SELECTIONS: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN)
-_WORKER: Final = WorkerId("query")
-"""Names the task of `grouper=single`."""
 
 
 @click.command("topics")
@@ -138,7 +136,7 @@ def read_topics(names: Iterable[str], options: Mapping[str, str]) -> Topics:
     ]
     begins = service.list_offsets(partitions, LogicalOffset.EARLIEST)
     ends = service.list_offsets(partitions, LogicalOffset.LATEST)
-    assignment = create_grouping(parsed, _WORKER).group(NO_ASSIGNMENT, frozenset(partitions))
+    assignment = create_grouping(parsed).group(NO_ASSIGNMENT, frozenset(partitions))
     owners = assignment.owners()
     return Topics(
         ids={name: topic.topic_id for name, topic in sorted(found.items())},

@@ -20,8 +20,8 @@ from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.spark.progress_offsets import Status
 from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model import offset as kafka_offset
-from spark_ssp.kafka_source.planning.progress_metrics import lag_metrics
 from spark_ssp.kinesis_source.model import offset as kinesis_offset
 from spark_ssp.kinesis_source.model.shard import ShardEnd
 from spark_ssp.kinesis_source.probing.shard_lag import progress_entry

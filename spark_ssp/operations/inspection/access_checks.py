@@ -20,7 +20,7 @@ from spark_ssp.common.times import duration_text, seconds_text
 from spark_ssp.kafka_source.client.admin_client import connect as connect_kafka
 from spark_ssp.kafka_source.model.topic import LogicalOffset, Subscribe, partition_of
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.metadata_checks import not_found_error
+from spark_ssp.kafka_source.planning.topic_metadata import not_found_error
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.client.consumers import Boto3Consumers, Consumer, find_consumer
 from spark_ssp.kinesis_source.model.shard import StreamRef, TrimHorizon

@@ -9,7 +9,7 @@ import pytest
 
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName
 from spark_ssp.kafka_source.client.admin_client import KafkaAdminClient, connect
-from spark_ssp.kafka_source.client.group_offsets import GroupOffsets
+from spark_ssp.kafka_source.group_committer import GroupOffsets
 from spark_ssp.kafka_source.model.topic import (
     AtTime,
     LogicalOffset,

@@ -10,8 +10,7 @@ from confluent_kafka import Consumer
 
 from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError, SspError
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
-from spark_ssp.kafka_source.client.group_offsets import GroupOffsets
-from spark_ssp.kafka_source.group_committer import CommitPace, GroupCommitter
+from spark_ssp.kafka_source.group_committer import CommitPace, GroupCommitter, GroupOffsets
 from spark_ssp.kafka_source.model.topic import partition_of
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.source import KafkaStreamReader

@@ -16,18 +16,17 @@ import pytest
 from spark_ssp.common.errors import AccessError, InvalidOptionsError, SspError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.client.admin_client import connect
-from spark_ssp.kafka_source.client.consumer_api import PartitionConsumer, ReadError
 from spark_ssp.kafka_source.client.error_translation import ErrorKind
-from spark_ssp.kafka_source.client.group_offsets import GroupOffsets
-from spark_ssp.kafka_source.consumers.pool import ConsumerKey, ConsumerPool
+from spark_ssp.kafka_source.group_committer import GroupOffsets
 from spark_ssp.kafka_source.model.topic import LogicalOffset, Subscribe, partition_of
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.properties import iam_token
 from spark_ssp.kafka_source.properties.login_tokens import stop_token_refresh
+from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer, ReadError
+from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool
 from spark_ssp.kafka_source.sink import producer as producing
-from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
-from spark_ssp.kafka_source.sink.writer import write_rows
+from spark_ssp.kafka_source.sink.writer import SinkColumns, write_rows
 from spark_ssp.testing.kafka.jars import java
 from tests.support.kafka.reading import (
     TaskReading,

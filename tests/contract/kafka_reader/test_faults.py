@@ -13,10 +13,9 @@ from confluent_kafka.admin import AdminClient
 from spark_ssp.common.errors import DataLossError, ServiceUnavailableError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.client.admin_client import connect
-from spark_ssp.kafka_source.consumers.pool import ConsumerPool
 from spark_ssp.kafka_source.model.topic import Subscribe
-from spark_ssp.kafka_source.reading.task_reader import read_task
-from spark_ssp.kafka_source.reading.topic_id_check import TopicIdChecker
+from spark_ssp.kafka_source.reading.pool import ConsumerPool
+from spark_ssp.kafka_source.reading.task_reader import TopicIdChecker, read_task
 from tests.support.kafka.reading import (
     TaskReading,
     open_messages,

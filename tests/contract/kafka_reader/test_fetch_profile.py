@@ -11,11 +11,17 @@ import pytest
 from confluent_kafka import Consumer
 
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kafka_source.client.consumer_api import PartitionConsumer
-from spark_ssp.kafka_source.consumers import confluent_consumer as message_consumer
-from spark_ssp.kafka_source.consumers.confluent_consumer import ConfluentConsumer
-from spark_ssp.kafka_source.consumers.fetch_profile import FETCH_BYTES, PROFILES, FetchProfile
-from spark_ssp.kafka_source.consumers.pool import ConsumerKey, ConsumerPool, consumer_settings
+from spark_ssp.kafka_source.reading import confluent_consumer
+from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
+from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
+from spark_ssp.kafka_source.reading.pool import (
+    FETCH_BYTES,
+    PROFILES,
+    ConsumerKey,
+    ConsumerPool,
+    FetchProfile,
+    consumer_settings,
+)
 from tests.support.kafka.reading import TaskReading, open_native, part
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker
@@ -95,7 +101,7 @@ def test_what_is_fetched_of_a_long_log(
     def counting(config: dict[str, Any]) -> Consumer:
         return Consumer({**config, "statistics.interval.ms": 10, "stats_cb": count})
 
-    monkeypatch.setattr(message_consumer, "Consumer", counting)
+    monkeypatch.setattr(confluent_consumer, "Consumer", counting)
     found: dict[FetchProfile, int] = {}
     for profile in FetchProfile:
 

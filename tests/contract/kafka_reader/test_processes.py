@@ -9,10 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_ssp.kafka_source.client.consumer_api import PartitionConsumer
-from spark_ssp.kafka_source.consumers.pool import ConsumerKey, ConsumerPool
-from spark_ssp.kafka_source.reading.task_reader import read_task
-from spark_ssp.kafka_source.reading.topic_id_check import TopicIdChecker
+from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
+from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool
+from spark_ssp.kafka_source.reading.task_reader import TopicIdChecker, read_task
 from tests.support.kafka.reading import (
     TaskReading,
     open_messages,
@@ -27,7 +26,7 @@ from tests.support.servers.kafka_broker import KafkaBroker
 SCRIPT = textwrap.dedent(
     """
     import os, sys
-    from spark_ssp.kafka_source.consumers.pool import ConsumerPool
+    from spark_ssp.kafka_source.reading.pool import ConsumerPool
     from tests.support.kafka.reading import TaskReading, {make}, part
 
     reading = TaskReading({{"kafka.bootstrap.servers": "{servers}"}}, ConsumerPool({make}))

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Producer
 
 from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError
-from spark_ssp.kafka_source.consumers.pool import ConsumerPool
+from spark_ssp.kafka_source.reading.pool import ConsumerPool
 from tests.support.kafka.reading import (
     TaskReading,
     open_messages,

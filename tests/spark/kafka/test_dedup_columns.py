@@ -6,7 +6,7 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from spark_ssp.kafka_source.dedup.passed_columns import HEADERS, passed_as, spread
+from spark_ssp.kafka_source.dedup.deduplicate import HEADERS, passed_as, spread
 
 HEADER = ("key", b"\x00\xff")
 

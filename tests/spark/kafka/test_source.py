@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
-from spark_ssp.kafka_source.model.schema import spark_schema
+from spark_ssp.kafka_source.source import spark_schema
 from tests.support.kafka.queries import (
     BlockExpansion,
     KafkaRow,

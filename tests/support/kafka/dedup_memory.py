@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spark_ssp.kafka_source.dedup.dedup_filter import (
+from spark_ssp.kafka_source.dedup.dedup_headers import Position
+from spark_ssp.kafka_source.dedup.dedup_state import (
     DedupFilter,
     SeenBatch,
     SeenBatchUpdate,
     row_id,
 )
-from spark_ssp.kafka_source.dedup.dedup_headers import Position
 
 
 @dataclass

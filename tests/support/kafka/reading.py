@@ -9,17 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 from spark_ssp.grouping.identifiers import StreamName, TaskName
-from spark_ssp.kafka_source.client.consumer_api import PartitionConsumer
-from spark_ssp.kafka_source.consumers.confluent_consumer import ConfluentConsumer
-from spark_ssp.kafka_source.consumers.native.librdkafka import library
-from spark_ssp.kafka_source.consumers.native.native_consumer import NativeConsumer
-from spark_ssp.kafka_source.consumers.pool import ConsumerKey, ConsumerPool, consumer_settings
 from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
 from spark_ssp.kafka_source.model.topic import TopicId, partition_of
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.reading.task_reader import read_task
-from spark_ssp.kafka_source.reading.topic_id_check import TopicIdChecker
+from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
+from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
+from spark_ssp.kafka_source.reading.librdkafka import library
+from spark_ssp.kafka_source.reading.native_consumer import NativeConsumer
+from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool, consumer_settings
+from spark_ssp.kafka_source.reading.task_reader import TopicIdChecker, read_task
 
 Row = dict[str, Any]
 

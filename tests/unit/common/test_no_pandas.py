@@ -27,7 +27,7 @@ sys.meta_path.insert(0, Refuse())
 
 _PATHS = {
     "modules": """
-import spark_ssp.kafka_source.consumers.native.native_consumer
+import spark_ssp.kafka_source.reading.native_consumer
 import spark_ssp.kafka_source.sink.table_sink
 import spark_ssp.kafka_source.source, spark_ssp.kafka_source.sink.writer
 import spark_ssp.kinesis_source.reading.shard_reader, spark_ssp.kinesis_source.source
@@ -57,7 +57,7 @@ assert batch.num_rows == 1
 from array import array
 import numpy as np
 import pyarrow as pa
-from spark_ssp.kafka_source.client.arrow_batches import (
+from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns, binary_column, headers_column, headers_from_counts, integer_column,
     numeric_column, record_batch, string_column
 )
@@ -78,7 +78,7 @@ for column in (headers_column([[("h", b"v")], None]), headers):
 """,
     "rows for Kafka": """
 import pyarrow as pa
-from spark_ssp.kafka_source.sink.columns import SinkColumns, iter_rows
+from spark_ssp.kafka_source.sink.writer import SinkColumns, iter_rows
 kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 value = pa.Array.from_buffers(
     pa.binary(), 1, [None, pa.py_buffer(bytes(4) + b"\\3\\0\\0\\0"), pa.py_buffer(b"abc")]

@@ -36,8 +36,8 @@ from spark_ssp.common.spark.pyspark_api import (
 )
 from spark_ssp.common.spark.row_batches import BATCH_ROWS, record_batches
 from spark_ssp.common.spark.rows_in_pandas import RowsInPandas
-from spark_ssp.kafka_source.sink.columns import iter_rows
-from spark_ssp.kafka_source.sink.schema import resolve_columns
+from spark_ssp.kafka_source.sink.table_sink import resolve_columns
+from spark_ssp.kafka_source.sink.writer import iter_rows
 
 # --- The start and the limit of a batch -----------------------------------------------------------
 

@@ -12,10 +12,10 @@ from spark_ssp.checkpoint.assignments.open import open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.common.errors import DataLossError
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
+from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kafka_source.model.topic import IsolationLevel
-from spark_ssp.kafka_source.planning import progress_metrics as lag
-from spark_ssp.kafka_source.planning.record_size_estimator import SAMPLE_PERIOD_S
+from spark_ssp.kafka_source.planning.rate_limit import SAMPLE_PERIOD_S
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
@@ -252,9 +252,9 @@ def test_the_store_knows_an_expansion_before_spark_does(
 def test_lag_is_what_the_planned_batch_leaves(kafka: FakeKafka) -> None:
     kafka.fill("orders", 30, 10)
     query = FakeQuery(kafka, kafka_options(maxOffsetsPerTrigger="20"))
-    assert lag.lag_metrics(query.planner.lag()) is None
+    assert lag_metrics(query.planner.lag()) is None
     query.batch()
-    assert lag.lag_metrics(query.planner.lag()) == {
+    assert lag_metrics(query.planner.lag()) == {
         "topics": {
             "orders": {
                 "offsetsBehindLatest": {"0": 15, "1": 5},

@@ -10,7 +10,12 @@ import pytest
 
 from spark_ssp.common.errors import AccessError
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kafka_source.group_committer import CommitPace, GroupCommitter, Positions
+from spark_ssp.kafka_source.group_committer import (
+    CommitPace,
+    GroupCommitter,
+    GroupOffsets,
+    Positions,
+)
 from spark_ssp.kafka_source.model.topic import partition_of
 
 FAST = CommitPace(interval_s=0, pause_s=0, flush_s=60)
@@ -21,7 +26,7 @@ def at(offset: int) -> Positions:
     return {partition_of(StreamName("orders"), 0): offset}
 
 
-class Group:
+class Group(GroupOffsets):
     """A group that answers when `answers` is released, with an error while `broken`."""
 
     def __init__(self) -> None:

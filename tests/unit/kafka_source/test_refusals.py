@@ -11,10 +11,14 @@ from confluent_kafka import KafkaError
 
 from spark_ssp.common.errors import AccessError
 from spark_ssp.grouping.identifiers import SystemStreamPartition
-from spark_ssp.kafka_source.client.arrow_batches import RecordColumns, binary_column, integer_column
-from spark_ssp.kafka_source.client.consumer_api import Event, ReadError, RecordRun
 from spark_ssp.kafka_source.client.error_translation import error_kind, to_error
-from spark_ssp.kafka_source.consumers.pool import ConsumerPool
+from spark_ssp.kafka_source.reading.arrow_batches import (
+    RecordColumns,
+    binary_column,
+    integer_column,
+)
+from spark_ssp.kafka_source.reading.consumer_api import Event, ReadError, RecordRun
+from spark_ssp.kafka_source.reading.pool import ConsumerPool
 from tests.support.kafka.reading import TaskReading, part
 
 RANGE = part("orders", 0, 0, 1)

@@ -15,15 +15,16 @@ from confluent_kafka.admin import AdminClient
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.kafka_source.client.client_config import (
     CONSUMER_ONLY,
+    ClientLog,
     ClientRole,
+    LineLimiter,
     client_config,
     create_client,
     secrets_of,
 )
-from spark_ssp.kafka_source.client.client_log import ClientLog, LineLimiter
-from spark_ssp.kafka_source.consumers.pool import check_consumers
 from spark_ssp.kafka_source.properties.consumer_properties import ALIASES, SUPPORTED
 from spark_ssp.kafka_source.properties.translation import ClientProperties, read_properties
+from spark_ssp.kafka_source.reading.pool import check_consumers
 from tests.support.kafka.reading import open_messages, open_native
 
 EVERYTHING_OF_CONSUMERS = {

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.kafka_source.dedup.dedup_filter import SeenBatch, SeenBatchUpdate, row_id
 from spark_ssp.kafka_source.dedup.dedup_headers import Position
+from spark_ssp.kafka_source.dedup.dedup_state import SeenBatch, SeenBatchUpdate, row_id
 from tests.support.kafka.dedup_memory import Memory
 
 Row = tuple[int, str]

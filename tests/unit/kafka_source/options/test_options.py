@@ -34,7 +34,7 @@ from spark_ssp.kafka_source.model.topic import (
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
 from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
-from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
+from spark_ssp.kafka_source.planning.plan_batch import create_grouping
 from tests.support.kafka.partitions import ssp
 
 BROKERS = {"kafka.bootstrap.servers": "host1:9092,host2:9092"}
@@ -197,15 +197,14 @@ def test_a_time_wins_over_times_by_partition_and_these_over_offsets() -> None:
 
 
 def test_the_grouper_that_the_options_describe() -> None:
-    worker = WorkerId("w")
-    assert isinstance(create_grouping(_parsed(), worker).expansion, ModuloExpansion)
-    assert create_grouping(_parsed(tasks="3"), worker).grouper == GroupByPartition(tasks=3)
-    assert create_grouping(_parsed(grouper="ssp"), worker).grouper == GroupBySystemStreamPartition()
-    assert create_grouping(_parsed(grouper="single"), worker).grouper == (
-        AllSspToSingleTask(worker=worker)
+    assert isinstance(create_grouping(_parsed()).expansion, ModuloExpansion)
+    assert create_grouping(_parsed(tasks="3")).grouper == GroupByPartition(tasks=3)
+    assert create_grouping(_parsed(grouper="ssp")).grouper == GroupBySystemStreamPartition()
+    assert create_grouping(_parsed(grouper="single")).grouper == (
+        AllSspToSingleTask(worker=WorkerId("0"))
     )
     custom = create_grouping(
-        _parsed(partitionExpansionAlgorithm=HALVING, onPartitionCountChange="regroup"), worker
+        _parsed(partitionExpansionAlgorithm=HALVING, onPartitionCountChange="regroup")
     )
     assert isinstance(custom.expansion, Halving)
     assert custom.on_count_change is OnPartitionCountChange.REGROUP

@@ -14,7 +14,7 @@ from spark_ssp.kafka_source.properties.consumer_properties import COMBINED, SECR
 from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
 from spark_ssp.kafka_source.properties.translation import read_properties
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
-from spark_ssp.kafka_source.sink.values import SinkOptions
+from spark_ssp.kafka_source.sink.writer import SinkOptions
 
 BROKERS = {"kafka.bootstrap.servers": "h:1"}
 

@@ -8,9 +8,8 @@ import pytest
 
 from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange
 from spark_ssp.grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper
-from spark_ssp.grouping.identifiers import WorkerId
 from spark_ssp.kafka_source.options.parse import parse_options
-from spark_ssp.kafka_source.planning.grouper_factory import create_grouping
+from spark_ssp.kafka_source.planning.plan_batch import create_grouping
 
 LEAST: Final = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders"}
 MODULO: Final = "spark_ssp.grouping.expansion.ModuloExpansion"
@@ -48,5 +47,5 @@ KEEP, REGROUP = OnPartitionCountChange
 def test_the_grouper_that_options_leave_open(
     options: dict[str, str], label: str, grouper: Grouper, on_count_change: OnPartitionCountChange
 ) -> None:
-    found = create_grouping(parse_options({**LEAST, **options}), WorkerId("w"), label)
+    found = create_grouping(parse_options({**LEAST, **options}), label)
     assert (found.grouper, found.on_count_change) == (grouper, on_count_change)

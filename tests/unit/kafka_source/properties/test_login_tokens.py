@@ -16,8 +16,12 @@ from typing import NamedTuple, NoReturn
 import pytest
 
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError
-from spark_ssp.kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client_config
-from spark_ssp.kafka_source.client.client_log import ClientLog
+from spark_ssp.kafka_source.client.client_config import (
+    TOKEN_CALLBACK,
+    ClientLog,
+    ClientRole,
+    client_config,
+)
 from spark_ssp.kafka_source.client.error_translation import redact
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind

@@ -14,20 +14,18 @@ import pytest
 from spark_ssp.common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
-from spark_ssp.kafka_source.client.arrow_batches import (
+from spark_ssp.kafka_source.client.error_translation import ErrorKind
+from spark_ssp.kafka_source.model.topic import LogicalOffset, Selection, TopicId
+from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
     binary_column,
     numeric_column,
     rows_within,
 )
-from spark_ssp.kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
-from spark_ssp.kafka_source.client.error_translation import ErrorKind
-from spark_ssp.kafka_source.model.topic import LogicalOffset, Selection, TopicId
+from spark_ssp.kafka_source.reading.consumer_api import Event, PartitionEof, ReadError, RecordRun
 from spark_ssp.kafka_source.reading.generation_reader import POLL_BYTES, GenerationReader
-from spark_ssp.kafka_source.reading.range_progress import RangeProgress
-from spark_ssp.kafka_source.reading.stall_diagnosis import CONFIRM_INTERVAL_S, CONFIRMATIONS
-from spark_ssp.kafka_source.reading.task_reader import _check_topic_ids
-from spark_ssp.kafka_source.reading.topic_id_check import TopicIdChecker
+from spark_ssp.kafka_source.reading.progress import CONFIRM_INTERVAL_S, CONFIRMATIONS, RangeProgress
+from spark_ssp.kafka_source.reading.task_reader import TopicIdChecker, _check_topic_ids
 from tests.support.kafka.driving import ManualTime, kafka_options
 from tests.support.kafka.reading import part, task
 

@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.ranges import PartitionRange
-from spark_ssp.kafka_source.reading.range_progress import RangeProgress, split_generations
-from spark_ssp.kafka_source.reading.stall_diagnosis import (
+from spark_ssp.kafka_source.reading.progress import (
     PartitionStatus,
+    RangeProgress,
     StallReason,
     diagnose,
     is_recreated,
+    split_generations,
     to_data_loss,
 )
 from tests.support.kafka.reading import part

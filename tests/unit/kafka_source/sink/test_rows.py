@@ -30,8 +30,8 @@ from spark_ssp.kafka_source.dedup.dedup_headers import (
     parse_position,
     record_hash,
 )
-from spark_ssp.kafka_source.sink.columns import SinkColumns
-from spark_ssp.kafka_source.sink.schema import resolve_columns
+from spark_ssp.kafka_source.sink.table_sink import resolve_columns
+from spark_ssp.kafka_source.sink.writer import SinkColumns
 
 
 def _schema(**columns: DataType) -> StructType:

@@ -21,7 +21,17 @@ from confluent_kafka import KafkaError, KafkaException
 
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client import client_config
-from spark_ssp.kafka_source.client.arrow_batches import (
+from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
+from spark_ssp.kafka_source.client.error_translation import (
+    ErrorKind,
+    describe_error,
+    error_kind,
+    to_error,
+)
+from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
+from spark_ssp.kafka_source.properties.login_tokens import TokenCallback
+from spark_ssp.kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
     Runs,
     numeric_column,
@@ -29,16 +39,9 @@ from spark_ssp.kafka_source.client.arrow_batches import (
     rows_within,
     split_runs,
 )
-from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
-from spark_ssp.kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
-from spark_ssp.kafka_source.client.error_translation import (
-    ErrorKind,
-    describe_error,
-    error_kind,
-    to_error,
-)
-from spark_ssp.kafka_source.consumers.native.headers import MessageHeaders
-from spark_ssp.kafka_source.consumers.native.librdkafka import (
+from spark_ssp.kafka_source.reading.consumer_api import Event, PartitionEof, ReadError, RecordRun
+from spark_ssp.kafka_source.reading.headers import MessageHeaders
+from spark_ssp.kafka_source.reading.librdkafka import (
     CONSUMER,
     ERROR_CALLBACK,
     ERROR_TEXT,
@@ -46,7 +49,7 @@ from spark_ssp.kafka_source.consumers.native.librdkafka import (
     TOKEN_CALLBACK,
     Library,
 )
-from spark_ssp.kafka_source.consumers.native.memory import (
+from spark_ssp.kafka_source.reading.messages import (
     ERR,
     KEY,
     KEY_LENGTH,
@@ -56,14 +59,11 @@ from spark_ssp.kafka_source.consumers.native.memory import (
     VALUE,
     VALUE_LENGTH,
     WIDTH,
+    MessageTimes,
     Words,
     gather_column,
     read_fields,
 )
-from spark_ssp.kafka_source.consumers.native.timestamps import MessageTimes
-from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
-from spark_ssp.kafka_source.properties.login_tokens import TokenCallback
-from spark_ssp.kafka_source.properties.translation import ClientProperties
 
 _LOG_LEVELS: Final = (50, 50, 50, 40, 30, 20, 20, 10)
 """Python's log levels, by syslog's."""

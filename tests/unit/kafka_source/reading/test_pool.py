@@ -8,17 +8,17 @@ from collections.abc import Mapping, Sequence
 import pytest
 
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
-from spark_ssp.kafka_source.client.arrow_batches import RecordColumns
-from spark_ssp.kafka_source.client.consumer_api import Event, RecordRun
-from spark_ssp.kafka_source.consumers.pool import (
+from spark_ssp.kafka_source.model.topic import TopicId
+from spark_ssp.kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.reading.arrow_batches import RecordColumns
+from spark_ssp.kafka_source.reading.consumer_api import Event, RecordRun
+from spark_ssp.kafka_source.reading.pool import (
     IDLE_TIMEOUT_S,
     MAX_IDLE,
     ConsumerKey,
     ConsumerPool,
     consumer_settings,
 )
-from spark_ssp.kafka_source.model.topic import TopicId
-from spark_ssp.kafka_source.properties.translation import ClientProperties
 from tests.support.kafka.partitions import ssp
 
 

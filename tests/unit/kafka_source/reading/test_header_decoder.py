@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.kafka_source.client.arrow_batches import (
+from spark_ssp.kafka_source.reading.arrow_batches import (
     arrow_schema,
     binary_column,
     headers_column,
     headers_from_counts,
 )
-from spark_ssp.kafka_source.consumers.native.header_decoder import HeaderPositions, find_headers
+from spark_ssp.kafka_source.reading.headers import HeaderPositions, find_headers
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 

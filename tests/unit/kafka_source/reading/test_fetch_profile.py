@@ -8,17 +8,18 @@ from hypothesis import strategies as st
 
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kafka_source.consumers.confluent_consumer import ConfluentConsumer
-from spark_ssp.kafka_source.consumers.fetch_profile import (
+from spark_ssp.kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
+from spark_ssp.kafka_source.reading.pool import (
     DEFAULT_RECORD_BYTES,
     FETCH_BYTES,
     RESPONSE_BYTES,
     SMALL_RANGE_BYTES,
+    ConsumerKey,
     FetchProfile,
     choose_profile,
+    consumer_settings,
 )
-from spark_ssp.kafka_source.consumers.pool import ConsumerKey, consumer_settings
-from spark_ssp.kafka_source.properties.translation import ClientProperties
 from tests.support.kafka.reading import part
 
 ORDERS, LARGE = StreamName("orders"), StreamName("large")

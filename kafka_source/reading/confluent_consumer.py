@@ -13,7 +13,17 @@ import pyarrow as pa
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
-from spark_ssp.kafka_source.client.arrow_batches import (
+from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
+from spark_ssp.kafka_source.client.error_translation import (
+    ErrorKind,
+    describe_error,
+    error_kind,
+    kafka_error,
+    to_error,
+)
+from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
+from spark_ssp.kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.reading.arrow_batches import (
     Headers,
     RecordColumns,
     Runs,
@@ -25,17 +35,7 @@ from spark_ssp.kafka_source.client.arrow_batches import (
     split_runs,
     unreadable_headers,
 )
-from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
-from spark_ssp.kafka_source.client.consumer_api import Event, PartitionEof, ReadError, RecordRun
-from spark_ssp.kafka_source.client.error_translation import (
-    ErrorKind,
-    describe_error,
-    error_kind,
-    kafka_error,
-    to_error,
-)
-from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
-from spark_ssp.kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.reading.consumer_api import Event, PartitionEof, ReadError, RecordRun
 
 
 class ConfluentConsumer:

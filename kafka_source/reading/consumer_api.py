@@ -8,8 +8,8 @@ from typing import Protocol
 
 from spark_ssp.common.errors import SspError
 from spark_ssp.grouping.identifiers import SystemStreamPartition
-from spark_ssp.kafka_source.client.arrow_batches import RecordColumns
 from spark_ssp.kafka_source.client.error_translation import ErrorKind
+from spark_ssp.kafka_source.reading.arrow_batches import RecordColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

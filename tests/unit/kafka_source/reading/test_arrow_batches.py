@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import InvalidRequestError
-from spark_ssp.kafka_source.client.arrow_batches import (
+from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
     arrow_schema,
     binary_column,
@@ -22,7 +22,7 @@ from spark_ssp.kafka_source.client.arrow_batches import (
     split_runs,
     string_column,
 )
-from spark_ssp.kafka_source.model.schema import spark_schema
+from spark_ssp.kafka_source.source import spark_schema
 from tests.support.kafka.partitions import ssp
 from tests.support.kafka.reading import part, task
 from tests.support.spark.arrow_schemas import arrow_schema_of

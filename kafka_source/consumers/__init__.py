@@ -1,1 +1,0 @@
-"""Consumers of single partitions, and the pool that keeps them between tasks."""

@@ -1,1 +1,0 @@
-"""Decodes batches of messages directly from librdkafka's memory."""
