@@ -15,6 +15,7 @@ from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.architecture.layers import LINKED, ROOT, TOP_LEVEL
 from tests.support.environments.build import Environment, build_wheel
 from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
+from tests.support.servers.clashes import write_clashes
 from tests.support.spark.drivers import Driver
 
 
@@ -53,6 +54,7 @@ def test_the_wheel_holds_what_the_allowlist_says_and_nothing_else(wheel: Path) -
 
 @pytest.mark.timeout(600)  # it starts another Spark
 def test_a_query_runs_with_the_wheel_and_what_it_declares(wheel: Path, tmp_path: Path) -> None:
+    """Beside files named like the product's modules."""
     bare = Environment(tmp_path / "bare", wheel)
     assert not {"pyspark", "py4j"} & bare.names(), "a platform's PySpark would be replaced"
     clean = Environment(tmp_path / "environment", wheel, extras=frozenset({"pyspark"}))
@@ -64,7 +66,11 @@ def test_a_query_runs_with_the_wheel_and_what_it_declares(wheel: Path, tmp_path:
         feed.put("orders", 40)
         options = options_for(feed.endpoint_url) | {"startingPosition": "trim_horizon"}
         queries = [options | {"streamName": "orders"}, options]
-        with Driver(tmp_path / "driver", queries, python=clean.python) as driver:
+        write_clashes(tmp_path / "job")
+        clashing = {"PYTHONPATH": str(tmp_path / "job")}
+        with Driver(
+            tmp_path / "driver", queries, python=clean.python, environment=clashing
+        ) as driver:
             works, refused = driver.results()
     assert works["failure"] is None
     assert _read(tmp_path / "driver" / "output-0") == sorted(feed.records)
