@@ -281,7 +281,8 @@ class Rehearsal:
         with suppress(AssertionError):  # counted below
             until(lambda: all(written <= one.read.keys() for one in alive), "all is read")
         lost = sum(len(written - one.read.keys()) for one in alive)
-        return lost, sum(sum(n - 1 for n in one.read.values()) for one in alive)
+        # The sources go on reading: a copy is made at once.
+        return lost, sum(sum(n - 1 for n in dict(one.read).values()) for one in alive)
 
 
 class _Lines(logging.Handler):
