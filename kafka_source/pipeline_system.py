@@ -1,4 +1,4 @@
-"""Kafka as a system of a pipeline (`spark_ssp.planner.services.systems.System`).
+"""Kafka as a system of a pipeline (`spark_ssp.planner.graph.systems.System`).
 
 Topics are described and created over the client of this package, and read and written by the format
 `kafka-ssp`.
@@ -25,8 +25,8 @@ from spark_ssp.kafka_source.sink.parse import (
     INCLUDE_REPEAT_HEADERS,
     TOPIC_OPTION,
 )
-from spark_ssp.planner.graph.names import SystemKind
-from spark_ssp.planner.services.systems import SparkFormat, StreamUse, stream_exists_error
+from spark_ssp.planner.graph.operators import SystemKind
+from spark_ssp.planner.graph.systems import SparkFormat, StreamUse, stream_exists_error
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -1,4 +1,4 @@
-"""Kinesis as a system of a pipeline (`planner.services.systems.System`): counts the shards
+"""Kinesis as a system of a pipeline (`planner.graph.systems.System`): counts the shards
 of streams and creates streams; the format `kinesis-ssp` reads them."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from spark_ssp.kinesis_source.model.shard import Shard, StreamDescription, Strea
 from spark_ssp.kinesis_source.options import table
 from spark_ssp.kinesis_source.options.parse import SOURCE, parse_options
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from spark_ssp.planner.graph.names import SystemKind
-from spark_ssp.planner.services.systems import SparkFormat, StreamUse, stream_exists_error
+from spark_ssp.planner.graph.operators import SystemKind
+from spark_ssp.planner.graph.systems import SparkFormat, StreamUse, stream_exists_error
 
 TIMEOUT_S: Final = 300.0
 """The longest time in which a stream may become usable, or be deleted. Seconds are usual."""

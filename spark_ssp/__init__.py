@@ -94,35 +94,35 @@ if TYPE_CHECKING:
     from spark_ssp.testing.kinesis import StreamMode as StreamMode
     from spark_ssp.testing.kinesis import SystemClock as SystemClock
     from spark_ssp.testing.kinesis import UnusualAnswers as UnusualAnswers
-    from spark_ssp.testing.kinesis.core.faults import AccessDenied as AccessDenied
-    from spark_ssp.testing.kinesis.core.faults import DelayVisibility as DelayVisibility
-    from spark_ssp.testing.kinesis.core.faults import DropConnection as DropConnection
-    from spark_ssp.testing.kinesis.core.faults import EmptyPage as EmptyPage
-    from spark_ssp.testing.kinesis.core.faults import ExpiredIterator as ExpiredIterator
-    from spark_ssp.testing.kinesis.core.faults import InternalFailure as InternalFailure
-    from spark_ssp.testing.kinesis.core.faults import LateShardEnd as LateShardEnd
-    from spark_ssp.testing.kinesis.core.faults import LostReply as LostReply
-    from spark_ssp.testing.kinesis.core.faults import Refusal as Refusal
-    from spark_ssp.testing.kinesis.core.faults import RejectRecords as RejectRecords
-    from spark_ssp.testing.kinesis.core.faults import ShiftArrival as ShiftArrival
-    from spark_ssp.testing.kinesis.core.faults import Throttle as Throttle
-    from spark_ssp.testing.kinesis.core.faults import Timeout as Timeout
-    from spark_ssp.testing.kinesis.core.faults import TrimRecords as TrimRecords
-    from spark_ssp.testing.kinesis.core.faults import by_chance as by_chance
-    from spark_ssp.testing.kinesis.core.subscription_faults import (
+    from spark_ssp.testing.kinesis.service import ClientSettings as ClientSettings
+    from spark_ssp.testing.kinesis.state.faults import AccessDenied as AccessDenied
+    from spark_ssp.testing.kinesis.state.faults import (
         CutSubscription as CutSubscription,
     )
-    from spark_ssp.testing.kinesis.core.subscription_faults import EmptyEvents as EmptyEvents
-    from spark_ssp.testing.kinesis.core.subscription_faults import (
+    from spark_ssp.testing.kinesis.state.faults import DelayVisibility as DelayVisibility
+    from spark_ssp.testing.kinesis.state.faults import DropConnection as DropConnection
+    from spark_ssp.testing.kinesis.state.faults import EmptyEvents as EmptyEvents
+    from spark_ssp.testing.kinesis.state.faults import EmptyPage as EmptyPage
+    from spark_ssp.testing.kinesis.state.faults import (
         EndSubscription as EndSubscription,
     )
-    from spark_ssp.testing.kinesis.core.subscription_faults import (
+    from spark_ssp.testing.kinesis.state.faults import ExpiredIterator as ExpiredIterator
+    from spark_ssp.testing.kinesis.state.faults import (
         FailSubscription as FailSubscription,
     )
-    from spark_ssp.testing.kinesis.core.subscription_faults import (
+    from spark_ssp.testing.kinesis.state.faults import InternalFailure as InternalFailure
+    from spark_ssp.testing.kinesis.state.faults import LateShardEnd as LateShardEnd
+    from spark_ssp.testing.kinesis.state.faults import LostReply as LostReply
+    from spark_ssp.testing.kinesis.state.faults import Refusal as Refusal
+    from spark_ssp.testing.kinesis.state.faults import RejectRecords as RejectRecords
+    from spark_ssp.testing.kinesis.state.faults import ShiftArrival as ShiftArrival
+    from spark_ssp.testing.kinesis.state.faults import (
         SilenceSubscription as SilenceSubscription,
     )
-    from spark_ssp.testing.kinesis.service import ClientSettings as ClientSettings
+    from spark_ssp.testing.kinesis.state.faults import Throttle as Throttle
+    from spark_ssp.testing.kinesis.state.faults import Timeout as Timeout
+    from spark_ssp.testing.kinesis.state.faults import TrimRecords as TrimRecords
+    from spark_ssp.testing.kinesis.state.faults import by_chance as by_chance
 
 _NAMES: Final = {
     "spark_ssp.checkpoint.assignments.errors": (
@@ -136,13 +136,11 @@ _NAMES: Final = {
         "Clock Delays Distribution EmbeddedKinesis KinesisError KinesisState Limits "
         "ManualClock StreamMode SystemClock UnusualAnswers"
     ),
-    "spark_ssp.testing.kinesis.core.faults": (
-        "AccessDenied DelayVisibility DropConnection EmptyPage ExpiredIterator "
-        "InternalFailure LateShardEnd LostReply Refusal RejectRecords ShiftArrival Throttle "
-        "Timeout TrimRecords by_chance"
-    ),
-    "spark_ssp.testing.kinesis.core.subscription_faults": (
-        "CutSubscription EmptyEvents EndSubscription FailSubscription SilenceSubscription"
+    "spark_ssp.testing.kinesis.state.faults": (
+        "AccessDenied CutSubscription DelayVisibility DropConnection EmptyEvents EmptyPage "
+        "EndSubscription ExpiredIterator FailSubscription InternalFailure LateShardEnd LostReply "
+        "Refusal RejectRecords ShiftArrival SilenceSubscription Throttle Timeout TrimRecords "
+        "by_chance"
     ),
     "spark_ssp.testing.kinesis.service": "ClientSettings",
     "spark_ssp.kafka_source.client.admin_client": "disconnect_kafka",

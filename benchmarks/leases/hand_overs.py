@@ -25,7 +25,7 @@ from benchmarks.leases.workers import PERIOD_S, Reader, lease_options, new_table
 from benchmarks.support.report import Report, spread
 from spark_ssp.checkpoint.agent.settings import AgentSettings
 from spark_ssp.checkpoint.leases.lease import Lease
-from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
+from spark_ssp.testing.kinesis.server import DynamoDbServer
 
 _processes = multiprocessing.get_context("spawn")
 

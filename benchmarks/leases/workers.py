@@ -17,7 +17,7 @@ from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
 from spark_ssp.checkpoint.leases.table_schema import TableSettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import SequenceNumber, ShardId, WorkerId
-from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
+from spark_ssp.testing.kinesis.server import DynamoDbServer
 
 PERIOD_S: Final = 0.1
 """Between two triggers of a reader that waits for something."""

@@ -22,11 +22,10 @@ from typing import Any, Final
 from benchmarks.support.growth import Work, add_grown, columns, draw, grown
 from benchmarks.support.report import OUTPUT, Report
 from spark_ssp.planner import Pipeline
-from spark_ssp.planner.graph.names import SystemName
-from spark_ssp.planner.graph.operators import Graph, upstreams
+from spark_ssp.planner.explain import explain
+from spark_ssp.planner.graph.operators import Graph, SystemName, upstreams
+from spark_ssp.planner.graph.systems import observe
 from spark_ssp.planner.planning.planning import make_plan
-from spark_ssp.planner.render.explain import explain
-from spark_ssp.planner.services.admin import observe
 
 NAME: Final = "bench"
 PARTITIONS: Final = 8

@@ -84,23 +84,16 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
     },
     "planner": {
         "graph": "",
-        "services": "graph",
-        "checks": "graph services",
-        "planning": "checks graph",
-        "storage": "graph planning",
-        "render": "checks graph planning",
-        "running": "checks graph planning render services storage",
-        "dsl": "checks graph planning render running services storage",
-        ".": "dsl graph planning running services storage",
+        "planning": "graph",
+        "running": "graph planning",
+        ".": "graph planning running",
     },
     "testing": {
         ".": "",
         "kafka": "",
-        "kinesis.core": "",
-        "kinesis.state": "kinesis.core",
-        "kinesis.api": "kinesis.core kinesis.state",
-        "kinesis.http": "kinesis.api kinesis.core kinesis.state",
-        "kinesis": "kinesis.api kinesis.core kinesis.http kinesis.state",
+        "kinesis.state": "",
+        "kinesis.api": "kinesis.state",
+        "kinesis": "kinesis.api kinesis.state",
     },
     "common": {
         ".": "",
@@ -185,12 +178,11 @@ EDGE: Final[dict[str, str]] = {
     "operations.metrics.readings": "is shared by threads",
     "operations.progress": "is called by threads, reads statuses in one, logs failures",
     "operations.terminal": "reads the width of the terminal, is the clock of the commands",
-    "planner.dsl.call_sites": "reads the working directory",
-    "planner.dsl.planned_pipeline": "logs tables that start incomplete",
-    "planner.running.apply": "logs created streams",
-    "planner.running.session": "logs a warning",
+    "planner.graph_state": "reads the working directory",
+    "planner.planned_pipeline": "logs created streams, and tables that start incomplete",
+    "planner.planning.plan_history": "reads and writes files",
+    "planner.running.start": "logs a warning",
     "planner.running.supervisor": "watches queries in a thread",
-    "planner.storage.plan_storage": "reads and writes files",
     "common.aws.botocore_bypass": "calls AWS services",
     "common.aws.clients": "creates AWS clients",
     "common.aws.http_exchange": "sends requests and reads responses",
@@ -249,11 +241,10 @@ CORE: Final = frozenset(
         "kinesis_source.sink.delivery",
         "kinesis_source.sink.pacing",
         "kinesis_source.sink.shard_map",
-        "planner.checks.co_partitioning",
+        "planner.planning.co_partitioning",
         "planner.planning.partition_counts",
-        "planner.planning.plan_compatibility",
+        "planner.planning.plan",
         "planner.planning.planning",
-        "planner.storage.plan_json",
         "grouping",
     }
 )
@@ -360,13 +351,10 @@ SPARK: Final = frozenset(
         "operations.live_page.serve",
         "operations.metrics.publish",
         "operations.progress",
-        "planner.dsl.planned_pipeline",
+        "planner.planned_pipeline",
         "planner.running.dataframes",
         "planner.running.row_serde",
-        "planner.running.session",
-        "planner.running.stage_errors",
         "planner.running.start",
-        "planner.running.streams",
         "planner.running.table_join",
         "pyspark_kafka_ssp",
         "pyspark_kinesis_ssp",
@@ -383,5 +371,5 @@ SPARK: Final = frozenset(
 )
 """The modules that may import PySpark."""
 
-CLOCKS: Final = frozenset({"testing.kinesis.core.clock"})
+CLOCKS: Final = frozenset({"testing.kinesis.state.clock"})
 """The modules of the embedded service that may read the time; none may use randomness."""

@@ -14,12 +14,11 @@ _WRITER: Final = "common.times"
 
 _EXEMPT: Final = {
     "common.aws.botocore_bypass": "the date of a signature, as AWS defines it",
-    "testing.kinesis.http.wire": "the date of an HTTP response",
+    "testing.kinesis.wire": "the date of an HTTP response",
     "testing.kinesis.api.streams": "text of the service that it stands for",
-    "testing.kinesis.state.consumers": "an ARN of the service that it stands for",
     "testing.kinesis.state.page_reads": "text of the service that it stands for",
     "testing.kinesis.state.subscription": "text of the service that it stands for",
-    "testing.kinesis.core.errors": "imports nothing of the product",
+    "testing.kinesis.state.errors": "imports nothing of the product",
     "testing.kafka.broker": "imports nothing of the product",
     "kafka_source.dedup.dedup_headers": "a header for programs",
 }

@@ -11,9 +11,9 @@ from botocore.config import Config
 from spark_ssp.kafka_source.client.admin_client import disconnect_kafka
 from spark_ssp.kafka_source.reading import task_reader
 from spark_ssp.testing.kinesis import EmbeddedKinesis, UnusualAnswers
-from spark_ssp.testing.kinesis.core.faults import Faults
-from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
+from spark_ssp.testing.kinesis.server import DynamoDbServer
 from spark_ssp.testing.kinesis.service import ClientSettings
+from spark_ssp.testing.kinesis.state.faults import Faults
 from tests.contract.services import Service
 from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
 from tests.support.fakes.clocks import RealClock, ShiftedClock

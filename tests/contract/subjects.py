@@ -21,7 +21,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
 )
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     Faults,
 )
 from tests.contract.services import Service

@@ -26,7 +26,7 @@ from spark_ssp.kinesis_source.probing import (
 )
 from spark_ssp.kinesis_source.probing.initial_positions import UnnamedShardError
 from spark_ssp.testing.kinesis import UnusualAnswers
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     DropConnection,
     EmptyPage,
     ExpiredIterator,

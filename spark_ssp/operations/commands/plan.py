@@ -14,10 +14,10 @@ import click
 
 from spark_ssp.common.errors import InvalidRequestError, SspError
 from spark_ssp.operations.terminal import write_json
-from spark_ssp.planner.dsl.builder import Pipeline
-from spark_ssp.planner.dsl.planned_pipeline import PlannedPipeline
-from spark_ssp.planner.services.systems import Services
-from spark_ssp.planner.storage.plan_json import to_text
+from spark_ssp.planner.builder import Pipeline
+from spark_ssp.planner.graph.systems import Services
+from spark_ssp.planner.planned_pipeline import PlannedPipeline
+from spark_ssp.planner.planning.plan import to_text
 
 _FORMATS: Final = ("text", "mermaid", "page")
 

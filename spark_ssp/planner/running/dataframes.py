@@ -1,5 +1,9 @@
 """Builds the DataFrames of a pipeline's stages from its operators. Reads no records.
 
+Streams are opened with the formats of their services, side inputs without rate limits, and
+intermediate streams are deduplicated. Operators that cannot run are rejected by name and source
+location.
+
 A line is built again for every operator that reads its rows. So a stream whose rows are used twice
 within a stage is read there by two sources, and the two sides of a self-join have columns that
 Spark can distinguish.
@@ -7,14 +11,20 @@ Spark can distinguish.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum, auto
+from typing import Any, Final, NoReturn, Protocol, runtime_checkable
 
-from pyspark.sql import DataFrame
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StructType
 
-from spark_ssp.planner.graph.names import OperatorName, TableName
+from spark_ssp.common.errors import SspError
+from spark_ssp.planner.graph.errors import InvalidPipelineError
 from spark_ssp.planner.graph.operators import (
     Filter,
     Graph,
@@ -23,16 +33,22 @@ from spark_ssp.planner.graph.operators import (
     JoinTable,
     Merge,
     Operator,
+    OperatorName,
     Output,
     PartitionBy,
     SendToTable,
     SideInput,
+    StreamId,
+    TableName,
     TableSpec,
     Transform,
     by_name,
+    problem_of,
     upstreams,
 )
-from spark_ssp.planner.planning.stages import MOST_SOURCES, fillers_of, sources_of
+from spark_ssp.planner.graph.systems import Services, SparkFormat
+from spark_ssp.planner.planning.stages import MOST_SOURCES, fillers_of, order_stages, sources_of
+from spark_ssp.planner.running.errors import kind_of
 from spark_ssp.planner.running.row_serde import (
     columns_of,
     invalid_keys,
@@ -40,11 +56,7 @@ from spark_ssp.planner.running.row_serde import (
     lost_types,
     value_of,
 )
-from spark_ssp.planner.running.stage_errors import Refusal, listed
-from spark_ssp.planner.running.stage_order import order_stages
-from spark_ssp.planner.running.streams import StreamAccess, Use
 from spark_ssp.planner.running.table_join import join_table
-from spark_ssp.planner.services.systems import SparkFormat
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +67,7 @@ class StageQuery:
     frame: DataFrame
     writer: SparkFormat
     batch_write_option: str | None
-    """The option of `streams.DropsDuplicates`, if the system has one."""
+    """The option of `DropsDuplicates`, if the system has one."""
     keeps_state: bool
     """True if this package's operators keep state; user functions are not inspected."""
 
@@ -375,3 +387,199 @@ def _refuse_unfit_keys(frame: DataFrame, columns: tuple[str, ...], refusal: Refu
 
 def _types(schema: StructType) -> str:
     return listed([f"{f.name} {f.dataType.simpleString()}" for f in schema])
+
+
+# --- Errors of operators --------------------------------------------------------------------------
+
+
+class Refusal:
+    """Raises the errors of one operator."""
+
+    def __init__(self, pipeline: str, operator: Operator) -> None:
+        self._pipeline = pipeline
+        self._operator = operator
+
+    def refuse(self, found: str, expected: str, next_step: str) -> NoReturn:
+        """Raise InvalidPipelineError."""
+        raise self._error(found, expected, next_step)
+
+    def _error(self, found: str, expected: str, next_step: str) -> InvalidPipelineError:
+        problem = problem_of(self._operator, found, expected, next_step)
+        return InvalidPipelineError(self._pipeline, [problem])
+
+    def refuse_missing_columns(self, frame: DataFrame, wanted: Iterable[str]) -> None:
+        """Raise InvalidPipelineError with the missing and the existing columns, if any is
+        missing."""
+        missing = [name for name in wanted if name not in frame.columns]
+        if missing:
+            self.refuse(
+                f"no column {listed(missing)} among {listed(frame.columns)}",
+                f"the key's columns: {listed(wanted)}",
+                "name columns that its rows have, or add them with transform",
+            )
+
+    def refuse_repeated_columns(self, frame: DataFrame) -> None:
+        """Raise InvalidPipelineError with columns that differ at most in case, if there are any."""
+        times = Counter(name.lower() for name in frame.columns)
+        twice = [name for name in frame.columns if times[name.lower()] > 1]
+        if twice:
+            self.refuse(
+                f"columns of one name: {listed(twice)}",
+                "names that differ in more than case",
+                "rename or drop one of them with transform",
+            )
+
+    def frame(self, result: object) -> DataFrame:
+        """Return a function's result if it is a DataFrame, else raise InvalidPipelineError."""
+        if not isinstance(result, DataFrame):
+            self.refuse(
+                f"a function that returned {_type_of(result)}",
+                "a function that returns a DataFrame",
+                "return the resulting frame",
+            )
+        return result
+
+    def condition(self, result: object) -> Column:
+        """Return the result of a filter's function if it is a Column, else raise
+        InvalidPipelineError."""
+        if not isinstance(result, Column):
+            self.refuse(
+                f"a function that returned {_type_of(result)}",
+                "a function that returns a Column, as frame['delay'] > 0",
+                "return the condition, not the frame",
+            )
+        return result
+
+    @contextmanager
+    def on_errors_of_services(self) -> Iterator[None]:
+        """Add the operator to errors of a service."""
+        try:
+            yield
+        except SspError as error:
+            found = f"{error.subject}: {error.found}"
+            raise self._error(found, error.expected, error.next_step) from error
+
+    @contextmanager
+    def on_errors_of_functions(self) -> Iterator[None]:
+        """Add the operator to Spark's errors about user code; other errors have the line that
+        raised them."""
+        try:
+            yield
+        except PySparkException as error:
+            raise self._error(
+                f"an expression that Spark rejects, {kind_of(error)}",
+                "expressions over the columns of its rows",
+                "see the cause, and correct the function or condition",
+            ) from error
+
+
+def listed(names: Iterable[str]) -> str:
+    """Return names as text for a message."""
+    return ", ".join(names) or "none"
+
+
+def _type_of(result: object) -> str:
+    return "nothing" if result is None else f"a {type(result).__name__}"
+
+
+# --- Streams --------------------------------------------------------------------------------------
+
+
+class Use(Enum):
+    """The purpose for which a stage reads a stream."""
+
+    LINE = auto()
+    TABLE = auto()
+    """To fill a table, which needs every record from the first."""
+    SIDE_INPUT = auto()
+    """To fill a table before rows are joined: each batch takes all available records, and changes
+    of a table apply before the batch's rows are joined (`table_join`)."""
+
+
+@runtime_checkable
+class DropsDuplicates(Protocol):
+    """The additional Protocol of a `System` whose writer may duplicate records after a failure."""
+
+    @property
+    def repeat_reader_options(self) -> Mapping[str, str]:
+        """Additional options of its reader, for deduplication."""
+        ...
+
+    @property
+    def repeat_writer_options(self) -> Mapping[str, str]:
+        """Additional options of its writer, for deduplication."""
+        ...
+
+    @property
+    def batch_write_option(self) -> str:
+        """Name of its writer's option with the value `<query's id>:<batch>`, for deduplication if a
+        streaming query writes each batch by one batch write."""
+        ...
+
+    def drop_duplicates(self, frame: DataFrame) -> DataFrame:
+        """Return the frame of a stream without duplicates, by a stateful operator."""
+        ...
+
+
+_LIMITS: Final = ("max", "min")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamAccess:
+    """Opens streams on one session."""
+
+    spark: SparkSession
+    services: Services
+
+    def read(self, stream: StreamId, use: Use) -> DataFrame:
+        """Read an external stream with the columns of its format."""
+        found = self.services[stream.system].reader_format(
+            stream.stream, from_start=use is not Use.LINE
+        )
+        return self._load(found, found.options, use)
+
+    def read_own(self, stream: StreamId, use: Use) -> DataFrame:
+        """Read an intermediate stream without duplicates, with at least a column `value`."""
+        system = self.services[stream.system]
+        found = system.reader_format(stream.stream, from_start=True)
+        if isinstance(system, DropsDuplicates):
+            options = _with(found.options, system.repeat_reader_options)
+            return system.drop_duplicates(self._load(found, options, use))
+        return self._load(found, found.options, use)
+
+    def writer(self, stream: StreamId) -> SparkFormat:
+        """Return the format that writes a stream so that its readers can deduplicate it."""
+        system = self.services[stream.system]
+        found = system.writer_format(stream.stream)
+        if isinstance(system, DropsDuplicates):
+            return SparkFormat(found.format, _with(found.options, system.repeat_writer_options))
+        return found
+
+    def batch_write_option(self, stream: StreamId) -> str | None:
+        """Return `DropsDuplicates.batch_write_option`, None for other systems."""
+        system = self.services[stream.system]
+        return system.batch_write_option if isinstance(system, DropsDuplicates) else None
+
+    def drops_duplicates(self, stream: StreamId) -> bool:
+        """Return whether reading this intermediate stream needs state."""
+        return isinstance(self.services[stream.system], DropsDuplicates)
+
+    def _load(self, found: SparkFormat, options: Mapping[str, str], use: Use) -> DataFrame:
+        kept = {
+            name: value
+            for name, value in options.items()
+            if use is not Use.SIDE_INPUT or not _is_limit(name)
+        }
+        return self.spark.readStream.format(found.format).options(**kept).load()
+
+
+def _with(options: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
+    """Return the options with `more`, which overrides names regardless of case."""
+    names = {name.lower() for name in more}
+    return {**{name: options[name] for name in options if name.lower() not in names}, **more}
+
+
+def _is_limit(option: str) -> bool:
+    """Return whether it is an option such as `maxRecordsPerTrigger` or `minOffsetsPerTrigger`."""
+    name = option.lower()
+    return name.startswith(_LIMITS) and name.endswith("pertrigger")

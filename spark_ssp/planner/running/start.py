@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,15 +14,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
 from spark_ssp.planner.graph.operators import Graph, PartitionBy
-from spark_ssp.planner.running.dataframes import StageQuery, stage_queries
+from spark_ssp.planner.graph.systems import Services, SparkFormat
+from spark_ssp.planner.planning.plan_history import is_path
+from spark_ssp.planner.planning.stages import bootstrap_stages
+from spark_ssp.planner.running.dataframes import StageQuery, StreamAccess, stage_queries
 from spark_ssp.planner.running.errors import SessionSettingError
-from spark_ssp.planner.running.session import check_state_store, is_remote, warn_many_tasks
-from spark_ssp.planner.running.stage_order import bootstrap_stages
-from spark_ssp.planner.running.streams import StreamAccess
 from spark_ssp.planner.running.supervisor import Phase, RunningPipeline
-from spark_ssp.planner.services.systems import Services, SparkFormat
-from spark_ssp.planner.storage.plan_storage import is_path
 
 STAGES: Final = "stages"
 """Name of the folder below a root that contains the stages' checkpoints."""
@@ -214,7 +215,7 @@ def _refuse_updates_from_afar(query: StageQuery) -> None:
 
 def writing(found: SparkFormat, batch_write_option: str | None) -> Callable[[DataFrame, int], None]:
     """Return a function for `foreachBatch` that writes each batch, with the query's id if the
-    system has an option for it (see `streams.DropsDuplicates`)."""
+    system has an option for it (see `DropsDuplicates`)."""
 
     def write(rows: DataFrame, batch: int) -> None:
         options = dict(found.options)
@@ -233,3 +234,59 @@ def writing(found: SparkFormat, batch_write_option: str | None) -> Callable[[Dat
         rows.write.format(found.format).options(**options).mode("append").save()
 
     return write
+
+
+_log = logging.getLogger(__name__)
+
+# --- Checks of the session ------------------------------------------------------------------------
+
+
+_SHUFFLE: Final = "spark.sql.shuffle.partitions"
+_MANY: Final = 4
+"""Factor by which a shuffle's partitions may exceed the parallel tasks without a warning."""
+
+
+def is_remote(spark: SparkSession) -> bool:
+    """Return whether the session is one of Spark Connect."""
+    return type(spark).__module__.startswith("pyspark.sql.connect.")
+
+
+def check_state_store(spark: SparkSession) -> None:
+    """Check the requirements of `transformWithState`: RocksDB in the JVM, pandas beside PySpark.
+    Raises SessionSettingError."""
+    found = spark.conf.get(PROVIDER_SETTING)
+    if not is_rocksdb(found):
+        raise SessionSettingError(
+            PROVIDER_SETTING,
+            found=str(found),
+            expected=f"{PROVIDER}, Spark's only provider for the state of tables and deduplication",
+            next_step=f'before run: spark.conf.set("{PROVIDER_SETTING}", "{PROVIDER}")',
+        )
+    if importlib.util.find_spec("pandas") is None:
+        raise SessionSettingError(
+            "pandas",
+            found="no such package in this environment",
+            expected="pandas, which PySpark requires for stateful operators",
+            next_step='pip install "pandas<3", here and on all hosts of Spark\'s Python workers',
+        )
+
+
+def warn_many_tasks(spark: SparkSession) -> None:
+    """Log a warning if batches of stages with state have far more tasks than can run in
+    parallel."""
+    if is_remote(spark):
+        return
+    shuffled = spark.conf.get(_SHUFFLE) or ""
+    # On a cluster these are the executors registered so far; more may follow.
+    at_once = spark.sparkContext.defaultParallelism
+    if shuffled.isdecimal() and int(shuffled) > _MANY * at_once:
+        _log.warning(
+            "%s is %s, and Spark has cores for %d tasks now: each batch of a stage with state (a "
+            "table, an intermediate stream) takes %s Python tasks, and a stage's first batch fixes "
+            "the number for its checkpoint. Before the first run set it to about the number of "
+            "cores of the complete cluster",
+            _SHUFFLE,
+            shuffled,
+            at_once,
+            shuffled,
+        )

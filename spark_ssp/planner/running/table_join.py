@@ -33,8 +33,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.common.spark.pyspark_api import transform_with_state
-from spark_ssp.planner.graph.names import TableName
-from spark_ssp.planner.graph.operators import JoinHow
+from spark_ssp.planner.graph.operators import JoinHow, TableName
 from spark_ssp.planner.running.row_serde import column, columns_of, key_text, value_of
 
 _OUTPUT: Final = {"line": "string", "held": "string"}

@@ -11,7 +11,6 @@
 It is fetched on first use, with the Java and the fetcher that Spark needs or brings.
 """
 
-from spark_ssp.testing.kafka.broker import LocalKafka
-from spark_ssp.testing.kafka.cluster import LocalKafkaCluster
+from spark_ssp.testing.kafka.broker import LocalKafka, LocalKafkaCluster
 
 __all__ = ["LocalKafka", "LocalKafkaCluster"]

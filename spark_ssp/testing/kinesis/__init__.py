@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_ssp.testing.kinesis.api.dispatch import KinesisState
-from spark_ssp.testing.kinesis.core.clock import Clock, ManualClock, SystemClock
-from spark_ssp.testing.kinesis.core.errors import KinesisError
-from spark_ssp.testing.kinesis.core.limits import Limits
+from spark_ssp.testing.kinesis.state.clock import Clock, ManualClock, SystemClock
+from spark_ssp.testing.kinesis.state.errors import KinesisError
+from spark_ssp.testing.kinesis.state.limits import Limits
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
 from spark_ssp.testing.kinesis.state.service_state import Delays
 from spark_ssp.testing.kinesis.state.stream import Distribution, StreamMode

@@ -13,9 +13,9 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from spark_ssp.testing.kinesis.core.limits import Limits
-from spark_ssp.testing.kinesis.http.listening import LOOPBACK
+from spark_ssp.testing.kinesis.server import LOOPBACK
 from spark_ssp.testing.kinesis.service import EmbeddedKinesis
+from spark_ssp.testing.kinesis.state.limits import Limits
 
 _DEFAULT_PORT = 4567
 

@@ -7,13 +7,10 @@ from types import TracebackType
 from typing import Self, TypedDict
 
 from spark_ssp.testing.kinesis.api.dispatch import KinesisState
-from spark_ssp.testing.kinesis.core.calls import CallLog
-from spark_ssp.testing.kinesis.core.clock import Clock
-from spark_ssp.testing.kinesis.core.faults import Faults
-from spark_ssp.testing.kinesis.core.limits import Limits
-from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
-from spark_ssp.testing.kinesis.http.listening import LOOPBACK
-from spark_ssp.testing.kinesis.http.server import HttpServer
+from spark_ssp.testing.kinesis.server import LOOPBACK, DynamoDbServer, HttpServer
+from spark_ssp.testing.kinesis.state.clock import Clock
+from spark_ssp.testing.kinesis.state.faults import CallLog, Faults
+from spark_ssp.testing.kinesis.state.limits import Limits
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
 from spark_ssp.testing.kinesis.state.service_state import Delays
 

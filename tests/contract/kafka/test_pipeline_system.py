@@ -22,10 +22,10 @@ from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem, TopicAdmin
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.planner import Pipeline, Services, StreamExistsError
-from spark_ssp.planner.graph.names import StreamId, SystemKind, SystemName
-from spark_ssp.planner.running.streams import StreamAccess
-from spark_ssp.planner.services.systems import StreamUse
-from spark_ssp.planner.storage.plan_history import newest
+from spark_ssp.planner.graph.operators import StreamId, SystemKind, SystemName
+from spark_ssp.planner.graph.systems import StreamUse
+from spark_ssp.planner.planning.plan_history import newest
+from spark_ssp.planner.running.dataframes import StreamAccess
 from tests.support.kafka.topics import KafkaTopics as Topics
 from tests.support.pipelines.examples import both
 from tests.support.servers.kafka_broker import KafkaBroker

@@ -29,7 +29,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     Faults,
 )
 from tests.contract.services import MIDDLE, Quirk

@@ -21,7 +21,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
     DropConnection,
     EmptyPage,

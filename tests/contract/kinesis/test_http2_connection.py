@@ -16,7 +16,7 @@ from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
 from spark_ssp.kinesis_source.client.subscriptions import open_subscriber
 from spark_ssp.kinesis_source.model.shard import TrimHorizon
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from spark_ssp.testing.kinesis.core.subscription_faults import CutSubscription
+from spark_ssp.testing.kinesis.state.faults import CutSubscription
 from tests.support.kinesis.certificates import write_certificates
 from tests.support.kinesis.http2 import Http2Kinesis, Traffic
 from tests.support.kinesis.pushed_stream import PushedStream, connection_to, put_numbers

@@ -18,7 +18,7 @@ from spark_ssp.kinesis_source.client.api import StreamInUseError
 from spark_ssp.kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
 from spark_ssp.kinesis_source.pipeline_system import KinesisStreams, KinesisSystem
 from spark_ssp.planner import Pipeline, Services, StreamExistsError
-from spark_ssp.planner.graph.names import SystemKind
+from spark_ssp.planner.graph.operators import SystemKind
 from tests.contract.services import FIRST, MIDDLE, SECOND, Service
 from tests.support.fakes.pipeline_services import MemorySystem
 

@@ -18,17 +18,20 @@ from spark_ssp.kinesis_source.client.subscriptions import open_subscriber
 from spark_ssp.kinesis_source.model.shard import ConsumerArn, TrimHorizon
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from spark_ssp.testing.kinesis.core.faults import AccessDenied, Fault, Refusal, Throttle
-from spark_ssp.testing.kinesis.core.subscription_faults import (
+from spark_ssp.testing.kinesis.state.faults import (
+    AccessDenied,
     CutSubscription,
     EmptyEvents,
     EndSubscription,
     FailSubscription,
+    Fault,
+    Refusal,
     SilenceSubscription,
+    Throttle,
 )
-from spark_ssp.testing.kinesis.http.event_stream import encode_message
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
 from spark_ssp.testing.kinesis.state.subscription import TAKEOVER_MS
+from spark_ssp.testing.kinesis.wire import encode_message
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.fakes.scripted import STREAM
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp

@@ -27,7 +27,7 @@ from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.process_wide import TargetCache
 from spark_ssp.kinesis_source.sink.values import DeliveryMetrics
 from spark_ssp.testing.kinesis import Distribution, EmbeddedKinesis, StreamMode
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     DropConnection,
     Fault,
     InternalFailure,

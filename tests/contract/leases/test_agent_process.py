@@ -25,7 +25,7 @@ from spark_ssp.checkpoint.leases.table_schema import TableSettings
 from spark_ssp.common.errors import AccessError, InvalidOptionsError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import WorkerId
-from spark_ssp.testing.kinesis.http.dynamodb import DynamoDbServer
+from spark_ssp.testing.kinesis.server import DynamoDbServer
 from tests.support import waiting
 from tests.support.leases.agent_reader import ReaderProcess
 from tests.support.leases.stores import client

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.testing.kinesis.core.faults import AccessDenied
+from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.contract.operations.conftest import KEYS, Cloud
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.operations.command import WIDTHS, Run, check_output, run

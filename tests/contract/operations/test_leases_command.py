@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.testing.kinesis.core.faults import InternalFailure
+from spark_ssp.testing.kinesis.state.faults import InternalFailure
 from tests.contract.operations.conftest import Cloud
 from tests.support.operations.command import WIDTHS, check_output, run
 

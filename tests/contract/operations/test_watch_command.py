@@ -17,7 +17,7 @@ from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.grouping.identifiers import ShardId, WorkerId
 from spark_ssp.operations.commands.watch import with_owners
 from spark_ssp.operations.snapshot import LeaseCounts, ShardSnapshot
-from spark_ssp.testing.kinesis.core.faults import InternalFailure
+from spark_ssp.testing.kinesis.state.faults import InternalFailure
 from tests.architecture.layers import ROOT
 from tests.contract.operations.conftest import Cloud
 from tests.support.kafka.topics import KafkaTopics, Record

@@ -27,7 +27,7 @@ from spark_ssp.grouping.groupers import GroupByPartition
 from spark_ssp.kinesis_source.client.boto3_client import disconnect
 from spark_ssp.kinesis_source.sink.table_sink import KinesisBatchWriter
 from spark_ssp.kinesis_source.source import KinesisBatchReader, KinesisStreamReader
-from spark_ssp.planner.storage.plan_storage import open_folder
+from spark_ssp.planner.planning.plan_history import open_folder
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.contract.permissions.policies import (
     ACCOUNT,

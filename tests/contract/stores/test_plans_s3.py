@@ -14,8 +14,8 @@ from spark_ssp.common.aws import clients as aws_clients
 from spark_ssp.common.errors import AccessError, IncompatibleStateError, ServiceUnavailableError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.planner import PlanConflictError, PlanStoreError, Services
-from spark_ssp.planner.storage.plan_history import RecordedPlan, newest, record
-from spark_ssp.planner.storage.plan_json import to_text
+from spark_ssp.planner.planning.plan import to_text
+from spark_ssp.planner.planning.plan_history import RecordedPlan, newest, record
 from tests.support.fakes.assignment_stores import REGION, Queue, aws_client, hook
 from tests.support.fakes.pipeline_services import MemorySystem
 from tests.support.leases.stores import Mishap

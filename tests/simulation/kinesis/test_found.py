@@ -16,7 +16,7 @@ from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.probing import batch_end_probe, probe_protocol
 from spark_ssp.kinesis_source.reading.process_wide import ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
-from spark_ssp.testing.kinesis.core.faults import ExpiredIterator, Throttle
+from spark_ssp.testing.kinesis.state.faults import ExpiredIterator, Throttle
 from tests.support.fakes.scripted import FakeTime
 from tests.support.simulation.query import Disturbance, Outcome, Stage, Trigger
 from tests.support.simulation.scene import STREAM, Scene, scene

@@ -8,7 +8,7 @@ import pytest
 
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.probing import probe_runner
-from spark_ssp.testing.kinesis.core.clock import ManualClock
+from spark_ssp.testing.kinesis.state.clock import ManualClock
 from tests.support.fakes.formula_kinesis import HOUR_MS, FormulaKinesis
 from tests.support.simulation.fleet import STREAM, Fleet
 

@@ -15,8 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_ssp.common.errors import InvalidRowsError, UnsupportedError
 from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING
 from spark_ssp.kafka_source.dedup.deduplicate import drop_duplicates
+from spark_ssp.planner.graph.systems import SparkFormat
 from spark_ssp.planner.running.start import writing
-from spark_ssp.planner.services.systems import SparkFormat
 from tests.support.kafka.copying import copying
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers.kafka_broker import KafkaBroker

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from spark_ssp.testing.kinesis.core.faults import AccessDenied
+from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.support.kinesis.feeds import Feed
 from tests.support.spark.queries import Sink, failure_of, load, run_to_end, start
 

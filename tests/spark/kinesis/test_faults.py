@@ -8,7 +8,7 @@ from typing import Self
 from urllib.parse import urlsplit
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     DropConnection,
     EmptyPage,
     ExpiredIterator,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from spark_ssp.testing.kinesis.core.faults import AccessDenied, DropConnection
+from spark_ssp.testing.kinesis.state.faults import AccessDenied, DropConnection
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
 from tests.support.kinesis.fan_out_mode import python_path
 from tests.support.kinesis.feeds import Feed

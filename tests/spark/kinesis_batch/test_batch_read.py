@@ -12,7 +12,7 @@ from pyspark.sql import Row, SparkSession
 from spark_ssp.common.errors import AccessError
 from spark_ssp.kinesis_source.source import KinesisBatchReader
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from spark_ssp.testing.kinesis.core.faults import AccessDenied
+from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kinesis.fan_out_mode import pushed_everywhere

@@ -14,7 +14,7 @@ import pytest
 from spark_ssp.common.logs import REPEAT_S
 from spark_ssp.testing.kafka.broker import free_ports
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from spark_ssp.testing.kinesis.core.faults import Throttle
+from spark_ssp.testing.kinesis.state.faults import Throttle
 from tests.architecture.layers import ROOT
 from tests.support.kcl.workers import SparkWorker
 from tests.support.kinesis.feeds import EmbeddedFeed

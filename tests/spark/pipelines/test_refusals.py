@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.planner import InvalidPipelineError, Pipeline
-from spark_ssp.planner.graph.names import SystemKind
+from spark_ssp.planner.graph.operators import SystemKind
 from spark_ssp.planner.running import SessionSettingError
 from spark_ssp.planner.running.row_serde import (
     columns_of,

@@ -13,9 +13,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from spark_ssp.planner import Pipeline
-from spark_ssp.planner.dsl.planned_pipeline import PlannedPipeline
+from spark_ssp.planner.graph.systems import Services, SparkFormat
+from spark_ssp.planner.planned_pipeline import PlannedPipeline
 from spark_ssp.planner.running.start import checkpoint
-from spark_ssp.planner.services.systems import Services, SparkFormat
 from tests.support.fakes.stream_folders import FolderSystem, register, services
 from tests.support.pipelines.runs import patiently, session_for_pipelines
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.testing.kinesis import EmbeddedKinesis
-from spark_ssp.testing.kinesis.core.faults import AccessDenied
-from spark_ssp.testing.kinesis.http import dynamodb, server, wire
+from spark_ssp.testing.kinesis import EmbeddedKinesis, server, wire
+from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.support.kinesis.fan_out_mode import pushed_everywhere, python_path
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
 from tests.support.spark.drivers import Driver
@@ -73,13 +72,13 @@ class Keys:
 def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     """Records the keys of the requests to services that start after it."""
     seen = Keys()
-    respond, one_at_a_time = wire.respond, dynamodb.one_at_a_time
+    respond, one_at_a_time = wire.respond, server.one_at_a_time
 
     def note(state: Any, headers: Mapping[bytes, bytes], body: bytes) -> Any:
         seen.add(headers[b"x-amz-target"].decode(), headers[b"authorization"].decode())
         return respond(state, headers, body)
 
-    def noting(app: dynamodb.App) -> dynamodb.App:
+    def noting(app: server.App) -> server.App:
         inner = one_at_a_time(app)
 
         def answer(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -89,7 +88,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
         return answer
 
     monkeypatch.setattr(server, "respond", note)
-    monkeypatch.setattr(dynamodb, "one_at_a_time", noting)
+    monkeypatch.setattr(server, "one_at_a_time", noting)
     return seen
 
 

@@ -26,7 +26,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.testing.kinesis.core.clock import ManualClock
+from spark_ssp.testing.kinesis.state.clock import ManualClock
 from spark_ssp.testing.kinesis.state.stream import equal_ranges
 
 HOUR_MS = 3_600_000

@@ -40,9 +40,9 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.testing.kinesis.api.dispatch import Answer, KinesisState
-from spark_ssp.testing.kinesis.core.errors import KinesisError, NoAnswer
-from spark_ssp.testing.kinesis.core.request import Json
+from spark_ssp.testing.kinesis.state.errors import KinesisError, NoAnswer
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
+from spark_ssp.testing.kinesis.state.request import Json
 
 _THROTTLES = frozenset({"ProvisionedThroughputExceededException", "LimitExceededException"})
 _TRANSIENT = _THROTTLES | frozenset(

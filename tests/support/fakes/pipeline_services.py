@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_ssp.common.errors import UnsupportedError
-from spark_ssp.planner.graph.names import SystemKind
-from spark_ssp.planner.services.systems import SparkFormat, StreamUse, stream_exists_error
+from spark_ssp.planner.graph.operators import SystemKind
+from spark_ssp.planner.graph.systems import SparkFormat, StreamUse, stream_exists_error
 
 
 @dataclass(kw_only=True)

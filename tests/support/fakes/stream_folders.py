@@ -10,8 +10,8 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from spark_ssp.common.errors import UnsupportedError
-from spark_ssp.planner.graph.names import SystemKind
-from spark_ssp.planner.services.systems import Services, SparkFormat, StreamUse, stream_exists_error
+from spark_ssp.planner.graph.operators import SystemKind
+from spark_ssp.planner.graph.systems import Services, SparkFormat, StreamUse, stream_exists_error
 from tests.support.fakes.folder_source import FORMAT, FolderSource, Record, files, read, write
 
 _COUNT = ".partitions"

@@ -20,8 +20,7 @@ from h2.errors import ErrorCodes
 from h2.settings import SettingCodes, Settings
 
 from spark_ssp.testing.kinesis.api.dispatch import KinesisState
-from spark_ssp.testing.kinesis.http.listening import LOOPBACK
-from spark_ssp.testing.kinesis.http.server import TRANSPORT, Http1Protocol, HttpServer
+from spark_ssp.testing.kinesis.server import LOOPBACK, TRANSPORT, Http1Protocol, HttpServer
 from tests.support.kinesis.certificates import write_certificates
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Co-partitioned streams by a naive analysis: every line is followed separately.
 
-The reference model of `spark_ssp.planner.checks.co_partitioning.CoPartitionGraph`, which must agree
+The reference model of `planning.co_partitioning.CoPartitionGraph`, which must agree
 with it without storing every stream of every link.
 """
 
@@ -8,16 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spark_ssp.planner.checks.co_partitioning import (
+from spark_ssp.planner.graph.operators import (
+    Graph,
+    Input,
+    OperatorName,
+    SendToTable,
+    SideInput,
+    StreamId,
+)
+from spark_ssp.planner.graph.traversal import reached
+from spark_ssp.planner.planning.co_partitioning import (
     Link,
     TableLink,
     line_successors,
     link_of,
     sources,
 )
-from spark_ssp.planner.graph.names import OperatorName, StreamId
-from spark_ssp.planner.graph.operators import Graph, Input, SendToTable, SideInput
-from spark_ssp.planner.graph.traversal import reached
 
 Tied = dict[Link, frozenset[StreamId]]
 

@@ -15,8 +15,8 @@ from spark_ssp.planner import (
     PlanSettings,
     Stream,
 )
-from spark_ssp.planner.graph.names import StreamId, SystemName
-from spark_ssp.planner.storage.plan_history import RecordedPlan, record
+from spark_ssp.planner.graph.operators import StreamId, SystemName
+from spark_ssp.planner.planning.plan_history import RecordedPlan, record
 
 
 def same(frame: Any) -> Any:

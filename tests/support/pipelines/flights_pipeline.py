@@ -20,7 +20,7 @@ from spark_ssp.kafka_source.dedup.deduplicate import drop_duplicates
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.kinesis_source.pipeline_system import KinesisSystem
 from spark_ssp.planner import PlannedPipeline, Services
-from spark_ssp.planner.dsl.builder import Pipeline
+from spark_ssp.planner.builder import Pipeline
 from tests.support.kinesis.feeds import options_for
 from tests.support.pipelines.runs import patiently, session_for_pipelines
 

@@ -10,18 +10,20 @@ from itertools import product
 from hypothesis import strategies as st
 
 from spark_ssp.planner import Pipeline, Stream, Table
-from spark_ssp.planner.graph.names import OperatorName, StreamId, TableName
 from spark_ssp.planner.graph.operators import (
     Filter,
     Graph,
     Input,
     Join,
     JoinTable,
+    OperatorName,
     PartitionBy,
     SendToTable,
     SideInput,
     Source,
     StateKind,
+    StreamId,
+    TableName,
     Transform,
     upstreams,
 )

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from spark_ssp.testing.kafka.jars import installing_into
-from spark_ssp.testing.kinesis.http.listening import LOOPBACK, listen
+from spark_ssp.testing.kinesis.server import LOOPBACK, listen
 from spark_ssp.testing.kinesis.service import ClientSettings
 from tests.support.kinesis.certificates import write_certificates
 from tests.support.servers.cache import CACHE

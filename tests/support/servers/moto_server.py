@@ -6,7 +6,7 @@ import logging
 
 from moto.server import ThreadedMotoServer
 
-from spark_ssp.testing.kinesis.http.dynamodb import one_at_a_time
+from spark_ssp.testing.kinesis.server import one_at_a_time
 
 
 class MotoServer:

@@ -25,8 +25,14 @@ from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRa
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
-from spark_ssp.testing.kinesis.state import sequence
-from spark_ssp.testing.kinesis.state.records import Record, RecordLog, Slice
+from spark_ssp.testing.kinesis.state.shard import (
+    Record,
+    RecordLog,
+    Slice,
+    base_number,
+    compose_number,
+    decode_number,
+)
 from tests.support.fakes.in_process import InProcessKinesis
 
 _KEY = "k"
@@ -120,7 +126,7 @@ class MadeLog(RecordLog):
         return bisect_left(range(feed.count), millis - self._begin_ms, key=feed.arrivals)
 
     def at_number(self, number: int) -> int:
-        decoded = sequence.decode(number)
+        decoded = decode_number(number)
         assert decoded is not None
         return decoded.index - 1
 
@@ -143,7 +149,7 @@ class MadeLog(RecordLog):
 
     def _record(self, ordinal: int) -> Record:
         arrival = self._begin_ms + self._feed.arrivals(ordinal)
-        number = sequence.compose(self._number_base, ordinal + 1, arrival // 1000)
+        number = compose_number(self._number_base, ordinal + 1, arrival // 1000)
         size = self._feed.size(ordinal + 1) - self._feed.size(ordinal)
         return Record(str(number), _KEY, self._data[: size - len(_KEY)], arrival)
 
@@ -218,9 +224,9 @@ def create_full_stream(state: KinesisState, feed: Feed, begin_ms: int) -> MadeLo
     """Create a stream of one shard, with the records of `feed`. It is never written to."""
     state.create_stream(STREAM, 1)
     shard = state.shard(STREAM, SHARD)
-    base = sequence.base(shard.era, shard.index)
+    base = base_number(shard.era, shard.index)
     shard.log = log = MadeLog(base, feed, begin_ms)
-    shard.last_number = sequence.compose(base, 1 << 60, 0)
+    shard.last_number = compose_number(base, 1 << 60, 0)
     return log
 
 

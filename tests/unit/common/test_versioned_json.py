@@ -17,7 +17,7 @@ from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.grouping.assignment import decode_assignment
 from spark_ssp.kafka_source.planning.spark_checkpoint import decode_any
 from spark_ssp.kinesis_source.model.offset import decode
-from spark_ssp.planner.storage.plan_json import from_text
+from spark_ssp.planner.planning.plan import from_text
 
 Place = tuple[str | int, ...]
 

@@ -8,7 +8,7 @@ from spark_ssp.common.errors import DataLossError, ServiceUnavailableError
 from spark_ssp.kinesis_source.model.shard import Latest, ShardEnd, StartingPosition
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.testing.kinesis import UnusualAnswers
-from spark_ssp.testing.kinesis.core.faults import InternalFailure, LateShardEnd, Throttle
+from spark_ssp.testing.kinesis.state.faults import InternalFailure, LateShardEnd, Throttle
 from tests.support.fakes.planner_world import HOUR_MS, RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key

@@ -31,7 +31,7 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from spark_ssp.kinesis_source.probing.probe_rate_limiter import RETRY_AFTER_FAULTS
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
     DropConnection,
     EmptyPage,

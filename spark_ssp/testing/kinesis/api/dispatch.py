@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from spark_ssp.testing.kinesis.api import consumers, records, shards, streams, subscriptions
-from spark_ssp.testing.kinesis.api.addressing import stream_in_consumer_arn
-from spark_ssp.testing.kinesis.core import tokens
-from spark_ssp.testing.kinesis.core.calls import Call
-from spark_ssp.testing.kinesis.core.errors import (
+from spark_ssp.testing.kinesis.api import consumers, records, streams
+from spark_ssp.testing.kinesis.api.streams import stream_in_consumer_arn
+from spark_ssp.testing.kinesis.state.errors import (
     KinesisError,
     NoAnswer,
     access_denied,
@@ -23,32 +21,21 @@ from spark_ssp.testing.kinesis.core.errors import (
     throughput_exceeded,
     unknown_operation,
 )
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
-    DelayVisibility,
+    Call,
     DropConnection,
-    EmptyPage,
     ExpiredIterator,
     Fault,
     InternalFailure,
-    LateShardEnd,
     LostReply,
     Refusal,
-    RejectRecords,
-    ShiftArrival,
     Throttle,
     Timeout,
     TrimRecords,
 )
-from spark_ssp.testing.kinesis.core.request import Effect, Json, Request
-from spark_ssp.testing.kinesis.core.subscription_faults import (
-    CutSubscription,
-    EmptyEvents,
-    EndSubscription,
-    FailSubscription,
-    SilenceSubscription,
-)
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage, parse_cursor
+from spark_ssp.testing.kinesis.state.request import Effect, Json, Request, unseal
 from spark_ssp.testing.kinesis.state.service_state import ServiceState
 from spark_ssp.testing.kinesis.state.subscription import Step, Subscription
 
@@ -68,19 +55,19 @@ OPERATIONS: Final[dict[str, Operation]] = {
     "GetRecords": records.get_records,
     "GetShardIterator": records.get_shard_iterator,
     "IncreaseStreamRetentionPeriod": streams.increase_retention,
-    "ListShards": shards.list_shards,
+    "ListShards": streams.list_shards,
     "ListStreamConsumers": consumers.list_consumers,
     "ListStreams": streams.list_streams,
     "ListTagsForStream": streams.list_tags,
-    "MergeShards": shards.merge_shards,
+    "MergeShards": streams.merge_shards,
     "PutRecord": records.put_record,
     "PutRecords": records.put_records,
     "RegisterStreamConsumer": consumers.register,
     "RemoveTagsFromStream": streams.remove_tags,
-    "SplitShard": shards.split_shard,
-    "SubscribeToShard": subscriptions.subscribe_to_shard,
+    "SplitShard": streams.split_shard,
+    "SubscribeToShard": consumers.subscribe_to_shard,
     "UpdateMaxRecordSize": streams.update_max_record_size,
-    "UpdateShardCount": shards.update_shard_count,
+    "UpdateShardCount": streams.update_shard_count,
     "UpdateStreamMode": streams.update_mode,
     "UpdateStreamRecordDistributionStrategy": streams.update_distribution,
 }
@@ -126,12 +113,12 @@ class KinesisState(ServiceState):
         """Return the next step of a subscription that has not ended: its next event, if one is due
         now. Pass the step's subscription to the next call."""
         with self.lock:
-            return subscriptions.next_step(self, subscription, self.clock.now_ms())
+            return consumers.next_step(self, subscription, self.clock.now_ms())
 
     def close_subscription(self, subscription: Subscription) -> None:
         """End a subscription whose client has closed the connection."""
         with self.lock:
-            subscriptions.close(self, subscription, self.clock.now_ms())
+            consumers.close(self, subscription, self.clock.now_ms())
 
     def _apply_faults(
         self, faults: list[Fault], call: Call
@@ -141,25 +128,14 @@ class KinesisState(ServiceState):
         lost: LostReply | None = None
         prevented: KinesisError | NoAnswer | None = None
         for fault in faults:
-            match fault:
-                case TrimRecords():
-                    self._trim(fault, call)
-                case EmptyPage() | LateShardEnd():
-                    effects.append(fault)
-                case DelayVisibility() | ShiftArrival() | RejectRecords():
-                    effects.append(fault)
-                case (
-                    FailSubscription()
-                    | SilenceSubscription()
-                    | CutSubscription()
-                    | EndSubscription()
-                    | EmptyEvents()
-                ):
-                    effects.append(fault)
-                case LostReply():
-                    lost = lost or fault
-                case _:
-                    prevented = prevented or _error_of_fault(fault, call)
+            if isinstance(fault, TrimRecords):
+                self._trim(fault, call)
+            elif isinstance(fault, Effect):
+                effects.append(fault)
+            elif isinstance(fault, LostReply):
+                lost = lost or fault
+            else:
+                prevented = prevented or _error_of_fault(fault, call)
         if prevented is not None:
             raise prevented
         return tuple(effects), lost
@@ -188,7 +164,7 @@ def _error_of_fault(fault: Fault, call: Call) -> KinesisError | NoAnswer:
         case InternalFailure(status=503):
             return KinesisError("ServiceUnavailable", "Injected fault.", status=503)
         case InternalFailure(status=status):
-            return internal_failure("Injected fault.", status)
+            return internal_failure("Injected fault.", status=status)
         case AccessDenied():
             return access_denied(
                 f"User is not authorized to perform: kinesis:{call.operation} (injected)"
@@ -221,7 +197,7 @@ def _log_entry(operation: str, body: Mapping[str, Any], now_ms: int) -> Call:
     if stream is None and isinstance(consumer, str):
         stream = stream_in_consumer_arn(consumer)
     if stream is None and isinstance(token, str):
-        fields = tokens.unseal("ListShards", token)
+        fields = unseal("ListShards", token)
         stream = fields[0] if fields else None
     return Call(
         operation=operation,

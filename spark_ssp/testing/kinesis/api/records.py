@@ -7,33 +7,32 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY
-from spark_ssp.testing.kinesis.api.addressing import stream_of
-from spark_ssp.testing.kinesis.core.errors import (
+from spark_ssp.testing.kinesis.api.streams import stream_of
+from spark_ssp.testing.kinesis.state import page_reads
+from spark_ssp.testing.kinesis.state.errors import (
     KinesisError,
     dry_run,
     invalid_argument,
     not_found,
     serialization,
 )
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     DelayVisibility,
     EmptyPage,
     LateShardEnd,
     RejectRecords,
     ShiftArrival,
 )
-from spark_ssp.testing.kinesis.core.request import (
+from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
+from spark_ssp.testing.kinesis.state.request import (
     Json,
     Request,
     decimal_value,
     invalid_value,
     missing,
 )
-from spark_ssp.testing.kinesis.state import page_reads
-from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
-from spark_ssp.testing.kinesis.state.records import Record
 from spark_ssp.testing.kinesis.state.service_state import ServiceState
-from spark_ssp.testing.kinesis.state.shard import Shard
+from spark_ssp.testing.kinesis.state.shard import Record, Shard
 from spark_ssp.testing.kinesis.state.stream import Distribution, Stream, StreamStatus
 
 _MAX_BATCH_RECORDS = 500
@@ -190,7 +189,7 @@ def get_shard_iterator(state: ServiceState, request: Request) -> Json:
     if at_ms is not None and kind != "AT_TIMESTAMP":
         raise invalid_argument(f"Timestamp does not go with iterator type {kind}.")
     shard = stream.shard(shard_id, request.now_ms)
-    state.rate_limiter.get_shard_iterator(stream.name, shard_id, request.now_ms)
+    state.rate_limiter.call("GetShardIterator", request.now_ms, stream=stream.name, shard=shard_id)
     cursor = page_reads.open_cursor(
         stream, shard, kind, request.now_ms, sequence_number=number, at_ms=at_ms
     )

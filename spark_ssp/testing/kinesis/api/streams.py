@@ -1,25 +1,102 @@
-"""Operations on streams as a whole: creating, describing, listing, retention, tags."""
+"""Operations on streams and their shards, and the stream or consumer that a request names."""
 
 from __future__ import annotations
 
-from spark_ssp.testing.kinesis.api.addressing import stream_of
-from spark_ssp.testing.kinesis.api.shards import shard_json
-from spark_ssp.testing.kinesis.core import tokens
-from spark_ssp.testing.kinesis.core.errors import expired_next_token, in_use, invalid_argument
-from spark_ssp.testing.kinesis.core.request import Json, Request, invalid_value, missing
+import re
+from collections.abc import Callable
+
+from spark_ssp.testing.kinesis.state.errors import (
+    in_use,
+    invalid_argument,
+    limit_exceeded,
+    not_found,
+    validation,
+)
+from spark_ssp.testing.kinesis.state.page_reads import hash_key_range
+from spark_ssp.testing.kinesis.state.request import (
+    Json,
+    Request,
+    invalid_value,
+    missing,
+    required,
+    seal,
+    time_value,
+    unseal_next_token,
+)
 from spark_ssp.testing.kinesis.state.service_state import ServiceState
+from spark_ssp.testing.kinesis.state.shard import Shard
 from spark_ssp.testing.kinesis.state.stream import (
     MAX_RETENTION_HOURS,
     MIN_RETENTION_HOURS,
+    Change,
     Distribution,
     Stream,
     StreamMode,
     StreamStatus,
 )
+from spark_ssp.testing.kinesis.state.subscription import Consumer
 
 _MAX_SHARDS = 10_000
+_MAX_RESULTS = 1000
 _MAX_TAGS = 50
 _KIB = 1024
+
+
+_ARN = re.compile(r"arn:aws[^:]*:kinesis:[^:]*:\d{12}:stream/(\S+)")
+_CONSUMER_ARN = re.compile(
+    r"(arn:aws[^:]*:kinesis:[^:]*:\d{12}:stream/([a-zA-Z0-9_.-]+))/consumer/([a-zA-Z0-9_.-]+):\d+"
+)
+
+
+def stream_of(state: ServiceState, request: Request) -> Stream:
+    """Return the stream that a request names by StreamName, StreamARN or both."""
+    name, arn = request.name("StreamName"), request.text("StreamARN")
+    if arn is not None:
+        match = _ARN.fullmatch(arn)
+        if match is None:
+            raise invalid_value("StreamARN", "must be the ARN of a stream")
+        if name is not None and name != match[1]:
+            raise invalid_argument(f"StreamName {name} and StreamARN {arn} differ.")
+        stream = state.stream(match[1])
+        if stream.arn != arn:
+            raise not_found(f"Stream {arn} not found.")
+        return stream
+    if name is None:
+        raise invalid_argument("Either StreamName or StreamARN must be given.")
+    return state.stream(name)
+
+
+def consumer_of(state: ServiceState, request: Request) -> tuple[Stream, Consumer]:
+    """Return the consumer that a request names by ConsumerARN, by StreamARN and ConsumerName, or by
+    all three, and its stream."""
+    arn, stream_arn = request.text("ConsumerARN"), request.text("StreamARN")
+    name = request.name("ConsumerName")
+    if arn is None:
+        if stream_arn is None or name is None:
+            raise invalid_argument(
+                "Either ConsumerARN, or StreamARN and ConsumerName must be given."
+            )
+        stream = stream_of(state, request)
+        return stream, state.consumers(stream.name).get(name, request.now_ms)
+    match = _CONSUMER_ARN.fullmatch(arn)
+    if match is None:
+        raise invalid_value("ConsumerARN", "must be the ARN of a consumer")
+    if stream_arn not in (None, match[1]) or name not in (None, match[3]):
+        raise invalid_argument(f"ConsumerARN {arn}, StreamARN and ConsumerName differ.")
+    stream = state.stream(match[2])
+    consumer = state.consumers(stream.name).get(match[3], request.now_ms)
+    if consumer.arn != arn:
+        raise not_found(f"Consumer {arn} not found.")
+    return stream, consumer
+
+
+def stream_in_consumer_arn(arn: str) -> str | None:
+    """Return the name of the stream in the ARN of a consumer, or None for any other text."""
+    match = _CONSUMER_ARN.fullmatch(arn)
+    return None if match is None else match[2]
+
+
+# --- Streams --------------------------------------------------------------------------------------
 
 
 def create_stream(state: ServiceState, request: Request) -> Json:
@@ -62,7 +139,7 @@ def describe_stream(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
     limit = request.bounded("Limit", 1, 10_000) or 100
     after = request.name("ExclusiveStartShardId") or ""
-    state.rate_limiter.account_call("DescribeStream", request.now_ms)
+    state.rate_limiter.call("DescribeStream", request.now_ms)
     shards = [s for s in stream.shards(request.now_ms) if s.shard_id > after]
     description = _common(stream) | {
         "Shards": [shard_json(s) for s in shards[:limit]],
@@ -75,7 +152,7 @@ def describe_stream(state: ServiceState, request: Request) -> Json:
 
 def describe_stream_summary(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
-    state.rate_limiter.account_call("DescribeStreamSummary", request.now_ms)
+    state.rate_limiter.call("DescribeStreamSummary", request.now_ms)
     creating = stream.status is StreamStatus.CREATING
     summary = _common(stream) | {
         "OpenShardCount": 0 if creating else len(stream.open_shards()),
@@ -105,12 +182,7 @@ def list_streams(state: ServiceState, request: Request) -> Json:
     after = request.name("ExclusiveStartStreamName") or ""
     token = request.text("NextToken")
     if token is not None:
-        fields = tokens.unseal("ListStreams", token)
-        if fields is None:
-            raise invalid_argument("Invalid NextToken.")
-        if request.now_ms - int(fields[1]) > tokens.NEXT_TOKEN_LIFE_MS:
-            raise expired_next_token("NextToken has expired.")
-        after = fields[0]
+        (after,) = unseal_next_token("ListStreams", token, request.now_ms)
     names = [name for name in state.stream_names() if name > after]
     page = [state.stream(name) for name in names[:limit]]
     answer: Json = {
@@ -128,7 +200,7 @@ def list_streams(state: ServiceState, request: Request) -> Json:
         ],
     }
     if len(names) > limit:
-        answer["NextToken"] = tokens.seal(
+        answer["NextToken"] = seal(
             "ListStreams", page[-1].name, request.now_ms, state.next_serial()
         )
     return answer
@@ -158,9 +230,7 @@ def decrease_retention(state: ServiceState, request: Request) -> Json:
 
 def _retention_request(state: ServiceState, request: Request) -> tuple[Stream, int]:
     stream = stream_of(state, request)
-    hours = request.integer("RetentionPeriodHours")
-    if hours is None:
-        raise missing("RetentionPeriodHours")
+    hours = required("RetentionPeriodHours", request.integer("RetentionPeriodHours"))
     if not MIN_RETENTION_HOURS <= hours <= MAX_RETENTION_HOURS:
         raise invalid_argument(
             f"Retention period must be from {MIN_RETENTION_HOURS} to {MAX_RETENTION_HOURS} "
@@ -172,9 +242,7 @@ def _retention_request(state: ServiceState, request: Request) -> tuple[Stream, i
 
 def update_max_record_size(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
-    kib = request.bounded("MaxRecordSizeInKiB", 1024, 10 * 1024)
-    if kib is None:
-        raise missing("MaxRecordSizeInKiB")
+    kib = required("MaxRecordSizeInKiB", request.bounded("MaxRecordSizeInKiB", 1024, 10 * 1024))
     stream.require_active()
     stream.max_record_bytes = kib * _KIB
     return {}
@@ -182,9 +250,7 @@ def update_max_record_size(state: ServiceState, request: Request) -> Json:
 
 def update_mode(state: ServiceState, request: Request) -> Json:
     stream = _stream_by_arn(state, request)
-    mode = _mode(request)
-    if mode is None:
-        raise missing("StreamModeDetails")
+    mode = required("StreamModeDetails", _mode(request))
     stream.require_active()
     stream.set_mode(mode)
     return {}
@@ -192,9 +258,7 @@ def update_mode(state: ServiceState, request: Request) -> Json:
 
 def update_distribution(state: ServiceState, request: Request) -> Json:
     stream = _stream_by_arn(state, request)
-    distribution = _distribution(request)
-    if distribution is None:
-        raise missing("RecordDistributionStrategy")
+    distribution = required("RecordDistributionStrategy", _distribution(request))
     stream.require_active()
     stream.set_distribution(distribution)
     return {}
@@ -258,3 +322,176 @@ def describe_limits(state: ServiceState, request: Request) -> Json:
         "OnDemandStreamCount": sum(s.mode == "ON_DEMAND" for s in streams),
         "OnDemandStreamCountLimit": 50,
     }
+
+
+# --- Shards ---------------------------------------------------------------------------------------
+
+
+def shard_json(shard: Shard) -> Json:
+    """Return a shard as in ListShards and DescribeStream; EndingSequenceNumber only if closed."""
+    numbers = {"StartingSequenceNumber": str(shard.starting_number)}
+    if shard.ending_number is not None:
+        numbers["EndingSequenceNumber"] = str(shard.ending_number)
+    answer: Json = {
+        "ShardId": shard.shard_id,
+        "HashKeyRange": hash_key_range(shard),
+        "SequenceNumberRange": numbers,
+    }
+    if shard.parent is not None:
+        answer["ParentShardId"] = shard.parent
+    if shard.adjacent_parent is not None:
+        answer["AdjacentParentShardId"] = shard.adjacent_parent
+    return answer
+
+
+# --- ListShards ---------------------------------------------------------------------------------
+
+
+def list_shards(state: ServiceState, request: Request) -> Json:
+    limit = min(request.bounded("MaxResults", 1, 10_000) or _MAX_RESULTS, _MAX_RESULTS)
+    token = request.text("NextToken")
+    if token is not None:
+        stream, after, wanted, at_ms = _continued(state, request, token)
+    else:
+        stream, after, wanted, at_ms = _first_page(state, request)
+    state.rate_limiter.call("ListShards", request.now_ms, stream=stream.name)
+    if stream.status is StreamStatus.CREATING:
+        stream.require_active()
+    keep = _filter(stream, wanted, at_ms, request.now_ms)
+    found = [s for s in stream.shards(request.now_ms) if s.shard_id > after and keep(s)]
+    answer: Json = {"Shards": [shard_json(s) for s in found[:limit]]}
+    if len(found) > limit:
+        last = found[limit - 1].shard_id
+        at = "" if at_ms is None else at_ms
+        place = (stream.name, stream.created_ms, last, wanted, at)
+        answer["NextToken"] = seal("ListShards", *place, request.now_ms, state.next_serial())
+    return answer
+
+
+def _first_page(state: ServiceState, request: Request) -> tuple[Stream, str, str, int | None]:
+    stream = stream_of(state, request)
+    created = request.time_ms("StreamCreationTimestamp")
+    if created is not None and created != stream.created_ms:
+        raise invalid_argument(f"Stream {stream.name} was not created at that time.")
+    after = request.name("ExclusiveStartShardId") or ""
+    shard_filter = request.body.get("ShardFilter")
+    if shard_filter is None:
+        return stream, after, "FROM_TRIM_HORIZON", None
+    wanted = shard_filter.get("Type")
+    at_ms = time_value("ShardFilter.Timestamp", shard_filter.get("Timestamp"))
+    if wanted == "AFTER_SHARD_ID":
+        shard_id = shard_filter.get("ShardId")
+        if not isinstance(shard_id, str):
+            raise invalid_argument("ShardId must be given with the filter type AFTER_SHARD_ID.")
+        return stream, max(after, shard_id), "FROM_TRIM_HORIZON", None
+    if wanted not in _FILTERS:
+        raise invalid_value(
+            "shardFilter.type", f"must be one of AFTER_SHARD_ID, {', '.join(_FILTERS)}"
+        )
+    if wanted in ("AT_TIMESTAMP", "FROM_TIMESTAMP"):
+        if at_ms is None:
+            raise invalid_argument(f"Timestamp must be given with the filter type {wanted}.")
+        if at_ms > request.now_ms:
+            raise invalid_argument("The Timestamp of a ShardFilter must not be in the future.")
+    return stream, after, wanted, at_ms
+
+
+def _continued(
+    state: ServiceState, request: Request, token: str
+) -> tuple[Stream, str, str, int | None]:
+    for other in ("StreamName", "StreamCreationTimestamp", "ExclusiveStartShardId", "ShardFilter"):
+        if request.body.get(other) is not None:
+            raise invalid_argument(f"NextToken and {other} cannot be provided together.")
+    name, created, after, wanted, at = unseal_next_token("ListShards", token, request.now_ms)
+    stream = state.stream(name)
+    if stream.created_ms != int(created) or request.text("StreamARN") not in (None, stream.arn):
+        raise invalid_argument("NextToken belongs to another stream.")
+    return stream, after, wanted, int(at) if at else None
+
+
+_FILTERS = ("AT_TRIM_HORIZON", "FROM_TRIM_HORIZON", "AT_LATEST", "AT_TIMESTAMP", "FROM_TIMESTAMP")
+
+
+def _filter(stream: Stream, wanted: str, at_ms: int | None, now_ms: int) -> Callable[[Shard], bool]:
+    """Return the predicate of a ShardFilter (API reference) on shards that have not expired."""
+    horizon = stream.horizon_ms(now_ms)
+    since = max(horizon, at_ms) if at_ms is not None else horizon
+
+    def from_time(shard: Shard) -> bool:
+        return shard.closed_ms is None or shard.closed_ms >= since
+
+    def at_time(shard: Shard) -> bool:
+        return shard.created_ms <= since and from_time(shard)
+
+    match wanted:
+        case "AT_LATEST":
+            return lambda shard: shard.is_open
+        case "AT_TIMESTAMP" | "AT_TRIM_HORIZON":
+            return at_time
+        case _:
+            return from_time
+
+
+# --- Resharding ---------------------------------------------------------------------------------
+
+
+def split_shard(state: ServiceState, request: Request) -> Json:
+    stream = _reshardable(state, request, "SplitShard")
+    shard_id = request.required_name("ShardToSplit")
+    cut = required("NewStartingHashKey", request.decimal("NewStartingHashKey", 39))
+    stream.check_split(shard_id, cut, request.now_ms)
+    _reshard(state, request, stream, lambda now_ms: stream.split(shard_id, cut, now_ms))
+    return {}
+
+
+def merge_shards(state: ServiceState, request: Request) -> Json:
+    stream = _reshardable(state, request, "MergeShards")
+    shard_id = request.required_name("ShardToMerge")
+    adjacent = request.required_name("AdjacentShardToMerge")
+    stream.check_merge(shard_id, adjacent, request.now_ms)
+    _reshard(state, request, stream, lambda now_ms: stream.merge(shard_id, adjacent, now_ms))
+    return {}
+
+
+def update_shard_count(state: ServiceState, request: Request) -> Json:
+    stream = _reshardable(state, request, None)
+    target = required("TargetShardCount", request.bounded("TargetShardCount", 1, _MAX_SHARDS))
+    if request.text("ScalingType") != "UNIFORM_SCALING":
+        raise invalid_value("scalingType", "must be UNIFORM_SCALING")
+    current = len(stream.open_shards())
+    factor = state.rate_limiter.limits.scaling_factor
+    if factor is not None and not current <= target * factor <= current * factor * factor:
+        raise limit_exceeded(
+            f"UpdateShardCount cannot scale stream {stream.name} from {current} to {target} "
+            f"shards in one step."
+        )
+    _reshard(state, request, stream, lambda now_ms: stream.scale(target, now_ms))
+    return {
+        "StreamName": stream.name,
+        "StreamARN": stream.arn,
+        "CurrentShardCount": current,
+        "TargetShardCount": target,
+    }
+
+
+def _reshardable(state: ServiceState, request: Request, limited: str | None) -> Stream:
+    stream = stream_of(state, request)
+    if limited is not None:
+        state.rate_limiter.call(limited, request.now_ms)
+    if stream.mode is StreamMode.ON_DEMAND:
+        raise validation(
+            f"Request is invalid. Stream {stream.name} is in the capacity mode ON_DEMAND, in which "
+            f"the service changes the shards itself."
+        )
+    stream.require_active()
+    return stream
+
+
+def _reshard(
+    state: ServiceState, request: Request, stream: Stream, apply: Callable[[int], object]
+) -> None:
+    if state.delays.reshard_ms == 0:
+        apply(request.now_ms)
+    else:
+        due_ms = request.now_ms + state.delays.reshard_ms
+        stream.schedule(Change(due_ms=due_ms, status=StreamStatus.UPDATING, apply=apply))

@@ -1,1 +1,1 @@
-"""Streams, shards and records held in memory."""
+"""Streams, shards and records held in memory; requests, errors, quotas, faults and the clock."""

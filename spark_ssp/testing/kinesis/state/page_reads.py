@@ -8,11 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spark_ssp.testing.kinesis.core import tokens
-from spark_ssp.testing.kinesis.core.errors import expired_iterator, invalid_argument
-from spark_ssp.testing.kinesis.state import sequence
-from spark_ssp.testing.kinesis.state.records import Record
-from spark_ssp.testing.kinesis.state.shard import Shard, shard_id
+from spark_ssp.testing.kinesis.state.errors import expired_iterator, invalid_argument
+from spark_ssp.testing.kinesis.state.request import seal, unseal
+from spark_ssp.testing.kinesis.state.shard import Record, Shard, decode_number, shard_id
 from spark_ssp.testing.kinesis.state.stream import Stream
 
 ITERATOR_LIFE_MS = 300_000
@@ -61,12 +59,12 @@ class Cursor:
         """Return opaque text; `serial` makes each token different."""
         at = "" if self.at_ms is None else self.at_ms
         place = (self.stream, self.created_ms, self.shard, self.ordinal, at)
-        return tokens.seal("iterator", *place, self.issued_ms, self.empty_pages, serial)
+        return seal("iterator", *place, self.issued_ms, self.empty_pages, serial)
 
 
 def parse_cursor(token: str) -> Cursor:
     """Parse the result of `Cursor.to_token`; raise InvalidArgument for any other text."""
-    fields = tokens.unseal("iterator", token)
+    fields = unseal("iterator", token)
     if fields is None:
         raise invalid_argument("Invalid ShardIterator.")
     stream, created, shard, ordinal, at, issued, empty_pages, _serial = fields
@@ -131,7 +129,7 @@ def open_cursor(
 
 def _check_number(stream: Stream, shard: Shard, number: int) -> None:
     """Raise InvalidArgument for a number that no position in this shard can have."""
-    decoded = sequence.decode(number)
+    decoded = decode_number(number)
     if decoded is None:
         raise invalid_argument(f"Invalid StartingSequenceNumber {number}.")
     if decoded.shard_index != shard.index:

@@ -11,15 +11,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spark_ssp.testing.kinesis.core.calls import CallLog
-from spark_ssp.testing.kinesis.core.clock import Clock, as_clock
-from spark_ssp.testing.kinesis.core.errors import in_use, invalid_argument, not_found
-from spark_ssp.testing.kinesis.core.faults import Faults
-from spark_ssp.testing.kinesis.core.limits import Limits, RateLimiter
-from spark_ssp.testing.kinesis.state.consumers import Consumer, Consumers
+from spark_ssp.testing.kinesis.state.clock import Clock, as_clock
+from spark_ssp.testing.kinesis.state.errors import in_use, invalid_argument, not_found
+from spark_ssp.testing.kinesis.state.faults import CallLog, Faults
+from spark_ssp.testing.kinesis.state.limits import Limits, RateLimiter
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
-from spark_ssp.testing.kinesis.state.records import Record
-from spark_ssp.testing.kinesis.state.shard import Shard
+from spark_ssp.testing.kinesis.state.shard import Record, Shard
 from spark_ssp.testing.kinesis.state.stream import (
     Change,
     Distribution,
@@ -27,7 +24,7 @@ from spark_ssp.testing.kinesis.state.stream import (
     StreamMode,
     StreamStatus,
 )
-from spark_ssp.testing.kinesis.state.subscription import Subscription
+from spark_ssp.testing.kinesis.state.subscription import Consumer, Consumers, Subscription
 
 ACCOUNT = "000000000000"
 
@@ -114,12 +111,9 @@ class ServiceState:
             self._streams[name] = stream
             self._consumers[name] = Consumers(stream.arn)
             if delay_ms:
+                due_ms = now_ms + delay_ms
                 stream.schedule(
-                    Change(
-                        due_ms=now_ms + delay_ms,
-                        status=StreamStatus.CREATING,
-                        apply=lambda _: None,
-                    )
+                    Change(due_ms=due_ms, status=StreamStatus.CREATING, apply=lambda _: None)
                 )
             return stream
 
@@ -130,9 +124,10 @@ class ServiceState:
             if not delay_ms:
                 self._forget(name)
                 return
+            due_ms = self.clock.now_ms() + delay_ms
             stream.schedule(
                 Change(
-                    due_ms=self.clock.now_ms() + delay_ms,
+                    due_ms=due_ms,
                     status=StreamStatus.DELETING,
                     apply=lambda _: self._forget(name),
                 )

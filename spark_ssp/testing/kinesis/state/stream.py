@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange
-from spark_ssp.testing.kinesis.core.errors import in_use, invalid_argument, not_found
+from spark_ssp.testing.kinesis.state.errors import in_use, invalid_argument, not_found
 from spark_ssp.testing.kinesis.state.shard import Shard, shard_id
 
 HOUR_MS = 3_600_000
@@ -46,7 +46,7 @@ class Change:
 
     due_ms: int
     status: StreamStatus
-    apply: Callable[[int], None]
+    apply: Callable[[int], object]
 
 
 class Stream:

@@ -21,7 +21,7 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
-from spark_ssp.testing.kinesis.core.faults import InternalFailure
+from spark_ssp.testing.kinesis.state.faults import InternalFailure
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.shards import key
 from tests.support.leases.values import lease

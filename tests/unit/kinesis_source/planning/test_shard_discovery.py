@@ -15,7 +15,7 @@ from spark_ssp.kinesis_source.planning.shard_discovery import (
     ShardDiscovery,
 )
 from spark_ssp.testing.kinesis import KinesisState, ManualClock
-from spark_ssp.testing.kinesis.core.faults import AccessDenied, InternalFailure
+from spark_ssp.testing.kinesis.state.faults import AccessDenied, InternalFailure
 from tests.support.fakes.in_process import InProcessKinesis
 
 ORDERS, CLICKS = StreamRef(name=StreamName("orders")), StreamRef(name=StreamName("clicks"))

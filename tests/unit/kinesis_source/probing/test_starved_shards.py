@@ -17,7 +17,7 @@ from spark_ssp.kinesis_source.options.values import FanOutOptions
 from spark_ssp.kinesis_source.probing.batch_end_probe import PEEK_RECORDS, probe, probe_starved
 from spark_ssp.kinesis_source.probing.probe_protocol import PROBE_RECORDS, ShardCursor
 from spark_ssp.kinesis_source.probing.probe_rate_limiter import RETRIES
-from spark_ssp.testing.kinesis.core.faults import Throttle
+from spark_ssp.testing.kinesis.state.faults import Throttle
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.probes import (

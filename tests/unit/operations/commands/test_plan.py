@@ -11,7 +11,7 @@ from tests.support.operations.command import WIDTHS, check_output, run
 OUTPUTS = Path(__file__).parent / "outputs"
 PIPELINE = '''
 from spark_ssp.planner import Pipeline, Services
-from spark_ssp.planner.graph.names import SystemKind
+from spark_ssp.planner.graph.operators import SystemKind
 
 
 class Known:

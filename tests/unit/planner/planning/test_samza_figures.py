@@ -8,8 +8,8 @@ import re
 import pytest
 
 from spark_ssp.planner import PartitionCountConflictError, Pipeline, Stream
-from spark_ssp.planner.checks.co_partitioning import JoinLink, TableLink, table_links
 from spark_ssp.planner.graph.operators import Input, Join, Output
+from spark_ssp.planner.planning.co_partitioning import JoinLink, table_links
 from tests.support.pipelines.co_partitioning import links
 from tests.support.pipelines.examples import both, partitions, planned, same, stream_id, topics
 
@@ -192,17 +192,3 @@ def test_constraint_4_without_a_third_both_take_the_default() -> None:
     pipeline = _constraint(first_made=True, second_made=True)
     assert partitions(pipeline, RAW) == {"S1": 100, "S2": 100}
     assert partitions(pipeline, RAW, default=12) == {"S1": 12, "S2": 12}
-
-
-# --- A side input is one more stream of every join with its table --------------------------------
-
-
-def test_a_side_input_agrees_with_the_tables_readers() -> None:
-    pipeline = _pipeline()
-    side, s2 = topics(pipeline, "side", "S2")
-    table = pipeline.table("T", key="key").side_input(side)
-    s2.partition_by("key", name="S2-prime").join_table(table).output("kafka", "S3")
-    assert links(pipeline.build()) == {
-        TableLink(table=table.name): {stream_id("side"), stream_id("p-S2-prime")}
-    }
-    assert partitions(pipeline, {"side": 6, "S2": 48}) == {"S2-prime": 6}

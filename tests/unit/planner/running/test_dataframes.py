@@ -11,11 +11,10 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.planner import InvalidPipelineError, Pipeline
+from spark_ssp.planner.graph.systems import Services, SparkFormat
 from spark_ssp.planner.running import SessionSettingError
-from spark_ssp.planner.running.dataframes import stage_queries
+from spark_ssp.planner.running.dataframes import StreamAccess, stage_queries
 from spark_ssp.planner.running.start import RunSettings, prepare, root_for_spark, writing
-from spark_ssp.planner.running.streams import StreamAccess
-from spark_ssp.planner.services.systems import Services, SparkFormat
 from tests.support.fakes.pipeline_services import MemorySystem
 from tests.support.pipelines.examples import both
 

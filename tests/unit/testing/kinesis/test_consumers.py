@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.testing.kinesis import Delays, KinesisError, KinesisState, Limits, ManualClock
+from spark_ssp.testing.kinesis import Delays, KinesisState, Limits, ManualClock
 from spark_ssp.testing.kinesis.state.subscription import (
     HEARTBEAT_MS,
     LIFE_MS,
@@ -16,22 +16,15 @@ from spark_ssp.testing.kinesis.state.subscription import (
     RecordsEvent,
     Subscription,
 )
+from tests.support.kinesis.embedded_calls import FIRST, ORDERS, answered, iterator, outcome, read
+from tests.support.kinesis.embedded_calls import texts as page_texts
 
 ARN = "arn:aws:kinesis:us-east-1:000000000000:stream/orders"
-FIRST = "shardId-000000000000"
 RECORDS = [(1_699_999_999_000, b"a"), (1_699_999_999_001, b"b"), (1_699_999_999_002, b"c")]
+ETL = {"StreamARN": ARN, "ConsumerName": "etl"}
+ONE_MORE = {"StreamARN": ARN, "ConsumerName": "one-more"}
 IN_USE, LIMIT = "ResourceInUseException", "LimitExceededException"
 NOT_FOUND, INVALID = "ResourceNotFoundException", "InvalidArgumentException"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def state(clock: ManualClock) -> KinesisState:
-    return service(clock)
 
 
 def service(clock: ManualClock, **settings: Any) -> KinesisState:
@@ -40,27 +33,15 @@ def service(clock: ManualClock, **settings: Any) -> KinesisState:
     return found
 
 
-def call(state: KinesisState, operation: str, **body: Any) -> dict[str, Any]:
-    answer = state.call(operation, body)
-    assert isinstance(answer, dict)
-    return answer
-
-
-def code_of(state: KinesisState, operation: str, **body: Any) -> str:
-    with pytest.raises(KinesisError) as caught:
-        state.call(operation, body)
-    return caught.value.code
-
-
 def register(state: KinesisState, name: str = "etl") -> dict[str, Any]:
-    answer = call(state, "RegisterStreamConsumer", StreamARN=ARN, ConsumerName=name)
+    answer = answered(state, "RegisterStreamConsumer", StreamARN=ARN, ConsumerName=name)
     found = answer["Consumer"]
     assert isinstance(found, dict)
     return found
 
 
 def status(state: KinesisState, name: str = "etl") -> str:
-    answer = call(state, "DescribeStreamConsumer", StreamARN=ARN, ConsumerName=name)
+    answer = answered(state, "DescribeStreamConsumer", StreamARN=ARN, ConsumerName=name)
     return str(answer["ConsumerDescription"]["ConsumerStatus"])
 
 
@@ -76,77 +57,77 @@ def test_a_consumer_is_creating_active_deleting_and_gone(clock: ManualClock) -> 
         "ConsumerStatus": "CREATING",
         "ConsumerCreationTimestamp": clock.now_ms() / 1000,
     }
-    assert code_of(state, "SubscribeToShard", **position(consumer["ConsumerARN"])) == IN_USE
-    assert code_of(state, "RegisterStreamConsumer", StreamARN=ARN, ConsumerName="etl") == IN_USE
+    assert outcome(state, "SubscribeToShard", position(consumer["ConsumerARN"])) == IN_USE
+    assert outcome(state, "RegisterStreamConsumer", ETL) == IN_USE
     clock.advance(500)
-    found = call(state, "DescribeStreamConsumer", ConsumerARN=consumer["ConsumerARN"])
+    found = answered(state, "DescribeStreamConsumer", ConsumerARN=consumer["ConsumerARN"])
     assert found["ConsumerDescription"] == consumer | {
         "ConsumerStatus": "ACTIVE",
         "StreamARN": ARN,
     }
-    call(state, "DeregisterStreamConsumer", ConsumerARN=consumer["ConsumerARN"])
+    answered(state, "DeregisterStreamConsumer", ConsumerARN=consumer["ConsumerARN"])
     assert status(state) == "DELETING"
-    assert code_of(state, "SubscribeToShard", **position(consumer["ConsumerARN"])) == IN_USE
+    assert outcome(state, "SubscribeToShard", position(consumer["ConsumerARN"])) == IN_USE
     clock.advance(700)
     by_arn = {"ConsumerARN": consumer["ConsumerARN"]}
-    assert code_of(state, "DescribeStreamConsumer", **by_arn) == NOT_FOUND
+    assert outcome(state, "DescribeStreamConsumer", by_arn) == NOT_FOUND
     again = register(state)
     assert again["ConsumerARN"] != consumer["ConsumerARN"]
-    assert code_of(state, "DescribeStreamConsumer", **by_arn) == NOT_FOUND
+    assert outcome(state, "DescribeStreamConsumer", by_arn) == NOT_FOUND
 
 
 def test_a_consumer_registered_in_the_second_of_its_predecessor_has_another_arn(
     state: KinesisState,
 ) -> None:
     first = register(state)["ConsumerARN"]
-    call(state, "DeregisterStreamConsumer", StreamARN=ARN, ConsumerName="etl")
+    answered(state, "DeregisterStreamConsumer", StreamARN=ARN, ConsumerName="etl")
     assert register(state)["ConsumerARN"] != first
 
 
 def test_the_parameters_of_a_consumer_must_not_conflict(state: KinesisState) -> None:
     arn = register(state)["ConsumerARN"]
-    call(state, "DescribeStreamConsumer", ConsumerARN=arn, StreamARN=ARN, ConsumerName="etl")
+    answered(state, "DescribeStreamConsumer", ConsumerARN=arn, StreamARN=ARN, ConsumerName="etl")
     for conflicting in (
         {"ConsumerARN": arn, "ConsumerName": "other"},
         {"ConsumerARN": arn, "StreamARN": ARN + "x"},
         {"ConsumerName": "etl"},
         {},
     ):
-        assert code_of(state, "DescribeStreamConsumer", **conflicting) == INVALID
+        assert outcome(state, "DescribeStreamConsumer", conflicting) == INVALID
     other = {"StreamARN": ARN, "ConsumerName": "other"}
-    assert code_of(state, "DeregisterStreamConsumer", **other) == NOT_FOUND
+    assert outcome(state, "DeregisterStreamConsumer", other) == NOT_FOUND
 
 
 def test_consumers_are_listed_in_pages(state: KinesisState, clock: ManualClock) -> None:
     for name in ("c", "a", "b"):
         register(state, name)
-    page = call(state, "ListStreamConsumers", StreamARN=ARN, MaxResults=2)
+    page = answered(state, "ListStreamConsumers", StreamARN=ARN, MaxResults=2)
     token = page["NextToken"]
-    rest = call(state, "ListStreamConsumers", StreamARN=ARN, NextToken=token)
+    rest = answered(state, "ListStreamConsumers", StreamARN=ARN, NextToken=token)
     names = [c["ConsumerName"] for c in page["Consumers"] + rest["Consumers"]]
     assert names == ["a", "b", "c"]
     assert "NextToken" not in rest
     clock.advance(300_001)
-    expired = code_of(state, "ListStreamConsumers", StreamARN=ARN, NextToken=token)
+    expired = outcome(state, "ListStreamConsumers", {"StreamARN": ARN, "NextToken": token})
     assert expired == "ExpiredNextTokenException"
 
 
 def test_a_stream_with_consumers_is_deleted_only_on_demand(state: KinesisState) -> None:
     register(state)
-    summary = call(state, "DescribeStreamSummary", StreamName="orders")
+    summary = answered(state, "DescribeStreamSummary", StreamName="orders")
     assert summary["StreamDescriptionSummary"]["ConsumerCount"] == 1
-    assert code_of(state, "DeleteStream", StreamName="orders") == IN_USE
-    call(state, "DeleteStream", StreamName="orders", EnforceConsumerDeletion=True)
+    assert outcome(state, "DeleteStream", ORDERS) == IN_USE
+    answered(state, "DeleteStream", StreamName="orders", EnforceConsumerDeletion=True)
     state.create_stream("orders")
-    assert call(state, "ListStreamConsumers", StreamARN=ARN)["Consumers"] == []
+    assert answered(state, "ListStreamConsumers", StreamARN=ARN)["Consumers"] == []
 
 
 def test_a_stream_has_at_most_twenty_consumers(clock: ManualClock) -> None:
     state = service(clock, limits=Limits(consumers_per_stream=20))
     for number in range(20):
         register(state, f"consumer-{number}")
-    assert code_of(state, "RegisterStreamConsumer", StreamARN=ARN, ConsumerName="one-more") == LIMIT
-    call(state, "DeregisterStreamConsumer", StreamARN=ARN, ConsumerName="consumer-7")
+    assert outcome(state, "RegisterStreamConsumer", ONE_MORE) == LIMIT
+    answered(state, "DeregisterStreamConsumer", StreamARN=ARN, ConsumerName="consumer-7")
     register(state, "one-more")
 
 
@@ -155,7 +136,7 @@ def test_five_consumers_are_creating_at_most(clock: ManualClock) -> None:
     state = service(clock, limits=limits, delays=Delays(register_ms=1000))
     for number in range(5):
         register(state, f"consumer-{number}")
-    assert code_of(state, "RegisterStreamConsumer", StreamARN=ARN, ConsumerName="one-more") == LIMIT
+    assert outcome(state, "RegisterStreamConsumer", ONE_MORE) == LIMIT
     clock.advance(1000)
     register(state, "one-more")
 
@@ -164,17 +145,17 @@ def test_the_calls_on_consumers_are_limited(clock: ManualClock) -> None:
     state = service(clock, limits=Limits.strict())
     for number in range(5):
         register(state, f"consumer-{number}")
-    assert code_of(state, "RegisterStreamConsumer", StreamARN=ARN, ConsumerName="etl") == LIMIT
+    assert outcome(state, "RegisterStreamConsumer", ETL) == LIMIT
     named = {"StreamARN": ARN, "ConsumerName": "consumer-0"}
     for _ in range(20):
-        call(state, "DescribeStreamConsumer", **named)
-    assert code_of(state, "DescribeStreamConsumer", **named) == LIMIT
+        answered(state, "DescribeStreamConsumer", **named)
+    assert outcome(state, "DescribeStreamConsumer", named) == LIMIT
     for _ in range(5):
-        call(state, "ListStreamConsumers", StreamARN=ARN)
-    assert code_of(state, "ListStreamConsumers", StreamARN=ARN) == LIMIT
+        answered(state, "ListStreamConsumers", StreamARN=ARN)
+    assert outcome(state, "ListStreamConsumers", {"StreamARN": ARN}) == LIMIT
     for number in range(5):
         name = f"consumer-{number}"
-        call(state, "DeregisterStreamConsumer", StreamARN=ARN, ConsumerName=name)
+        answered(state, "DeregisterStreamConsumer", StreamARN=ARN, ConsumerName=name)
     clock.advance(1000)
     register(state)
     assert status(state) == "ACTIVE"
@@ -255,7 +236,7 @@ def test_a_subscription_starts_at_its_position(
 def test_the_starting_position_is_checked(state: KinesisState, consumer: str) -> None:
     number = state.put("orders", "key", b"a").sequence_number
     without = {"ConsumerARN": consumer, "ShardId": FIRST}
-    assert code_of(state, "SubscribeToShard", **without) == "ValidationException"
+    assert outcome(state, "SubscribeToShard", without) == "ValidationException"
     for expected, kind, more in (
         ("ValidationException", "SOMEWHERE", {}),
         (INVALID, "AFTER_SEQUENCE_NUMBER", {}),
@@ -265,11 +246,11 @@ def test_the_starting_position_is_checked(state: KinesisState, consumer: str) ->
         (INVALID, "AT_TIMESTAMP", {}),
     ):
         body = position(consumer, kind, **more)
-        assert code_of(state, "SubscribeToShard", **body) == expected, (kind, more)
+        assert outcome(state, "SubscribeToShard", body) == expected, (kind, more)
     absent = position(consumer) | {"ShardId": "shardId-000000000009"}
-    assert code_of(state, "SubscribeToShard", **absent) == NOT_FOUND
+    assert outcome(state, "SubscribeToShard", absent) == NOT_FOUND
     dry = position(consumer) | {"DryRun": True}
-    assert code_of(state, "SubscribeToShard", **dry) == "DryRunOperationException"
+    assert outcome(state, "SubscribeToShard", dry) == "DryRunOperationException"
     subscribe(state, consumer)  # none of them counts as a successful call
 
 
@@ -291,16 +272,8 @@ def test_an_idle_subscription_sends_events_whose_continuation_moves(
     assert continuations == sorted(set(continuations))
     state.put("orders", "key", b"a")
     for number in continuations:
-        answer = call(
-            state,
-            "GetShardIterator",
-            StreamName="orders",
-            ShardId=FIRST,
-            ShardIteratorType="AFTER_SEQUENCE_NUMBER",
-            StartingSequenceNumber=str(number),
-        )
-        page = state.call("GetRecords", {"ShardIterator": answer["ShardIterator"]})
-        assert [record.data for record in page.records] == [b"a"]  # type: ignore[union-attr]
+        after = iterator(state, "AFTER_SEQUENCE_NUMBER", StartingSequenceNumber=str(number))
+        assert page_texts(read(state, after)) == "a"
 
 
 def test_a_subscription_ends_after_five_minutes(
@@ -331,9 +304,9 @@ def test_the_limit_of_calls_comes_before_the_five_seconds(clock: ManualClock) ->
     state = service(clock, limits=Limits.strict())
     arn = state.register_consumer("orders", "etl").arn
     subscribe(state, arn)
-    assert code_of(state, "SubscribeToShard", **position(arn)) == LIMIT
+    assert outcome(state, "SubscribeToShard", position(arn)) == LIMIT
     clock.advance(1000)
-    assert code_of(state, "SubscribeToShard", **position(arn)) == IN_USE
+    assert outcome(state, "SubscribeToShard", position(arn)) == IN_USE
     clock.advance(TAKEOVER_MS - 1000)
     subscribe(state, arn)
 
@@ -345,14 +318,7 @@ def test_pushed_bytes_are_not_shared_with_get_records(clock: ManualClock) -> Non
         state.put("orders", "", bytes(mib))
     arns = [state.register_consumer("orders", name).arn for name in ("one", "two")]
     one, two = (subscribe(state, arn) for arn in arns)
-    answer = call(
-        state,
-        "GetShardIterator",
-        StreamName="orders",
-        ShardId=FIRST,
-        ShardIteratorType="TRIM_HORIZON",
-    )
-    state.call("GetRecords", {"ShardIterator": answer["ShardIterator"]})  # takes all of a second
+    read(state, iterator(state))  # takes all of a second
     sent = [0, 0]
     for _ in range(20):
         for index, subscription in enumerate((one, two)):

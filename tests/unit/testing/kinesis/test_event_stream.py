@@ -9,13 +9,13 @@ from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.testing.kinesis.http.event_stream import (
+from spark_ssp.testing.kinesis.state.shard import Record
+from spark_ssp.testing.kinesis.state.subscription import ErrorEvent, RecordsEvent
+from spark_ssp.testing.kinesis.wire import (
     encode_event,
     encode_message,
     initial_response,
 )
-from spark_ssp.testing.kinesis.state.records import Record
-from spark_ssp.testing.kinesis.state.subscription import ErrorEvent, RecordsEvent
 
 NAMES = st.text(min_size=1, max_size=20)
 

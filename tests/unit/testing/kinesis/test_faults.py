@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
 
 import pytest
 
 from spark_ssp.testing.kinesis import KinesisError, KinesisState, ManualClock
-from spark_ssp.testing.kinesis.core.calls import Call
-from spark_ssp.testing.kinesis.core.errors import NoAnswer
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.errors import NoAnswer
+from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
+    Call,
     DelayVisibility,
     DropConnection,
     EmptyPage,
@@ -28,67 +27,27 @@ from spark_ssp.testing.kinesis.core.faults import (
     Timeout,
     TrimRecords,
 )
-from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
+from tests.support.kinesis.embedded_calls import (
+    FIRST,
+    ORDERS,
+    SECOND,
+    answered,
+    iterator,
+    outcome,
+    read,
+    texts,
+)
 
 START = 1_700_000_000_000
-FIRST = "shardId-000000000000"
-SECOND = "shardId-000000000001"
-ORDERS = {"StreamName": "orders"}
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(START)
-
-
-@pytest.fixture
-def state(clock: ManualClock) -> KinesisState:
-    service = KinesisState(clock=clock)
-    service.create_stream("orders", 2)
-    return service
 
 
 def call(operation: str, stream: str | None = "orders", shard: str | None = None) -> Call:
     return Call(operation=operation, stream=stream, shard=shard, at_ms=START)
 
 
-def outcome(state: KinesisState, operation: str, body: dict[str, Any]) -> str:
-    """ "ok", or the error code, or "dropped"."""
-    try:
-        state.call(operation, body)
-    except KinesisError as error:
-        return error.code
-    except NoAnswer:
-        return "dropped"
-    return "ok"
-
-
-def iterator(state: KinesisState, shard: str = FIRST) -> str:
-    body = ORDERS | {"ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
-    answer = state.call("GetShardIterator", body)
-    assert isinstance(answer, dict)
-    token = answer["ShardIterator"]
-    assert isinstance(token, str)
-    return token
-
-
-def read(state: KinesisState, token: str) -> RecordsPage:
-    page = state.call("GetRecords", {"ShardIterator": token})
-    assert isinstance(page, RecordsPage)
-    return page
-
-
-def texts(page: RecordsPage) -> str:
-    return "".join(record.data.decode() for record in page.records)
-
-
 def put(state: KinesisState, text: str) -> str:
-    body = ORDERS | {"PartitionKey": "k", "Data": text.encode(), "ExplicitHashKey": "0"}
-    answer = state.call("PutRecord", body)
-    assert isinstance(answer, dict)
-    number = answer["SequenceNumber"]
-    assert isinstance(number, str)
-    return number
+    answer = answered(state, "PutRecord", **ORDERS, PartitionKey="k", Data=text.encode())
+    return str(answer["SequenceNumber"])
 
 
 # --- When a fault is due --------------------------------------------------------------------------
@@ -235,9 +194,7 @@ def test_hidden_records_are_as_if_not_put(state: KinesisState, clock: ManualCloc
     state.faults.add(DelayVisibility(delay_ms=50), operation="PutRecord")
     late = put(state, "b")
     put(state, "c")
-    latest = ORDERS | {"ShardId": FIRST, "ShardIteratorType": "LATEST"}
-    answer = state.call("GetShardIterator", latest)
-    assert isinstance(answer, dict)
+    latest = iterator(state, "LATEST")
     page = read(state, iterator(state))
     assert (texts(page), page.millis_behind_latest) == ("a", 0)
     state.split("orders", FIRST)
@@ -247,7 +204,7 @@ def test_hidden_records_are_as_if_not_put(state: KinesisState, clock: ManualCloc
     clock.advance(50)
     last = read(state, page.next_iterator)
     assert (texts(last), last.next_iterator, last.records[0].sequence_number) == ("bc", None, late)
-    assert texts(read(state, answer["ShardIterator"])) == "bc"
+    assert texts(read(state, latest)) == "bc"
 
 
 def test_the_end_of_a_shard_can_come_late(state: KinesisState) -> None:
@@ -272,9 +229,8 @@ def test_arrival_times_can_go_backwards(state: KinesisState) -> None:
 
 def test_some_records_of_a_batch_are_rejected(state: KinesisState) -> None:
     state.faults.add(RejectRecords(every=3))
-    body = ORDERS | {"Records": [{"PartitionKey": str(n), "Data": b"x"} for n in range(7)]}
-    answer = state.call("PutRecords", body)
-    assert isinstance(answer, dict)
+    records = [{"PartitionKey": str(n), "Data": b"x"} for n in range(7)]
+    answer = answered(state, "PutRecords", **ORDERS, Records=records)
     assert answer["FailedRecordCount"] == 2
     rejected = [n for n, record in enumerate(answer["Records"]) if "ErrorCode" in record]
     assert rejected == [2, 5]

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from spark_ssp.testing.kinesis.http.guard import MAX_BODY_BYTES, refusal
+from spark_ssp.testing.kinesis.server import MAX_BODY_BYTES, refusal
 
 KINESIS = "Kinesis_20131202.ListStreams"
 DYNAMODB = "DynamoDB_20120810.ListTables"

@@ -20,7 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError, ReadTimeoutError
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
-from spark_ssp.testing.kinesis.core.faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
     DelayVisibility,
     DropConnection,

@@ -6,19 +6,13 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.testing.kinesis import KinesisError, KinesisState, Limits, ManualClock
+from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
+from tests.support.kinesis.embedded_calls import FIRST, ORDERS, SECOND, iterator, outcome
 
-FIRST = "shardId-000000000000"
-ORDERS = {"StreamName": "orders"}
 LATEST = ORDERS | {"ShardId": FIRST, "ShardIteratorType": "LATEST"}
 RATE = "ProvisionedThroughputExceededException"
 MIB = 1024 * 1024
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
 
 
 @pytest.fixture
@@ -28,31 +22,13 @@ def strict(clock: ManualClock) -> KinesisState:
     return service
 
 
-def outcome(state: KinesisState, operation: str, body: dict[str, Any]) -> str:
-    try:
-        state.call(operation, body)
-    except KinesisError as error:
-        return error.code
-    return "ok"
-
-
 def outcomes(state: KinesisState, times: int, operation: str, body: dict[str, Any]) -> list[str]:
     return [outcome(state, operation, body) for _ in range(times)]
 
 
-def iterator(state: KinesisState, shard: str = FIRST) -> str:
-    answer = state.call(
-        "GetShardIterator", ORDERS | {"ShardId": shard, "ShardIteratorType": "TRIM_HORIZON"}
-    )
-    assert isinstance(answer, dict)
-    token = answer["ShardIterator"]
-    assert isinstance(token, str)
-    return token
-
-
 def test_five_reads_per_shard_and_second(strict: KinesisState, clock: ManualClock) -> None:
     body = {"ShardIterator": iterator(strict)}
-    other = {"ShardIterator": iterator(strict, "shardId-000000000001")}
+    other = {"ShardIterator": iterator(strict, ShardId=SECOND)}
     assert outcomes(strict, 6, "GetRecords", body) == ["ok"] * 5 + [RATE]
     assert outcome(strict, "GetRecords", other) == "ok"
     clock.advance(999)
@@ -156,7 +132,7 @@ def test_there_are_no_rates_unless_asked_for(clock: ManualClock) -> None:
 def test_calls_are_counted(clock: ManualClock) -> None:
     state = KinesisState(clock=clock)
     state.create_stream("orders", 2)
-    tokens = [iterator(state), iterator(state, "shardId-000000000001")]
+    tokens = [iterator(state), iterator(state, ShardId=SECOND)]
     for token in tokens * 3:
         state.call("GetRecords", {"ShardIterator": token})
         clock.advance(400)
@@ -170,7 +146,7 @@ def test_calls_are_counted(clock: ManualClock) -> None:
         "ListShards": 1,
         "Nonsense": 1,
     }
-    assert calls.by_shard("GetRecords", stream="orders") == {FIRST: 3, "shardId-000000000001": 3}
+    assert calls.by_shard("GetRecords", stream="orders") == {FIRST: 3, SECOND: 3}
     assert calls.count("ListShards", stream="orders") == 1
     assert calls.count(stream="orders", shard=FIRST) == 4
     assert calls.peak_per_second("GetRecords") == 3

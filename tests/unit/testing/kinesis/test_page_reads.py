@@ -8,73 +8,41 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.testing.kinesis import Delays, KinesisError, KinesisState, ManualClock
+from spark_ssp.testing.kinesis import (
+    Delays,
+    KinesisState,
+    ManualClock,
+    UnusualAnswers,
+)
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
-from spark_ssp.testing.kinesis.state.sequence import decode
+from spark_ssp.testing.kinesis.state.shard import decode_number
+from tests.support.kinesis.embedded_calls import FIRST, iterator, outcome, read, texts
 
 START = 1_700_000_000_000
 HOUR = 3_600_000
-FIRST = "shardId-000000000000"
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock(START)
-
-
-@pytest.fixture
-def state(clock: ManualClock) -> KinesisState:
-    service = KinesisState(clock=clock)
-    service.create_stream("orders", 1)
-    return service
-
-
-def iterator(state: KinesisState, kind: str = "TRIM_HORIZON", **body: Any) -> str:
-    request = {"StreamName": "orders", "ShardId": FIRST, "ShardIteratorType": kind} | body
-    answer = state.call("GetShardIterator", request)
-    assert isinstance(answer, dict)
-    token = answer["ShardIterator"]
-    assert isinstance(token, str)
-    return token
-
-
-def page(state: KinesisState, token: str, limit: int = 10_000) -> RecordsPage:
-    answer = state.call("GetRecords", {"ShardIterator": token, "Limit": limit})
-    assert isinstance(answer, RecordsPage)
-    return answer
-
-
-def texts(answer: RecordsPage) -> list[str]:
-    return [record.data.decode() for record in answer.records]
 
 
 def put(state: KinesisState, *data: str, **options: Any) -> list[str]:
     return [state.put("orders", "key", d.encode(), **options).sequence_number for d in data]
 
 
-def code_of(state: KinesisState, operation: str, body: dict[str, Any]) -> str:
-    with pytest.raises(KinesisError) as caught:
-        state.call(operation, body)
-    return caught.value.code
-
-
 def test_pages_follow_each_other_without_gap_or_repetition(state: KinesisState) -> None:
     put(state, *"abcdefg")
     token: str | None = iterator(state)
-    found: list[str] = []
+    found = ""
     for _ in range(4):
         assert token is not None
-        answer = page(state, token, limit=2)
+        answer = read(state, token, limit=2)
         found += texts(answer)
         token = answer.next_iterator
-    assert found == list("abcdefg")
+    assert found == "abcdefg"
 
 
 def test_sequence_numbers_look_real_and_grow(state: KinesisState) -> None:
     numbers = put(state, *"abc")
     assert [len(number) for number in numbers] == [56, 56, 56]
     assert sorted(numbers, key=int) == numbers
-    decoded = decode(int(numbers[1]))
+    decoded = decode_number(int(numbers[1]))
     assert decoded is not None
     assert (decoded.shard_index, decoded.index) == (0, 2)
 
@@ -92,7 +60,7 @@ def test_sequence_numbers_look_real_and_grow(state: KinesisState) -> None:
 def test_iterator_types(state: KinesisState, kind: str, at: int | None, expected: str) -> None:
     numbers = put(state, *"abc")
     body = {} if at is None else {"StartingSequenceNumber": numbers[at]}
-    assert "".join(texts(page(state, iterator(state, kind, **body)))) == expected
+    assert texts(read(state, iterator(state, kind, **body))) == expected
 
 
 def test_at_timestamp_is_the_first_in_order_that_arrived_then_or_later(
@@ -104,7 +72,7 @@ def test_at_timestamp_is_the_first_in_order_that_arrived_then_or_later(
 
     def at(ms: int) -> str:
         token = iterator(state, "AT_TIMESTAMP", Timestamp=(START + ms) / 1000)
-        return "".join(texts(page(state, token)))
+        return texts(read(state, token))
 
     assert [at(ms) for ms in (0, 100, 101, 301, 501, 601)] == [
         "abcd",
@@ -119,7 +87,7 @@ def test_at_timestamp_is_the_first_in_order_that_arrived_then_or_later(
 def test_a_timestamp_ahead_of_the_clock_is_refused(state: KinesisState) -> None:
     body = {"StreamName": "orders", "ShardId": FIRST, "ShardIteratorType": "AT_TIMESTAMP"}
     ahead = body | {"Timestamp": (START + 1) / 1000}
-    assert code_of(state, "GetShardIterator", ahead) == "InvalidArgumentException"
+    assert outcome(state, "GetShardIterator", ahead) == "InvalidArgumentException"
     iterator(state, "AT_TIMESTAMP", Timestamp=START / 1000)
 
 
@@ -129,11 +97,11 @@ def test_at_timestamp_beyond_the_tip_waits_for_what_comes(
     put(state, "a")
     clock.advance(10)
     token = iterator(state, "AT_TIMESTAMP", Timestamp=(START + 5) / 1000)
-    empty = page(state, token)
+    empty = read(state, token)
     assert (empty.records, empty.millis_behind_latest) == ([], 0)
     put(state, "b")
     assert empty.next_iterator is not None
-    assert texts(page(state, empty.next_iterator)) == ["b"]
+    assert texts(read(state, empty.next_iterator)) == "b"
 
 
 def test_lag_is_the_age_of_the_next_record(state: KinesisState, clock: ManualClock) -> None:
@@ -142,43 +110,43 @@ def test_lag_is_the_age_of_the_next_record(state: KinesisState, clock: ManualClo
     put(state, "b")
     clock.advance(300)
     token = iterator(state)
-    assert page(state, token, limit=1).millis_behind_latest == 300
-    assert page(state, token, limit=2).millis_behind_latest == 0
+    assert read(state, token, limit=1).millis_behind_latest == 300
+    assert read(state, token, limit=2).millis_behind_latest == 0
 
 
 def test_lag_is_never_zero_while_a_record_is_left(state: KinesisState) -> None:
     put(state, "a", "b")
-    assert page(state, iterator(state), limit=1).millis_behind_latest == 1
+    assert read(state, iterator(state), limit=1).millis_behind_latest == 1
 
 
 def test_iterators_expire_after_five_minutes(state: KinesisState, clock: ManualClock) -> None:
     token = iterator(state)
     clock.advance(300_000)
-    page(state, token)
+    read(state, token)
     clock.advance(1)
-    assert code_of(state, "GetRecords", {"ShardIterator": token}) == "ExpiredIteratorException"
+    assert outcome(state, "GetRecords", {"ShardIterator": token}) == "ExpiredIteratorException"
 
 
 def test_a_damaged_iterator_is_refused(state: KinesisState) -> None:
     token = iterator(state)
     damaged = token[:-8] + ("A" if token[-8] != "A" else "B") + token[-7:]
     for bad in ("", "nonsense", damaged, "é"):
-        found = code_of(state, "GetRecords", {"ShardIterator": bad})
+        found = outcome(state, "GetRecords", {"ShardIterator": bad})
         assert found == "InvalidArgumentException"
 
 
 def test_the_last_page_of_a_closed_shard_names_the_children(state: KinesisState) -> None:
     put(state, "a", "b")
     children = state.split("orders", FIRST)
-    first = page(state, iterator(state), limit=1)
+    first = read(state, iterator(state), limit=1)
     assert first.next_iterator is not None
     assert first.child_shards is None
-    last = page(state, first.next_iterator)
-    assert (texts(last), last.next_iterator, last.millis_behind_latest) == (["b"], None, 0)
+    last = read(state, first.next_iterator)
+    assert (texts(last), last.next_iterator, last.millis_behind_latest) == ("b", None, 0)
     assert last.child_shards is not None
     assert [child["ShardId"] for child in last.child_shards] == list(children)
     assert [child["ParentShards"] for child in last.child_shards] == [[FIRST], [FIRST]]
-    assert page(state, iterator(state, "LATEST")).next_iterator is None
+    assert read(state, iterator(state, "LATEST")).next_iterator is None
 
 
 def test_a_merged_child_names_both_parents(state: KinesisState) -> None:
@@ -243,8 +211,8 @@ def test_old_records_vanish_and_a_trimmed_number_starts_at_the_horizon(
     clock.advance(HOUR + 1)
     for kind in ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"):
         token = iterator(state, kind, StartingSequenceNumber=old)
-        assert texts(page(state, token)) == ["b"]
-    assert texts(page(state, iterator(state))) == ["b"]
+        assert texts(read(state, token)) == "b"
+    assert texts(read(state, iterator(state))) == "b"
 
 
 def test_longer_retention_does_not_bring_back_what_is_gone(
@@ -257,7 +225,7 @@ def test_longer_retention_does_not_bring_back_what_is_gone(
     )
     put(state, "b")
     clock.advance(47 * HOUR)
-    assert texts(page(state, iterator(state))) == ["b"]
+    assert texts(read(state, iterator(state))) == "b"
 
 
 def test_a_closed_shard_expires_after_retention(state: KinesisState, clock: ManualClock) -> None:
@@ -270,13 +238,13 @@ def test_a_closed_shard_expires_after_retention(state: KinesisState, clock: Manu
         lower,
         upper,
     ]
-    assert page(state, iterator(state)).next_iterator is None
+    assert read(state, iterator(state)).next_iterator is None
     clock.advance(1)
     answer = state.call("ListShards", {"StreamName": "orders"})
     assert isinstance(answer, dict)
     assert [s["ShardId"] for s in answer["Shards"]] == [lower, upper]
     body = {"StreamName": "orders", "ShardId": FIRST, "ShardIteratorType": "LATEST"}
-    assert code_of(state, "GetShardIterator", body) == "ResourceNotFoundException"
+    assert outcome(state, "GetShardIterator", body) == "ResourceNotFoundException"
 
 
 def test_a_number_that_cannot_be_of_the_shard_is_refused(state: KinesisState) -> None:
@@ -286,7 +254,7 @@ def test_a_number_that_cannot_be_of_the_shard_is_refused(state: KinesisState) ->
     beyond = state.shard("orders", FIRST).last_possible_number() + (1 << 80)
     for shard, wrong in ((lower, number), (FIRST, str(beyond)), (FIRST, "42")):
         request = body | {"ShardId": shard, "StartingSequenceNumber": wrong}
-        assert code_of(state, "GetShardIterator", request) == "InvalidArgumentException"
+        assert outcome(state, "GetShardIterator", request) == "InvalidArgumentException"
     for right in ("starting_number", "ending_number"):
         own = getattr(state.shard("orders", FIRST), right)
         iterator(state, "AT_SEQUENCE_NUMBER", StartingSequenceNumber=str(own))
@@ -296,17 +264,17 @@ def test_a_recreated_stream_is_another_stream(state: KinesisState) -> None:
     (number,) = put(state, "a")
     token, created = iterator(state), state.stream("orders").created_ms
     state.delete_stream("orders")
-    assert code_of(state, "GetRecords", {"ShardIterator": token}) == "ResourceNotFoundException"
+    assert outcome(state, "GetRecords", {"ShardIterator": token}) == "ResourceNotFoundException"
     state.create_stream("orders")
     assert state.stream("orders").created_ms != created
-    assert code_of(state, "GetRecords", {"ShardIterator": token}) == "ResourceNotFoundException"
+    assert outcome(state, "GetRecords", {"ShardIterator": token}) == "ResourceNotFoundException"
     body = {
         "StreamName": "orders",
         "ShardId": FIRST,
         "ShardIteratorType": "AFTER_SEQUENCE_NUMBER",
         "StartingSequenceNumber": number,
     }
-    assert code_of(state, "GetShardIterator", body) == "InvalidArgumentException"
+    assert outcome(state, "GetShardIterator", body) == "InvalidArgumentException"
 
 
 def test_a_page_holds_ten_mebibytes_at_most_but_at_least_one_record(clock: ManualClock) -> None:
@@ -315,7 +283,7 @@ def test_a_page_holds_ten_mebibytes_at_most_but_at_least_one_record(clock: Manua
     mebibyte = b"x" * (1024 * 1024 - 3)
     for _ in range(12):
         state.put("orders", "key", mebibyte)
-    assert len(page(state, iterator(state)).records) == 10
+    assert len(read(state, iterator(state)).records) == 10
     state.create_stream("large", max_record_bytes=10 * 1024 * 1024)
     state.put("large", "key", b"x" * (10 * 1024 * 1024))
     answer = state.call(
@@ -323,21 +291,21 @@ def test_a_page_holds_ten_mebibytes_at_most_but_at_least_one_record(clock: Manua
         {"StreamName": "large", "ShardId": FIRST, "ShardIteratorType": "TRIM_HORIZON"},
     )
     assert isinstance(answer, dict)
-    assert len(page(state, answer["ShardIterator"]).records) == 1
+    assert len(read(state, answer["ShardIterator"]).records) == 1
 
 
 def test_trimming_keeps_positions_when_the_log_is_compacted(state: KinesisState) -> None:
     numbers = put(state, *map(str, range(20_000)))
     token = iterator(state, "AT_SEQUENCE_NUMBER", StartingSequenceNumber=numbers[15_000])
     assert state.trim("orders", FIRST, before_sequence_number=numbers[12_000]) == 12_000
-    assert texts(page(state, token, limit=2)) == ["15000", "15001"]
-    assert texts(page(state, iterator(state), limit=1)) == ["12000"]
+    assert texts(read(state, token, limit=2)) == "1500015001"
+    assert texts(read(state, iterator(state), limit=1)) == "12000"
     again = iterator(state, "AFTER_SEQUENCE_NUMBER", StartingSequenceNumber=numbers[16_000])
-    assert texts(page(state, again, limit=1)) == ["16001"]
+    assert texts(read(state, again, limit=1)) == "16001"
     assert state.trim("orders", FIRST) == 8_000
-    assert page(state, iterator(state)).records == []
+    assert read(state, iterator(state)).records == []
     put(state, "new")
-    assert texts(page(state, token)) == ["new"]
+    assert texts(read(state, token)) == "new"
 
 
 def test_changes_take_their_time_if_told_so(clock: ManualClock) -> None:
@@ -354,7 +322,7 @@ def test_changes_take_their_time_if_told_so(clock: ManualClock) -> None:
 
     state.call("CreateStream", name | {"ShardCount": 1})
     assert status() == "CREATING"
-    assert code_of(state, "PutRecord", put_body) == "ResourceInUseException"
+    assert outcome(state, "PutRecord", put_body) == "ResourceInUseException"
     clock.advance(10)
     assert status() == "ACTIVE"
     state.call("SplitShard", name | {"ShardToSplit": FIRST, "NewStartingHashKey": "99"})
@@ -367,4 +335,67 @@ def test_changes_take_their_time_if_told_so(clock: ManualClock) -> None:
     state.call("DeleteStream", name)
     assert status() == "DELETING"
     clock.advance(20)
-    assert code_of(state, "DescribeStreamSummary", name) == "ResourceNotFoundException"
+    assert outcome(state, "DescribeStreamSummary", name) == "ResourceNotFoundException"
+
+
+# --- Unusual answers ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def abc(state: KinesisState) -> KinesisState:
+    put(state, *"abc")
+    return state
+
+
+def pages(state: KinesisState, limit: int, *, count: int) -> list[RecordsPage]:
+    """The first `count` pages from the beginning, or those up to the end of the shard."""
+    token: str | None = iterator(state)
+    found: list[RecordsPage] = []
+    while token is not None and len(found) < count:
+        found.append(read(state, token, limit))
+        token = found[-1].next_iterator
+    return found
+
+
+def outline(page: RecordsPage) -> tuple[str, bool]:
+    """The data of a page, and whether its lag is 0."""
+    return texts(page), page.millis_behind_latest == 0
+
+
+def test_nothing_unusual(abc: KinesisState) -> None:
+    found = [outline(page) for page in pages(abc, 2, count=3)]
+    assert found == [("ab", False), ("c", True), ("", True)]
+
+
+def test_a_page_that_its_limit_cut_has_no_lag(abc: KinesisState) -> None:
+    abc.answers = UnusualAnswers(zero_lag=True)
+    found = [outline(page) for page in pages(abc, 2, count=3)]
+    assert found == [("ab", True), ("c", True), ("", True)]
+
+
+def test_empty_pages_come_before_the_tip(abc: KinesisState) -> None:
+    abc.answers = UnusualAnswers(empty_pages=2)
+    empty = ("", False)
+    found = [outline(page) for page in pages(abc, 2, count=10)]
+    tip = ("", True)
+    assert found == [
+        *(empty, empty, ("ab", False)),
+        *(empty, empty, ("c", True)),
+        *(empty, empty, tip, tip),
+    ]
+
+
+def test_a_closed_shard_ends_with_an_empty_page(abc: KinesisState) -> None:
+    abc.split("orders", FIRST)
+    assert [outline(page)[0] for page in pages(abc, 9, count=9)] == ["abc"]
+    abc.answers = UnusualAnswers(late_shard_end=True)
+    last = pages(abc, 9, count=9)
+    assert [outline(page)[0] for page in last] == ["abc", ""]
+    assert [page.child_shards is None for page in last] == [True, False]
+
+
+def test_all_of_them_together(abc: KinesisState) -> None:
+    abc.split("orders", FIRST)
+    abc.answers = UnusualAnswers.all()
+    found = "".join(outline(page)[0] for page in pages(abc, 1, count=99))
+    assert found == "abc"

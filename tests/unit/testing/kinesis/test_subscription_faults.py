@@ -13,15 +13,16 @@ from urllib3.exceptions import ProtocolError
 from urllib3.exceptions import ReadTimeoutError as SocketTimeoutError
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis, KinesisState, ManualClock, UnusualAnswers
-from spark_ssp.testing.kinesis.core.calls import Call
-from spark_ssp.testing.kinesis.core.faults import Refusal, by_chance
-from spark_ssp.testing.kinesis.core.subscription_faults import (
+from spark_ssp.testing.kinesis.state.faults import (
+    Call,
     CutSubscription,
     EmptyEvents,
     EndSubscription,
     FailSubscription,
+    Refusal,
     SilenceSubscription,
     SubscriptionFault,
+    by_chance,
 )
 from spark_ssp.testing.kinesis.state.subscription import RecordsEvent, Subscription
 

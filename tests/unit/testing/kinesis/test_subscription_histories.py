@@ -15,7 +15,7 @@ from spark_ssp.testing.kinesis import (
     ManualClock,
     UnusualAnswers,
 )
-from spark_ssp.testing.kinesis.core.subscription_faults import (
+from spark_ssp.testing.kinesis.state.faults import (
     CutSubscription,
     EmptyEvents,
     EndSubscription,

@@ -1,1 +1,0 @@
-"""Validates a pipeline before it is planned."""

@@ -1,1 +1,0 @@
-"""Builds a pipeline from user code."""

@@ -1,0 +1,356 @@
+"""History of plans beside the checkpoints: `<root>/_plans/1.json`, `2.json` and so on.
+
+The newest plan is in force. A plan is added when it differs from the newest one, and files are
+never changed: so a store must only be able to create a file if it is absent. Two runs that plan at
+the same time see the same newest plan and try to create the same number; one of them succeeds.
+
+A root is a path of this machine, or a URI: `file:`, `s3a:` (`s3:`, `s3n:`), or one that fsspec
+supports. The folder `_plans` conflicts with no stage: names begin with a letter or a digit.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NoReturn
+from urllib.parse import unquote, urlsplit
+
+from spark_ssp.common.aws.s3_names import S3Folder, is_bucket
+from spark_ssp.common.documents.immutable_files import (
+    CONDITIONS,
+    PACKAGES,
+    WriteOnceFiles,
+    missing_package,
+)
+from spark_ssp.common.errors import SspError, UnsupportedError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.planner.planning.plan import Plan, from_text, is_equivalent, to_text
+
+_NAME: Final = re.compile(r"([1-9][0-9]*)\.json")
+
+
+class PlanConflictError(SspError):
+    """Another run has recorded another plan since this one was made: plan again."""
+
+    kind = "plan-conflict"
+
+
+class PlanStoreError(SspError):
+    """The folder of recorded plans cannot be read or written."""
+
+    kind = "plan-store"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedPlan:
+    """A recorded plan and its number, from 1."""
+
+    number: int
+    plan: Plan
+
+
+def newest(root: str) -> RecordedPlan | None:
+    """Return the newest plan recorded under `root`, None without any.
+
+    Raises IncompatibleStateError for a plan of another format, PlanStoreError when the folder
+    cannot be read, UnsupportedError for an unsupported store. For a root in S3 also AccessError,
+    InvalidOptionsError without a region, ServiceUnavailableError and InvalidRequestError.
+    """
+    try:
+        with closing(open_folder(root)) as folder:
+            return _newest(folder)
+    except OSError as error:
+        _refuse(root, error, "read")
+
+
+def record(root: str, plan: Plan, *, after: RecordedPlan | None) -> RecordedPlan:
+    """Record `plan` as the successor of `after`, the result of `newest` when it was made.
+
+    Does not write if the newest plan is equivalent, be it `after` or one recorded concurrently.
+    Raises PlanConflictError when the newest is neither equivalent nor `after`, and as `newest`
+    does.
+    """
+    number = 1 if after is None else after.number + 1
+    try:
+        with closing(open_folder(root)) as folder:
+            now = _newest(folder)
+            if now is not None and is_equivalent(now.plan, plan):
+                return now
+            if (0 if now is None else now.number) + 1 != number:
+                raise _conflict(root, now)
+            if not folder.create(f"{number}.json", to_text(plan).encode()):
+                return _recorded_meanwhile(root, folder, plan)
+    except OSError as error:
+        _refuse(root, error, "written")
+    return RecordedPlan(number=number, plan=plan)
+
+
+def _newest(folder: WriteOnceFiles) -> RecordedPlan | None:
+    numbers = [int(match[1]) for name in folder.names() if (match := _NAME.fullmatch(name))]
+    if not numbers:
+        return None
+    text = folder.read(f"{max(numbers)}.json").decode(errors="replace")
+    return RecordedPlan(number=max(numbers), plan=from_text(text))
+
+
+def _recorded_meanwhile(root: str, folder: WriteOnceFiles, plan: Plan) -> RecordedPlan:
+    now = _newest(folder)
+    if now is not None and is_equivalent(now.plan, plan):
+        return now
+    raise _conflict(root, now)
+
+
+def _conflict(root: str, now: RecordedPlan | None) -> PlanConflictError:
+    return PlanConflictError(
+        f"plans under {shown_root(root)}",
+        found="no plan any more"
+        if now is None
+        else f"plan {now.number}, recorded by another run since",
+        expected="the plan that this one was made from as the newest",
+        next_step="plan again, and run only one pipeline at a time under a root",
+    )
+
+
+def _refuse(root: str, error: OSError, done: str) -> NoReturn:
+    raise PlanStoreError(
+        f"plans under {shown_root(root)}",
+        found=f"a folder that cannot be {done} ({type(error).__name__}: {error.strerror or ''})",
+        expected="an accessible folder for the plan",
+        next_step="correct the root's name or its permissions",
+    ) from error
+
+
+# --- The folder of plans --------------------------------------------------------------------------
+
+
+FOLDER: Final = "_plans"
+"""Name of the folder below a root that contains its plans."""
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_S3: Final = frozenset({"s3", "s3a", "s3n"})
+"""Schemes of Hadoop's file systems for S3, past and present."""
+_AZURE: Final = frozenset({"abfs", "abfss"})
+"""Schemes with an authority of the form `container@account`."""
+_NO_PORT: Final = re.compile(r":(?!\d*$)")
+
+
+def is_path(root: str) -> bool:
+    """Return whether a root is a path of this machine, without a scheme."""
+    return _SCHEME.match(root) is None
+
+
+def shown_root(root: str) -> str:
+    """Return a root without user and password, which may contain slashes as AWS keys do, and
+    without a query, which may be a signature."""
+    if is_path(root):
+        return root
+    shown, mark, _ = _without_user(root).partition("?")
+    return f"{shown}?***" if mark else shown
+
+
+def _without_user(root: str) -> str:
+    scheme, _, rest = root.partition("://")
+    host, slash, path = rest.partition("/")
+    if "@" in host:
+        if scheme.lower() in _AZURE and ":" not in host:
+            return root
+        return f"{scheme}://***@{host.rpartition('@')[2]}{slash}{path}"
+    if _NO_PORT.search(host) and "@" in path:
+        return f"{scheme}://***@{path.rpartition('@')[2]}"
+    return root
+
+
+def open_folder(root: str) -> WriteOnceFiles:
+    """Return the folder of a root's plans without accessing it.
+
+    The folder's methods raise OSError, or an SspError for S3. Raises UnsupportedError for an
+    unsupported store, PlanStoreError for an invalid S3 root, and as `S3Calls.open` does.
+    """
+    scheme = _SCHEME.match(root)
+    if scheme is None:
+        return _LocalFolder(Path(root) / FOLDER)
+    if scheme[1].lower() == "file":
+        return _LocalFolder(Path(unquote(urlsplit(root).path)) / FOLDER)
+    if scheme[1].lower() in _S3:
+        return _open_s3(root)
+    return _StoreFolder(root, scheme[1])
+
+
+# --- S3 ------------------------------------------------------------------------------------------
+
+
+def _open_s3(root: str) -> WriteOnceFiles:
+    """Open the folder with AWS's default credentials chain, AWS_REGION and AWS_ENDPOINT_URL: a
+    client of Spark Connect cannot read Spark's S3 settings."""
+    # Loaded only if needed: the AWS SDK is large.
+    from spark_ssp.common.aws.s3_files import S3Calls, S3Files
+    from spark_ssp.common.aws.store import StoreLocation
+
+    folder = s3_folder(root)
+    where = StoreLocation(
+        subject=f"plans under {shown_root(root)}",
+        service="s3",
+        resource=folder.resource,
+        option="root",
+        read_by="a pipeline",
+        absent=PlanStoreError,
+    )
+    return S3Files(folder, S3Calls.open(where, ConnectionOptions()))
+
+
+def s3_folder(root: str) -> S3Folder:
+    """Return the folder of the plans of a root in S3, beside the checkpoints. So the root is parsed
+    as by Hadoop, which decodes nothing and collapses repeated slashes."""
+    _, slashes, rest = root.partition("://")
+    bucket, _, path = rest.partition("/")
+    parts = [part for part in path.split("/") if part]
+    if not slashes or not is_bucket(bucket) or not {".", ".."}.isdisjoint(parts):
+        raise PlanStoreError(
+            f"plans under {shown_root(root)}",
+            found="a root without a valid S3 bucket or folder",
+            expected="s3a://bucket/path, with a valid bucket name of 3 to 63 characters, and "
+            "without a user, a password, '.' and '..'",
+            next_step="correct the root; credentials come from AWS's default chain",
+        )
+    return S3Folder(bucket=bucket, path="/".join([*parts, FOLDER]))
+
+
+# --- This machine --------------------------------------------------------------------------------
+
+
+class _LocalFolder:
+    """A folder of this machine."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def names(self) -> Iterable[str]:
+        try:
+            return os.listdir(self._path)
+        except FileNotFoundError:
+            return ()
+
+    def read(self, name: str) -> bytes:
+        return (self._path / name).read_bytes()
+
+    def create(self, name: str, content: bytes) -> bool:
+        """Create a file atomically: written under a temporary name, then linked. Of two concurrent
+        calls only one succeeds."""
+        self._path.mkdir(parents=True, exist_ok=True)
+        temporary = self._path / f".{secrets.token_hex(8)}.{name}"
+        try:
+            # The umask determines a plan's permissions, as for any other file of the user.
+            with open(temporary, "xb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            self._publish(temporary, self._path / name, content)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def _publish(self, temporary: Path, final: Path, content: bytes) -> None:
+        try:
+            os.link(temporary, final)
+        except FileExistsError:
+            raise
+        except OSError:
+            # Some mounted stores do not support links.
+            with open(final, "xb") as file:
+                file.write(content)
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+
+# --- fsspec --------------------------------------------------------------------------------------
+
+
+class _StoreFolder:
+    """A folder of a store, accessed by fsspec. Google's and Azure's stores create a file atomically
+    if it is absent; others, such as HDFS, check for it first and then write."""
+
+    def __init__(self, root: str, scheme: str) -> None:
+        import fsspec
+
+        # As in Hadoop, `hdfs:/a` is `hdfs:///a`. fsspec would parse it as a path.
+        uri = re.sub(r":/(?!/)", ":///", root, count=1).rstrip("/") + "/" + FOLDER
+        try:
+            if "://" not in uri:
+                raise ValueError("a scheme without a path")
+            # No caching: another process may have added a plan.
+            store, path = fsspec.core.url_to_fs(
+                uri, use_listings_cache=False, skip_instance_cache=True
+            )
+        except (ImportError, ValueError) as error:
+            raise UnsupportedError(
+                f"plans under {shown_root(root)}",
+                found=f"a root of {scheme}, which cannot be opened ({type(error).__name__})",
+                expected="a folder of this machine, s3a://, or a store that fsspec supports",
+                next_step=_next_step(scheme),
+            ) from error
+        except Exception as error:
+            raise _as_os_error(error) from error
+        self._store: Any = store
+        self._path = path
+        self._condition = CONDITIONS.get(scheme)
+
+    def names(self) -> Iterable[str]:
+        try:
+            with _as_errors_of_a_store():
+                found = self._store.ls(self._path, detail=False)
+        except FileNotFoundError:
+            return ()
+        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
+
+    def read(self, name: str) -> bytes:
+        with _as_errors_of_a_store():
+            return bytes(self._store.cat_file(f"{self._path}/{name}"))
+
+    def create(self, name: str, content: bytes) -> bool:
+        with _as_errors_of_a_store():
+            # Google's and Azure's stores need no folders; adlfs would create a container.
+            if self._condition is None:
+                with suppress(NotImplementedError, FileExistsError):
+                    self._store.makedirs(self._path, exist_ok=True)
+            condition = self._condition or {"mode": "create"}
+            try:
+                self._store.pipe_file(f"{self._path}/{name}", content, **condition)
+            except FileExistsError:
+                return False
+        return True
+
+    def close(self) -> None:
+        """Do nothing: fsspec manages its connections."""
+
+
+def _next_step(scheme: str) -> str:
+    missing = missing_package(scheme)
+    if missing is not None:
+        return f"pip install {missing}, where the driver runs"
+    package = PACKAGES.get(scheme)
+    if package is not None:
+        return f"check the root, and the environment variables of {package}"
+    return f"check the root, or install the package that fsspec needs for {scheme}"
+
+
+@contextmanager
+def _as_errors_of_a_store() -> Iterator[None]:
+    """Convert errors of the libraries behind fsspec into OSError with only the error's type."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise _as_os_error(error) from error
+
+
+def _as_os_error(error: Exception) -> OSError:
+    return OSError(errno.EIO, type(error).__name__)

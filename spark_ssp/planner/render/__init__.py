@@ -1,1 +1,0 @@
-"""Renders plans as text, Mermaid, SVG and HTML."""

@@ -1,1 +1,0 @@
-"""The planner's interface to the services of streams and topics."""

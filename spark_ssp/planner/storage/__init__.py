@@ -1,1 +1,0 @@
-"""Stores plans and compares them with earlier ones."""

@@ -1,1 +1,0 @@
-"""Requests, errors, quotas, faults and the clock of the embedded service."""

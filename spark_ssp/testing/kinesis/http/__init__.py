@@ -1,1 +1,0 @@
-"""The HTTP endpoints of the embedded services."""

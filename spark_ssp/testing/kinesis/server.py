@@ -1,0 +1,454 @@
+"""The HTTP servers: of Kinesis, a thread with one event loop, and moto's DynamoDB (lease tables and
+the like). They listen on 127.0.0.1 unless another address is given.
+
+They check no credentials, so any program that can send them a request can read and write. A browser
+on this machine can: requests of a page have an `Origin`, and a name that an attacker resolves to
+the service's address (DNS rebinding) appears in `Host`. AWS clients send no `Origin`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.state.errors import NoAnswer
+from spark_ssp.testing.kinesis.state.subscription import Subscription
+from spark_ssp.testing.kinesis.wire import (
+    CONTENT_TYPE,
+    Reply,
+    common_headers,
+    encode_event,
+    initial_response,
+    respond,
+)
+
+if TYPE_CHECKING:
+    from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope, Scope
+    from werkzeug.serving import BaseWSGIServer
+
+_log = logging.getLogger(__name__)
+_STOP_TIMEOUT_S = 30
+_POLL_S = 0.02
+"""The time between two looks for the next event of an idle subscription."""
+TRANSPORT = "spark_ssp.testing.kinesis.transport"
+"""The ASGI extension that contains the connection."""
+
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""More than any request needs: PutRecords takes 10 MiB, which is 14 MB as base64, and DynamoDB's
+largest request is 16 MB."""
+
+
+_NAMES = ("127.0.0.1", "localhost", "[::1]")
+
+
+_PORT = re.compile(r":\d{1,5}$", re.ASCII)
+
+
+def refusal(*, host: str | None, origin: str | None, address: str) -> str | None:
+    """Return why a request with these headers is refused, or None if it is accepted. `address` is
+    the one that the service listens on."""
+    if origin is not None:
+        return "requests of web pages (with an Origin header) are refused"
+    names = dict.fromkeys((address.lower(), *_NAMES))
+    if host is None or _PORT.sub("", host).lower() not in names:
+        return f"the Host header must be one of {', '.join(names)}"
+    return None
+
+
+LOOPBACK = "127.0.0.1"
+
+
+def listen(port: int, host: str) -> socket.socket:
+    """Return a socket that listens on `port` of `host`, or on any free one for 0. OSError if it is
+    taken, or if `host` is no address of this machine, as an empty one, which would be all."""
+    if not host.strip():
+        raise OSError("an empty host; expected an address of this machine, such as 127.0.0.1")
+    # The protocol is set explicitly because asyncio sets TCP_NODELAY only on sockets that have one;
+    # without it every small answer waits 40 ms for an acknowledgement.
+    listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind((host, port))
+        listening.listen(1024)
+    except OSError:
+        listening.close()
+        raise
+    return listening
+
+
+# --- Kinesis --------------------------------------------------------------------------------------
+
+
+class Http1Protocol(HttpToolsProtocol):
+    """Hands the application its connection, so that a fault can drop it."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {TRANSPORT: {"transport": self.transport}}
+
+
+class _Application:
+    """The ASGI application."""
+
+    def __init__(self, state: KinesisState, address: str) -> None:
+        self._state = state
+        self._address = address
+        self._stopping: asyncio.Event | None = None
+        self._pushing: set[asyncio.Transport] = set()
+
+    async def __call__(
+        self, scope: Scope, receive: ASGIReceiveCallable, send: ASGISendCallable
+    ) -> None:
+        if scope["type"] != "http":
+            raise ValueError(f"unexpected ASGI scope {scope['type']}")
+        headers = dict(scope["headers"])
+        reason = refusal(
+            host=_text(headers.get(b"host")),
+            origin=_text(headers.get(b"origin")),
+            address=self._address,
+        )
+        if reason is not None:
+            await _send(send, _refused(403, reason))
+            return
+        try:
+            body = await _body(receive)
+        except _TooLargeError:
+            await _send(send, _refused(413, f"at most {MAX_BODY_BYTES} bytes are taken"))
+            return
+        if body is None:
+            return
+        if scope["method"] != "POST":
+            await _send(send, Reply(status=200, headers=[(b"content-length", b"0")], body=b""))
+            return
+        try:
+            reply = respond(self._state, headers, body)
+        except NoAnswer as lost:
+            await self._pause(lost.delay_ms)
+            _transport(scope).close()
+            await _disconnected(receive)
+        else:
+            if isinstance(reply, Subscription):
+                await self._push(reply, scope, receive, send)
+            else:
+                await _send(send, reply)
+
+    async def _push(
+        self,
+        subscription: Subscription,
+        scope: HTTPScope,
+        receive: ASGIReceiveCallable,
+        send: ASGISendCallable,
+    ) -> None:
+        """Send a subscription's events until it ends, the client disconnects or the server is
+        stopped."""
+        transport = _transport(scope)
+        self._pushing.add(transport)
+        disconnected = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await _begin(send, common_headers(self._state, CONTENT_TYPE))
+            await _send_part(send, initial_response())
+            while not (subscription.ended or disconnected.done()):
+                step = self._state.next_step(subscription)
+                subscription = step.subscription
+                if step.event is not None:
+                    message = encode_event(step.event)
+                    if step.cut:
+                        await _send_part(send, message[: len(message) // 2])
+                        transport.close()
+                        await disconnected
+                        return
+                    await _send_part(send, message)
+                elif not subscription.ended:
+                    await asyncio.wait((disconnected,), timeout=_POLL_S)
+            await _send_part(send, b"", more=False)
+        finally:
+            disconnected.cancel()
+            self._pushing.discard(transport)
+            self._state.close_subscription(subscription)
+
+    async def _pause(self, delay_ms: int) -> None:
+        """Wait for `delay_ms`, or until the server is stopped."""
+        try:
+            await asyncio.wait_for(self._stop_event().wait(), delay_ms / 1000)
+        except TimeoutError:
+            return
+
+    def _stop_event(self) -> asyncio.Event:
+        if self._stopping is None:
+            self._stopping = asyncio.Event()
+        return self._stopping
+
+    def wake_all(self) -> None:
+        """End all pauses, and the connections of all subscriptions. Called in the event loop."""
+        self._stop_event().set()
+        for transport in self._pushing:
+            transport.abort()
+
+
+class _TooLargeError(Exception):
+    """The body of a request exceeds the limit."""
+
+
+def _transport(scope: HTTPScope) -> asyncio.Transport:
+    """Return the connection of a request, from its protocol."""
+    transport = (scope["extensions"] or {})[TRANSPORT]["transport"]
+    assert isinstance(transport, asyncio.Transport)
+    return transport
+
+
+async def _disconnected(receive: ASGIReceiveCallable) -> None:
+    """Return once the client has closed its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _text(header: bytes | None) -> str | None:
+    return None if header is None else header.decode("latin-1")
+
+
+def _refused(status: int, reason: str) -> Reply:
+    """Return the answer that closes a connection without reading the rest of its request."""
+    body = reason.encode()
+    length = str(len(body)).encode()
+    return Reply(
+        status=status,
+        headers=[
+            (b"content-type", b"text/plain"),
+            (b"content-length", length),
+            (b"connection", b"close"),
+        ],
+        body=body,
+    )
+
+
+async def _body(receive: ASGIReceiveCallable) -> bytes | None:
+    """Return the request's body, or None if the client has disconnected."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] != "http.request":
+            return None
+        parts.append(message["body"])
+        size += len(message["body"])
+        if size > MAX_BODY_BYTES:
+            raise _TooLargeError
+        if not message["more_body"]:
+            return b"".join(parts)
+
+
+async def _send(send: ASGISendCallable, reply: Reply) -> None:
+    await _begin(send, reply.headers, reply.status)
+    await _send_part(send, reply.body, more=False)
+
+
+async def _begin(
+    send: ASGISendCallable, headers: list[tuple[bytes, bytes]], status: int = 200
+) -> None:
+    await send(
+        {
+            "type": "http.response.start",
+            "status": status,
+            "headers": headers,
+            "trailers": False,
+        }
+    )
+
+
+async def _send_part(send: ASGISendCallable, body: bytes, *, more: bool = True) -> None:
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class HttpServer:
+    """Serves `state` from `start` to `stop`, with TLS if there is a context for it."""
+
+    def __init__(
+        self,
+        state: KinesisState,
+        *,
+        port: int,
+        host: str,
+        protocol: type[asyncio.Protocol] = Http1Protocol,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._socket = listen(port, host)
+        self._host = host
+        self.port: int = self._socket.getsockname()[1]
+        self._application = _Application(state, host)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        config = uvicorn.Config(
+            self._application,
+            http=protocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            date_header=False,
+            server_header=False,
+            timeout_keep_alive=300,
+        )
+        config.load()
+        config.ssl = tls
+        self._scheme = "http" if tls is None else "https"
+        self._server = uvicorn.Server(config)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="embedded-kinesis", daemon=True)
+
+    @property
+    def endpoint_url(self) -> str:
+        return f"{self._scheme}://{self._host}:{self.port}"
+
+    def start(self) -> None:
+        """Return once requests are taken (the socket queues them until the loop runs)."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all connections and the thread. No effect when stopped already."""
+        self._server.should_exit = True
+        loop = self._loop
+        if loop is not None and not self._ended.is_set():
+            try:
+                loop.call_soon_threadsafe(self._application.wake_all)
+            except RuntimeError:  # the loop was closed in between, as intended
+                _log.debug("the event loop had ended already")
+        if self._thread.is_alive():
+            self._thread.join(_STOP_TIMEOUT_S)
+        self._socket.close()
+
+    def _run(self) -> None:
+        async def serve() -> None:
+            self._loop = asyncio.get_running_loop()
+            await self._server.serve(sockets=[self._socket])
+
+        try:
+            asyncio.run(serve())
+        finally:
+            self._ended.set()
+
+
+# --- DynamoDB -------------------------------------------------------------------------------------
+
+
+App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
+"""A WSGI application."""
+
+_TARGET = "DynamoDB_20120810."
+
+
+class DynamoDbServer:
+    """moto's DynamoDB on `host`; no other service of moto is served. Its tables are kept in this
+    process, so two servers share them.
+
+    It answers one request at a time. moto checks a condition and then writes without a lock in
+    between, so that of two conditional writes at once both would succeed.
+    """
+
+    def __init__(self, *, port: int = 0, host: str = LOOPBACK) -> None:
+        self._port = port
+        self._host = host
+        self._server: BaseWSGIServer | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to serve; OSError when the port is taken."""
+        try:
+            from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
+            from werkzeug.serving import make_server
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                "dynamodb=True needs moto's server: pip install 'spark-ssp[local]'"
+            ) from error
+        logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request otherwise
+        app = only_dynamodb(one_at_a_time(create_backend_app("dynamodb")), self._host)
+        with listen(self._port, self._host) as listening:  # werkzeug itself would end the process
+            self._server = make_server(
+                self._host,
+                listening.getsockname()[1],
+                app,
+                threaded=True,
+                request_handler=MotoRequestHandler,
+                fd=listening.fileno(),
+            )
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="embedded-dynamodb", daemon=True
+        )
+        self._thread.start()
+
+    @property
+    def endpoint_url(self) -> str:
+        if self._server is None:
+            raise RuntimeError("the DynamoDB server is not running")
+        return f"http://{self._host}:{self._server.server_address[1]}"
+
+    def stop(self) -> None:
+        """No effect when it is not running."""
+        if self._server is not None and self._thread is not None:
+            self._server.shutdown()
+            self._thread.join()
+            self._server.server_close()
+            self._server = self._thread = None
+
+
+_answering = threading.Lock()
+"""Of the whole process, as moto's tables are."""
+
+
+def one_at_a_time(app: App) -> App:
+    """Let an application of moto answer one request at a time."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        with _answering:
+            return list(app(environ, start_response))
+
+    return answer
+
+
+def only_dynamodb(app: App, address: str) -> App:
+    """Accept only requests of a DynamoDB client to `address`, and remove the headers that let web
+    pages read the answer (CORS)."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        def without_cors(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+            kept = [one for one in headers if not one[0].lower().startswith("access-control-")]
+            return start_response(status, kept, *more)
+
+        refused = _refusal(environ, address)
+        if refused is None:
+            return app(environ, without_cors)
+        status, reason = refused
+        body = reason.encode()
+        headers = [("Content-Type", "text/plain"), ("Content-Length", str(len(body)))]
+        start_response(status, [*headers, ("Connection", "close")])
+        return [body]
+
+    return answer
+
+
+def _refusal(environ: dict[str, Any], address: str) -> tuple[str, str] | None:
+    """Return the status and text with which a request is refused, or None if it is accepted."""
+    reason = refusal(
+        host=environ.get("HTTP_HOST"), origin=environ.get("HTTP_ORIGIN"), address=address
+    )
+    if reason is not None:
+        return "403 Forbidden", reason
+    if environ["REQUEST_METHOD"] != "POST" or environ.get("PATH_INFO") != "/":
+        return "404 Not Found", "only POST / is served"
+    if not environ.get("HTTP_X_AMZ_TARGET", "").startswith(_TARGET):
+        return "400 Bad Request", f"only DynamoDB is served: X-Amz-Target {_TARGET}*"
+    length = environ.get("CONTENT_LENGTH") or ""
+    if not (length.isascii() and length.isdigit()):
+        return "411 Length Required", "a Content-Length is required"
+    if int(length) > MAX_BODY_BYTES:
+        return "413 Content Too Large", f"at most {MAX_BODY_BYTES} bytes are taken"
+    return None
