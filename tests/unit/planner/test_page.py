@@ -17,7 +17,7 @@ from spark_ssp.planner.page import draw, group_colour
 from tests.support.pipelines.examples import both, planned, same, stream_id
 
 SVG = "{http://www.w3.org/2000/svg}"
-GOLDEN = Path(__file__).parents[3] / "golden" / "figure_delays.svg"
+GOLDEN = Path(__file__).parents[2] / "golden" / "figure_delays.svg"
 
 
 def _delays() -> PlannedPipeline:
