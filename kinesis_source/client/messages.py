@@ -3,13 +3,14 @@ of, and converts all answers into this project's values.
 
 GetRecords is the hot path. botocore's parser walks its model once for every field of every record;
 here msgspec parses the body instead, which also checks types and decodes base64, and its records
-are converted into columns. The hook is botocore's event `before-parse.kinesis.GetRecords`, emitted
-with `operation_model`, `response_dict` (`status_code`, `headers`, `body`: the parser's input) and
-`customized_response_dict` (merged into the parsed answer). The columns are passed in the latter,
-and the body is replaced by one without records. Any unusual answer (an error, another protocol than
-JSON, a field that is missing or of another type) is left to botocore's parser, and `parse_page`
-converts its result. By the same hook DescribeStreamSummary returns the members that an older
-botocore drops, because its model lacks them.
+are converted into columns by `parse_page`. The hook is botocore's event `before-
+parse.kinesis.GetRecords`, emitted with `operation_model`, `response_dict` (`status_code`,
+`headers`, `body`: the parser's input) and `customized_response_dict` (merged into the parsed
+answer). The records are passed in the latter, and the body is replaced by one without records. Any
+unusual answer (an error, another protocol than JSON, a field that is missing or of another type) is
+left to botocore's parser, and `parse_page` converts its result. By the same hook
+DescribeStreamSummary returns the members that an older botocore drops, because its model lacks
+them.
 
 The entries of PutRecords are encoded already, and of its answers only the needed results are
 decoded.
@@ -28,7 +29,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Any, Final, NotRequired, Protocol, TypedDict, cast, overload
+from typing import Annotated, Any, Final, NotRequired, Protocol, TypedDict, cast, overload
 
 import msgspec
 import orjson
@@ -47,18 +48,12 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamDescription,
 )
 
-_COLUMNS: Final = "SparkSspColumns"
-
+_ANSWER: Final = "SparkSspAnswer"
 _SUMMARY: Final = "SparkSspSummary"
-
 _NO_RECORDS: Final = b'{"Records":[]}'
-
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
 _MILLISECOND: Final = timedelta(milliseconds=1)
-
 _HOUR_MS: Final = 3_600_000
-
 _DEFAULT_RECORD_KIB: Final = 1024
 
 
@@ -68,31 +63,19 @@ class Events(Protocol):
     def register(self, event_name: str, handler: Any) -> None: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordColumns:
-    """An answer of GetRecords or an event, by column, before its time is known. `behind` may be
-    missing."""
-
-    sequence_numbers: Sequence[SequenceNumber]
-    partition_keys: Sequence[str | None]
-    arrival_ms: Sequence[EpochMillis]
-    data: Sequence[bytes]
-    next_iterator: ShardIterator | None
-    behind: int | None
-
-
 # --- The fast parser ------------------------------------------------------------------------------
 
 _FARTHEST_SECONDS: Final = 1e12
 """Times farther from the epoch, which do not occur, might not be exact to the millisecond: floats
 have 53 bits."""
+_Seconds = Annotated[float, msgspec.Meta(ge=-_FARTHEST_SECONDS, le=_FARTHEST_SECONDS)]
 
 
 class _Record(msgspec.Struct, gc=False, rename="pascal"):
     """The fields of a record. Not tracked by the garbage collector, since it has no cycles."""
 
     sequence_number: str
-    approximate_arrival_timestamp: float
+    approximate_arrival_timestamp: _Seconds
     data: bytes
     partition_key: str | None = None
 
@@ -123,8 +106,10 @@ def register_parser(events: Events) -> None:
 
 
 def _decode_page(body: bytes) -> Mapping[str, Any] | None:
-    columns = parse_columns(body)
-    return None if columns is None else {_COLUMNS: columns}
+    try:
+        return {_ANSWER: _DECODER.decode(body)}
+    except ValueError:  # base class of msgspec's errors
+        return None
 
 
 class _Iterator(msgspec.Struct, rename="pascal"):
@@ -344,15 +329,6 @@ def _before_parse(
         response_dict["body"] = _NO_RECORDS
 
 
-def parse_columns(body: bytes) -> RecordColumns | None:
-    """Parse the columns of a JSON body; return None if anything about it is unusual."""
-    try:
-        answer = _DECODER.decode(body)
-    except ValueError:  # base class of msgspec's errors
-        return None
-    return _columns(answer.records, answer.next_shard_iterator, answer.millis_behind_latest)
-
-
 def parse_event(body: bytes, service_time: EpochMillis) -> RecordPage:
     """Parse the JSON body of a SubscribeToShardEvent. Raises ValueError if it deviates from the API
     reference: only the last event of a closed shard has no continuation, and it has the children.
@@ -360,33 +336,36 @@ def parse_event(body: bytes, service_time: EpochMillis) -> RecordPage:
     event = _EVENT_DECODER.decode(body)
     if not (event.continuation_sequence_number or event.child_shards):
         raise ValueError("neither a continuation nor child shards")
-    columns = _columns(
-        event.records, event.continuation_sequence_number, event.millis_behind_latest
-    )
-    if columns is None:
-        raise ValueError("an arrival time out of range")
-    return _page_of(columns, service_time)
+    following, behind = event.continuation_sequence_number, event.millis_behind_latest
+    return _page(event.records, following, behind, service_time)
 
 
-def _columns(
-    records: Sequence[_Record], following: str | None, behind: int | None
-) -> RecordColumns | None:
-    arrivals = [record.approximate_arrival_timestamp for record in records]
-    earliest, latest = min(arrivals, default=0.0), max(arrivals, default=0.0)
-    if earliest < -_FARTHEST_SECONDS or latest > _FARTHEST_SECONDS:
-        return None
-    return RecordColumns(
+def _page(
+    records: Sequence[_Record],
+    following: str | None,
+    behind: int | None,
+    service_time: EpochMillis,
+) -> RecordPage:
+    return RecordPage(
         # Bare text and numbers where types are only names: a call for each would cost as much.
         sequence_numbers=cast(
             "list[SequenceNumber]", [record.sequence_number for record in records]
         ),
         partition_keys=[record.partition_key for record in records],
         # Seconds with a fraction, as binary floating point: cutting would lose a millisecond.
-        arrival_ms=cast("list[EpochMillis]", [round(s * 1000) for s in arrivals]),
+        arrival_ms=cast(
+            "list[EpochMillis]",
+            [round(record.approximate_arrival_timestamp * 1000) for record in records],
+        ),
         data=[record.data for record in records],
         next_iterator=ShardIterator(following) if following else None,
-        behind=behind,
+        millis_behind_latest=_behind(behind, records),
+        service_time=service_time,
     )
+
+
+def _behind(behind: int | None, records: Sequence[object]) -> int:
+    return (1 if records else 0) if behind is None else behind
 
 
 # --- Answers parsed by botocore -------------------------------------------------------------------
@@ -400,32 +379,14 @@ def parse_page(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordPa
     page with records and none after an empty page, since following empty pages until a 0 comes
     might never end.
     """
-    columns = answer.get(_COLUMNS)
-    if not isinstance(columns, RecordColumns):
-        columns = _convert_parsed(answer, service_time)
-    return _page_of(columns, service_time)
-
-
-def _page_of(columns: RecordColumns, service_time: EpochMillis) -> RecordPage:
-    behind = columns.behind
-    if behind is None:
-        behind = 1 if columns.sequence_numbers else 0
-    return RecordPage(
-        sequence_numbers=columns.sequence_numbers,
-        partition_keys=columns.partition_keys,
-        arrival_ms=columns.arrival_ms,
-        data=columns.data,
-        next_iterator=columns.next_iterator,
-        millis_behind_latest=behind,
-        service_time=service_time,
-    )
-
-
-def _convert_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> RecordColumns:
+    parsed = answer.get(_ANSWER)
+    if isinstance(parsed, _Answer):
+        following, behind = parsed.next_shard_iterator, parsed.millis_behind_latest
+        return _page(parsed.records, following, behind, service_time)
     records = answer["Records"]
     next_iterator = answer.get("NextShardIterator")
     arrivals = [record.get("ApproximateArrivalTimestamp") for record in records]
-    return RecordColumns(
+    return RecordPage(
         sequence_numbers=[SequenceNumber(record["SequenceNumber"]) for record in records],
         partition_keys=[
             None if key is None else _valid_text(key)
@@ -436,7 +397,8 @@ def _convert_parsed(answer: Mapping[str, Any], service_time: EpochMillis) -> Rec
         ],
         data=[record["Data"] for record in records],
         next_iterator=ShardIterator(next_iterator) if next_iterator else None,
-        behind=answer.get("MillisBehindLatest"),
+        millis_behind_latest=_behind(answer.get("MillisBehindLatest"), records),
+        service_time=service_time,
     )
 
 

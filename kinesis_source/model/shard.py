@@ -7,7 +7,7 @@ kept as the service's decimal text and compared as integers (`sequence_order`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NewType
 
 from spark_ssp.grouping.identifiers import EpochMillis as EpochMillis
@@ -145,14 +145,18 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordPage:
-    """An answer of GetRecords or an event of SubscribeToShard, by column; all columns have the same
-    length, in shard order."""
+    """Rows of an answer of GetRecords or an event of SubscribeToShard, by column; all columns have
+    the same length, in shard order."""
 
     sequence_numbers: Sequence[SequenceNumber] = ()
     partition_keys: Sequence[str | None] = ()
     """None if the producer gave none, as it may if the service chooses the shard."""
     arrival_ms: Sequence[EpochMillis] = ()
     data: Sequence[bytes] = ()
+    sub_sequence_numbers: Sequence[int] | None = None
+    """None: every row is a whole Kinesis record, numbered 0."""
+    repeat_keys: Sequence[str] | None = None
+    """None, in all pages of a query: its rows have no such column."""
     next_iterator: ShardIterator | None
     """None: the shard is closed and this page was its last. A page that was pushed has its
     ContinuationSequenceNumber here."""
@@ -163,6 +167,19 @@ class RecordPage:
 
     def __len__(self) -> int:
         return len(self.sequence_numbers)
+
+    def part(self, begin: int, end: int) -> RecordPage:
+        """Return the rows from `begin` to `end` (excluded)."""
+        subs, keys = self.sub_sequence_numbers, self.repeat_keys
+        return replace(
+            self,
+            sequence_numbers=self.sequence_numbers[begin:end],
+            partition_keys=self.partition_keys[begin:end],
+            arrival_ms=self.arrival_ms[begin:end],
+            data=self.data[begin:end],
+            sub_sequence_numbers=None if subs is None else subs[begin:end],
+            repeat_keys=None if keys is None else keys[begin:end],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

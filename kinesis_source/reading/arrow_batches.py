@@ -1,6 +1,6 @@
 """Builds Arrow record batches from chunks of one shard's rows.
 
-A chunk contains the rows of one page, by column. Batches are built from many chunks at once, column
+A chunk contains the rows of one page. Batches are built from many chunks at once, column
 by column; values that are constant over a chunk (stream, shard) are stored once for it. No
 statement runs per record, except to split a chunk that is too big for a batch.
 """
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_ssp.grouping.identifiers import ShardKey, SlotId
-from spark_ssp.kinesis_source.model.shard import EpochMillis, SequenceNumber
+from spark_ssp.kinesis_source.model.shard import RecordPage
 
 T = TypeVar("T")
 
@@ -45,34 +45,24 @@ ROW_OVERHEAD_BYTES = 256
 """The memory of a record beside its key and data: five Python objects and their pointers."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Chunk:
-    """Consecutive rows of one shard, by column; all columns have the same length."""
+    """Consecutive rows of one shard."""
 
     shard: ShardKey
-    partition_keys: Sequence[str | None]
-    data: Sequence[bytes]
-    sequence_numbers: Sequence[SequenceNumber]
-    sub_sequence_numbers: Sequence[int] | None
-    """None: every row is a whole Kinesis record, numbered 0."""
-    arrival_ms: Sequence[EpochMillis]
-    repeat_keys: Sequence[str] | None = None
-    """None, in all chunks of a query: the rows have no such column."""
+    rows: RecordPage
     memory_bytes: int
     """The memory of the rows, as `memory_bytes` counts it."""
 
     def __len__(self) -> int:
-        return len(self.sequence_numbers)
+        return len(self.rows)
 
 
-def memory_bytes(
-    partition_keys: Sequence[str | None],
-    data: Sequence[bytes],
-    repeat_keys: Sequence[str] | None = None,
-) -> int:
-    """Estimate the memory of these records: keys, data and a fixed overhead each."""
-    keys = sum(map(len, filter(None, partition_keys))) + sum(map(len, repeat_keys or ()))
-    return keys + sum(map(len, data)) + ROW_OVERHEAD_BYTES * len(data)
+def memory_bytes(rows: RecordPage) -> int:
+    """Estimate the memory of rows: keys, data and a fixed overhead each."""
+    keys = sum(map(len, filter(None, rows.partition_keys)))
+    keys += sum(map(len, rows.repeat_keys or ()))
+    return keys + sum(map(len, rows.data)) + ROW_OVERHEAD_BYTES * len(rows)
 
 
 def to_batches(chunks: Iterable[Chunk], slot: SlotId) -> Iterator[pa.RecordBatch]:
@@ -102,12 +92,13 @@ def _split(chunk: Chunk) -> Iterator[Chunk]:
         if len(chunk):
             yield chunk
         return
+    rows = chunk.rows
     weights = [
         len(key or "") + len(data) + len(repeat_key) + ROW_OVERHEAD_BYTES
         for key, data, repeat_key in zip(
-            chunk.partition_keys,
-            chunk.data,
-            repeat("", len(chunk)) if chunk.repeat_keys is None else chunk.repeat_keys,
+            rows.partition_keys,
+            rows.data,
+            repeat("", len(rows)) if rows.repeat_keys is None else rows.repeat_keys,
             strict=True,
         )
     ]
@@ -116,29 +107,15 @@ def _split(chunk: Chunk) -> Iterator[Chunk]:
         if index > begin and (
             index - begin >= MAX_BATCH_ROWS or memory_bytes + row_weight > MAX_BATCH_BYTES
         ):
-            yield _piece(chunk, begin, index, memory_bytes)
+            yield Chunk(chunk.shard, rows.part(begin, index), memory_bytes)
             begin, memory_bytes = index, 0
         memory_bytes += row_weight
-    yield _piece(chunk, begin, len(chunk), memory_bytes)
-
-
-def _piece(chunk: Chunk, begin: int, end: int, memory_bytes: int) -> Chunk:
-    subs, keys = chunk.sub_sequence_numbers, chunk.repeat_keys
-    return Chunk(
-        shard=chunk.shard,
-        partition_keys=chunk.partition_keys[begin:end],
-        data=chunk.data[begin:end],
-        sequence_numbers=chunk.sequence_numbers[begin:end],
-        sub_sequence_numbers=None if subs is None else subs[begin:end],
-        arrival_ms=chunk.arrival_ms[begin:end],
-        repeat_keys=None if keys is None else keys[begin:end],
-        memory_bytes=memory_bytes,
-    )
+    yield Chunk(chunk.shard, rows.part(begin, len(rows)), memory_bytes)
 
 
 def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
-    def gather(column: Callable[[Chunk], Iterable[T]]) -> list[T]:
-        return list(chain.from_iterable(map(column, chunks)))
+    def gather(column: Callable[[RecordPage], Iterable[T]]) -> list[T]:
+        return list(chain.from_iterable(column(chunk.rows) for chunk in chunks))
 
     def constant(value: Callable[[Chunk], str]) -> pa.Array:
         return _text(list(map(value, chunks))).take(_fixed(pa.int32(), places))
@@ -146,23 +123,23 @@ def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
     places, subs = array("i"), array("q")
     for place, chunk in enumerate(chunks):
         places.extend(array("i", [place]) * len(chunk))
-        known = chunk.sub_sequence_numbers
+        known = chunk.rows.sub_sequence_numbers
         subs.extend(array("q", [0]) * len(chunk) if known is None else array("q", known))
-    millis = array("q", gather(lambda chunk: chunk.arrival_ms))
+    millis = array("q", gather(lambda rows: rows.arrival_ms))
     arrivals = _fixed(pa.timestamp("ms", tz="UTC"), millis).cast(pa.timestamp("us", tz="UTC"))
     columns = [
-        _optional_text(gather(lambda chunk: chunk.partition_keys)),
-        _bytes(pa.binary(), gather(lambda chunk: chunk.data)),
+        _optional_text(gather(lambda rows: rows.partition_keys)),
+        _bytes(pa.binary(), gather(lambda rows: rows.data)),
         constant(lambda chunk: chunk.shard.stream),
         constant(lambda chunk: chunk.shard.shard),
-        _text(gather(lambda chunk: chunk.sequence_numbers)),
+        _text(gather(lambda rows: rows.sequence_numbers)),
         _fixed(pa.int64(), subs),
         arrivals,
         _fixed(pa.int32(), array("i", [slot]) * len(millis)),
     ]
-    if chunks[0].repeat_keys is None:
+    if chunks[0].rows.repeat_keys is None:
         return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
-    keys = _text(gather(lambda chunk: chunk.repeat_keys or ()))
+    keys = _text(gather(lambda rows: rows.repeat_keys or ()))
     return pa.RecordBatch.from_arrays([*columns, keys], schema=_WITH_REPEAT_KEYS)
 
 

@@ -53,7 +53,7 @@ _FIRST_BACKOFF_MS: Final = 200
 
 def page_bytes(page: RecordPage) -> int:
     """Return the bytes of a page as the service counts them: data and partition keys."""
-    return memory_bytes(page.partition_keys, page.data) - ROW_OVERHEAD_BYTES * len(page)
+    return memory_bytes(page) - ROW_OVERHEAD_BYTES * len(page)
 
 
 def block_ms(size: int) -> int:

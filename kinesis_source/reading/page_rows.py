@@ -15,7 +15,7 @@ import logging
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
 from operator import itemgetter
 from typing import Final
@@ -168,21 +168,11 @@ def build_rows(
         return _split_rows(
             page, part, shard, straggler_filter(), include_repeat_keys=include_repeat_keys
         )
-    begin = part.begin + _is_read(data, part.after_sub)
-    partition_keys = page.partition_keys[begin : part.end]
-    data = page.data[begin : part.end]
-    sequence_numbers = page.sequence_numbers[begin : part.end]
-    keys = [_key_of(shard, number) for number in sequence_numbers] if include_repeat_keys else None
-    return Chunk(
-        shard=shard,
-        partition_keys=partition_keys,
-        data=data,
-        sequence_numbers=sequence_numbers,
-        sub_sequence_numbers=None,
-        arrival_ms=page.arrival_ms[begin : part.end],
-        repeat_keys=keys,
-        memory_bytes=memory_bytes(partition_keys, data, keys),
-    )
+    rows = page.part(part.begin + _is_read(data, part.after_sub), part.end)
+    if include_repeat_keys:
+        keys = [_key_of(shard, number) for number in rows.sequence_numbers]
+        rows = replace(rows, repeat_keys=keys)
+    return Chunk(shard, rows, memory_bytes(rows))
 
 
 def _is_read(data: Sequence[bytes], after_sub: int | None) -> bool:
@@ -234,16 +224,16 @@ def _split_rows(
                 _key_of(shard, number, sub) if written is None else written[sub]
                 for sub, _, _ in kept
             )
-    return Chunk(
-        shard=shard,
-        partition_keys=partition_keys,
-        data=data,
+    rows = replace(
+        page,
         sequence_numbers=sequence_numbers,
-        sub_sequence_numbers=subs,
+        partition_keys=partition_keys,
         arrival_ms=arrivals,
+        data=data,
+        sub_sequence_numbers=subs,
         repeat_keys=keys,
-        memory_bytes=memory_bytes(partition_keys, data, keys),
     )
+    return Chunk(shard, rows, memory_bytes(rows))
 
 
 def _bounds(part: PageSlice, index: int) -> tuple[int, int]:

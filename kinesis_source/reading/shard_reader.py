@@ -340,7 +340,7 @@ class ShardReader:
                 repeated = int(self._expected.after_sub >= 0)
             self._expected = None
             self._last = page.sequence_numbers[-1] if len(page) else self._last
-        self._sizer.record_page(len(page) - repeated, memory_bytes(page.partition_keys, page.data))
+        self._sizer.record_page(len(page) - repeated, memory_bytes(page))
         if part.begin < part.end:
             reservation.fill(
                 build_rows(

@@ -28,6 +28,7 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.testing.kinesis.state.clock import ManualClock
 from spark_ssp.testing.kinesis.state.stream import equal_ranges
+from tests.support.kinesis.pages import page
 
 HOUR_MS = 3_600_000
 ITERATOR_MS = 300_000
@@ -154,14 +155,13 @@ class FormulaKinesis:
         count = self.count(shard)
         end = min(count, begin + limit, begin + PAGE_BYTES // self.record_bytes)
         indexes = range(begin, end)
-        return RecordPage(
-            sequence_numbers=[number_of(index) for index in indexes],
-            partition_keys=["k"] * len(indexes),
-            arrival_ms=[EpochMillis(self.arrival(shard, index)) for index in indexes],
-            data=[self._data] * len(indexes),
-            next_iterator=self._iterator(max(begin, end)),
-            millis_behind_latest=max(1, now - self.arrival(shard, end)) if end < count else 0,
-            service_time=EpochMillis(now),
+        return page(
+            [self._data] * len(indexes),
+            numbers=map(number_of, indexes),
+            arrivals=[self.arrival(shard, index) for index in indexes],
+            following=self._iterator(max(begin, end)),
+            behind=max(1, now - self.arrival(shard, end)) if end < count else 0,
+            now=now,
         )
 
     def service_time(self) -> EpochMillis:

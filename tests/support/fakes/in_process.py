@@ -43,6 +43,7 @@ from spark_ssp.testing.kinesis.api.dispatch import Answer, KinesisState
 from spark_ssp.testing.kinesis.state.errors import KinesisError, NoAnswer
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
 from spark_ssp.testing.kinesis.state.request import Json
+from tests.support.kinesis.pages import page
 
 _THROTTLES = frozenset({"ProvisionedThroughputExceededException", "LimitExceededException"})
 _TRANSIENT = _THROTTLES | frozenset(
@@ -125,16 +126,16 @@ class InProcessKinesis:
         retry: bool = True,
     ) -> RecordPage:
         body = {"ShardIterator": iterator, "Limit": limit}
-        page = self._call("GetRecords", stream, body, shard=shard, retry=retry)
-        assert isinstance(page, RecordsPage)
-        return RecordPage(
-            sequence_numbers=[SequenceNumber(r.sequence_number) for r in page.records],
-            partition_keys=[r.partition_key for r in page.records],
-            arrival_ms=[EpochMillis(r.arrival_ms) for r in page.records],
-            data=[r.data for r in page.records],
-            next_iterator=None if page.next_iterator is None else ShardIterator(page.next_iterator),
-            millis_behind_latest=page.millis_behind_latest,
-            service_time=self.service_time(),
+        answer = self._call("GetRecords", stream, body, shard=shard, retry=retry)
+        assert isinstance(answer, RecordsPage)
+        return page(
+            [record.data for record in answer.records],
+            keys=[record.partition_key for record in answer.records],
+            numbers=[record.sequence_number for record in answer.records],
+            arrivals=[record.arrival_ms for record in answer.records],
+            following=answer.next_iterator,
+            behind=answer.millis_behind_latest,
+            now=self.service_time(),
         )
 
     def service_time(self) -> EpochMillis:

@@ -29,6 +29,7 @@ from spark_ssp.kinesis_source.model.shard import (
     sequence_order,
 )
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
+from tests.support.kinesis.pages import page
 
 CREATED = EpochMillis(1_700_000_000_000)
 NOW = EpochMillis(1_700_100_000_000)
@@ -267,22 +268,22 @@ class ScriptedService:
         behind = step.millis_behind if isinstance(step, Empty) else left * 10_000
         if isinstance(step, Ended):
             behind = 0
-        return _page_of(
+        return page_of(
             records, None if ended else ShardIterator(str(next_lowest)), behind, self.now
         )
 
 
-def _page_of(
+def page_of(
     records: Sequence[Rec], next_iterator: ShardIterator | None, behind: int, now: EpochMillis
 ) -> RecordPage:
-    return RecordPage(
-        sequence_numbers=[record.number for record in records],
-        partition_keys=[record.key for record in records],
-        arrival_ms=[record.arrival for record in records],
-        data=[record.data for record in records],
-        next_iterator=next_iterator,
-        millis_behind_latest=behind,
-        service_time=now,
+    return page(
+        [record.data for record in records],
+        keys=[record.key for record in records],
+        numbers=[record.sequence for record in records],
+        arrivals=[record.arrival for record in records],
+        following=next_iterator,
+        behind=behind,
+        now=now,
     )
 
 

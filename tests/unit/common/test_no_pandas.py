@@ -35,21 +35,15 @@ import spark_ssp.planner, spark_ssp.planner.running
 """,
     "a page of Kinesis": """
 from spark_ssp.kinesis_source.reading.arrow_batches import Chunk, memory_bytes, to_batches
-from spark_ssp.kinesis_source.client.messages import parse_columns
+from spark_ssp.kinesis_source.client.messages import DECODERS, parse_page
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
-page = parse_columns(
+answer = DECODERS["GetRecords"](
     b'{"Records":[{"Data":"YQ==","PartitionKey":"k","SequenceNumber":"1",'
     b'"ApproximateArrivalTimestamp":1.5}],"MillisBehindLatest":0}'
 )
-chunk = Chunk(
-    shard=ShardKey(stream=StreamName("orders"), shard=ShardId("a")),
-    partition_keys=page.partition_keys,
-    data=page.data,
-    sequence_numbers=page.sequence_numbers,
-    sub_sequence_numbers=None,
-    arrival_ms=page.arrival_ms,
-    memory_bytes=memory_bytes(page.partition_keys, page.data),
-)
+page = parse_page(answer, 0)
+shard = ShardKey(stream=StreamName("orders"), shard=ShardId("a"))
+chunk = Chunk(shard, page, memory_bytes(page))
 (batch,) = to_batches([chunk], SlotId(0))
 assert batch.num_rows == 1
 """,

@@ -29,9 +29,6 @@ from spark_ssp.kinesis_source.aggregation.deaggregation import (
     split,
 )
 from spark_ssp.kinesis_source.model.shard import (
-    EpochMillis,
-    RecordPage,
-    SequenceNumber,
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.reading import page_rows
@@ -55,6 +52,7 @@ from tests.support.kcl.kpl import (
     user_record,
     varint,
 )
+from tests.support.kinesis.pages import page
 from tests.support.kinesis.reading import A, after, read, shard_range
 
 # --- Aggregates -----------------------------------------------------------------------------------
@@ -340,18 +338,10 @@ def test_the_largest_aggregate_of_the_kpl_is_split_within_a_known_weight() -> No
     key = b"k" * MAX_KEY_CHARACTERS
     count = (MIB - len(chunk(1, key))) // len(EMPTY_RECORD)
     data = seal(chunk(1, key) + count * EMPTY_RECORD)
-    page = RecordPage(
-        sequence_numbers=[SequenceNumber("1")],
-        partition_keys=["a"],
-        arrival_ms=[EpochMillis(0)],
-        data=[data],
-        next_iterator=None,
-        millis_behind_latest=0,
-        service_time=EpochMillis(0),
-    )
-    cut = slice_page(page.sequence_numbers, None, after(1, count))
+    of_one = page([data])
+    cut = slice_page(of_one.sequence_numbers, None, after(1, count))
     shard = ShardKey(stream=StreamName("orders"), shard=ShardId("s"))
-    chunk_of_rows = build_rows(page, cut, shard, deaggregate=True)
+    chunk_of_rows = build_rows(of_one, cut, shard, deaggregate=True)
     assert len(chunk_of_rows) == count == last_sub(data) + 1
     assert chunk_of_rows.memory_bytes == count * (MAX_KEY_CHARACTERS + ROW_OVERHEAD_BYTES)
     assert chunk_of_rows.memory_bytes < 90 * MIB

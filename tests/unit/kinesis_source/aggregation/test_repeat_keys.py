@@ -26,9 +26,8 @@ from spark_ssp.kinesis_source.aggregation.repeat_keys import (
     WriteId,
     repeat_keys,
 )
-from spark_ssp.kinesis_source.model.shard import EpochMillis, RecordPage, Shard
-from spark_ssp.kinesis_source.reading.arrow_batches import Chunk
-from spark_ssp.kinesis_source.reading.page_rows import Match, PageSlice, build_rows
+from spark_ssp.kinesis_source.model.shard import RecordPage, Shard
+from spark_ssp.kinesis_source.reading.page_rows import build_rows
 from spark_ssp.kinesis_source.sink.aggregation import (
     AggregateLimits,
     PackedRecord,
@@ -38,6 +37,7 @@ from spark_ssp.kinesis_source.sink.aggregation import (
 )
 from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 from tests.support.kcl.kpl import chunk, number, seal
+from tests.support.kinesis.pages import page, slice_of
 from tests.support.kinesis.sink_writer import Entry, rows_of
 
 LIMITS = AggregateLimits(record_bytes=1 << 20)
@@ -188,29 +188,16 @@ def attempt(
                 stored.extend([record] * random.choice([1, 1, 1, 2]))  # 2: the answer was lost
 
 
-def read(stored: Sequence[PackedRecord], stream: StreamName) -> Chunk:
+def read(stored: Sequence[PackedRecord], stream: StreamName) -> RecordPage:
     count = len(stored)
-    page = RecordPage(
-        sequence_numbers=[SequenceNumber(str(100 + number)) for number in range(count)],
-        partition_keys=[record.partition_key for record in stored],
-        arrival_ms=[EpochMillis(number) for number in range(count)],
-        data=[record.data for record in stored],
-        next_iterator=None,
-        millis_behind_latest=0,
-        service_time=EpochMillis(0),
+    records = page(
+        [record.data for record in stored],
+        keys=[record.partition_key for record in stored],
+        numbers=range(100, 100 + count),
     )
-    whole = PageSlice(
-        begin=0,
-        end=count,
-        after_sub=None,
-        up_to_sub=None,
-        start_match=Match.FOUND,
-        instead_of_expected=None,
-        end_match=Match.FOUND,
-        instead_of_end=None,
-    )
+    whole = slice_of(0, count)
     shard = ShardKey(stream=stream, shard=SHARD)
-    return build_rows(page, whole, shard, deaggregate=True, include_repeat_keys=True)
+    return build_rows(records, whole, shard, deaggregate=True, include_repeat_keys=True).rows
 
 
 @given(st.lists(ROWS, min_size=1, max_size=3), st.randoms(use_true_random=False))

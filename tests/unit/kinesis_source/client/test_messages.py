@@ -144,7 +144,7 @@ def test_plain_pages_take_the_fast_way_to_the_same_result(
     ours: _Answers, theirs: _Answers, answer: dict[str, Any]
 ) -> None:
     for body in bodies(answer):
-        assert messages.parse_columns(body) is not None
+        assert messages.DECODERS["GetRecords"](body) is not None
         assert contents(ours.page(body)) == contents(theirs.page(body))
 
 
@@ -164,7 +164,7 @@ def test_the_fast_way_takes_nothing_that_the_slow_one_reads_otherwise(
         .replace(b"1700000000.001", arrival.encode())
         .replace(b'"MillisBehindLatest": 0', b'"MillisBehindLatest": ' + behind.encode())
     )
-    if messages.parse_columns(body) is not None:
+    if messages.DECODERS["GetRecords"](body) is not None:
         assert contents(ours.page(body)) == contents(theirs.page(body))
 
 
@@ -174,7 +174,7 @@ def test_a_name_that_comes_twice_counts_as_the_slow_way_has_it(
     body = body_of(record()).replace(
         b'"PartitionKey": "k"', b'"PartitionKey":"a","PartitionKey":"b"'
     )
-    assert messages.parse_columns(body) is not None
+    assert messages.DECODERS["GetRecords"](body) is not None
     assert contents(ours.page(body)) == contents(theirs.page(body))
 
 
@@ -231,7 +231,7 @@ def body_of(*records: object, **more: object) -> bytes:
     ],
 )
 def test_anything_odd_is_left_to_the_slow_way(body: bytes) -> None:
-    assert messages.parse_columns(body) is None
+    assert messages.DECODERS["GetRecords"](body) is None
 
 
 def test_a_record_without_partition_key_takes_the_fast_way_and_has_none(
@@ -239,7 +239,7 @@ def test_a_record_without_partition_key_takes_the_fast_way_and_has_none(
 ) -> None:
     """As a producer may put it under the record distribution strategy AUTO."""
     body = body_of(record(PartitionKey=...), record(PartitionKey=None), record(PartitionKey="k"))
-    assert messages.parse_columns(body) is not None
+    assert messages.DECODERS["GetRecords"](body) is not None
     keys = [None, None, "k"]
     assert list(ours.page(body).partition_keys) == list(theirs.page(body).partition_keys) == keys
 
@@ -283,7 +283,7 @@ def test_a_page_as_large_as_the_service_gives(
             for n in range(count)
         ]
     )
-    assert messages.parse_columns(body) is not None
+    assert messages.DECODERS["GetRecords"](body) is not None
     page = ours.page(body)
     assert len(page) == count
     assert all(piece == data for piece in page.data)

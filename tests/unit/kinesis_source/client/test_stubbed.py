@@ -18,7 +18,6 @@ from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     EpochMillis,
     Position,
-    RecordPage,
     SequenceNumber,
     Shard,
     ShardEnd,
@@ -27,6 +26,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
+from tests.support.kinesis.pages import page
 
 ORDERS = StreamRef(name=StreamName("orders"))
 ARN = "arn:aws:kinesis:us-east-1:123456789012:stream/orders"
@@ -124,15 +124,14 @@ def test_records_that_the_sdk_parsed(stubbed: Stubbed) -> None:
         {"ShardIterator": "AAAA", "Limit": 7},
         {"Records": [record], "MillisBehindLatest": 5, "ChildShards": [child]},
     )
-    page = stubbed.service.get_records(ORDERS, SHARD, ShardIterator("AAAA"), limit=7)
-    assert page == RecordPage(
-        sequence_numbers=[SequenceNumber("4959")],
-        partition_keys=["ключ"],
-        arrival_ms=[EpochMillis(1_699_999_999_999)],
-        data=[b"\x00\xff"],
-        next_iterator=None,
-        millis_behind_latest=5,
-        service_time=EpochMillis(1_700_000_000_000),
+    found = stubbed.service.get_records(ORDERS, SHARD, ShardIterator("AAAA"), limit=7)
+    assert found == page(
+        [b"\x00\xff"],
+        keys=["ключ"],
+        numbers=["4959"],
+        arrivals=[1_699_999_999_999],
+        behind=5,
+        now=1_700_000_000_000,
     )
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.schema import spark_schema
-from spark_ssp.kinesis_source.model.shard import EpochMillis, SequenceNumber
+from spark_ssp.kinesis_source.model.shard import RecordPage
 from spark_ssp.kinesis_source.reading import arrow_batches
 from spark_ssp.kinesis_source.reading.arrow_batches import (
     ARROW_SCHEMA,
@@ -21,28 +21,31 @@ from spark_ssp.kinesis_source.reading.arrow_batches import (
     memory_bytes,
     to_batches,
 )
+from tests.support.kinesis.pages import page
 from tests.support.spark.arrow_schemas import arrow_schema_of
 
 
 def chunk(
     shard: str, numbers: Sequence[int], *, subs: Sequence[int] | None = None, size: int = 3
 ) -> Chunk:
-    keys = [f"key-{number}" for number in numbers]
-    data = [b"x" * size for _ in numbers]
-    return Chunk(
-        shard=ShardKey(stream=StreamName("orders"), shard=ShardId(shard)),
-        partition_keys=keys,
-        data=data,
-        sequence_numbers=[SequenceNumber(str(number)) for number in numbers],
-        sub_sequence_numbers=subs,
-        arrival_ms=[EpochMillis(1_700_000_000_000 + number) for number in numbers],
-        memory_bytes=memory_bytes(keys, data),
+    rows = page(
+        [b"x" * size for _ in numbers],
+        keys=[f"key-{number}" for number in numbers],
+        numbers=numbers,
+        arrivals=[1_700_000_000_000 + number for number in numbers],
+        subs=subs,
     )
+    return chunk_of(rows, shard)
+
+
+def chunk_of(rows: RecordPage, shard: str = "a") -> Chunk:
+    key = ShardKey(stream=StreamName("orders"), shard=ShardId(shard))
+    return Chunk(key, rows, memory_bytes(rows))
 
 
 @pytest.mark.parametrize("keys", [None, ["orders:1"]])
 def test_the_arrow_schema_is_what_pyspark_makes_of_the_spark_schema(keys: list[str] | None) -> None:
-    (batch,) = to_batches([replace(chunk("a", [1]), repeat_keys=keys)], SlotId(0))
+    (batch,) = to_batches([chunk_of(replace(chunk("a", [1]).rows, repeat_keys=keys))], SlotId(0))
     spark = spark_schema(include_repeat_keys=keys is not None)
     assert arrow_schema_of(spark).equals(batch.schema, check_metadata=True)
 
@@ -79,7 +82,7 @@ def test_chunks_of_several_shards_share_a_batch() -> None:
 def test_text_beyond_ascii_keeps_its_bytes() -> None:
     words = ["", "a", "ключ", "鍵🔑", "b"]
     source = chunk("a", range(5))
-    (batch,) = to_batches([replace(source, partition_keys=words)], SlotId(0))
+    (batch,) = to_batches([keyed(source, words)], SlotId(0))
     batch.validate(full=True)
     assert batch["partitionKey"].to_pylist() == words
 
@@ -111,14 +114,13 @@ def test_a_partition_key_may_be_null(keys: list[str | None]) -> None:
     assert [key for column in columns for key in column.to_pylist()] == keys
 
 
-def keyed(source: Chunk, keys: list[str | None]) -> Chunk:
-    return replace(source, partition_keys=keys, memory_bytes=memory_bytes(keys, source.data))
+def keyed(source: Chunk, keys: Sequence[str | None]) -> Chunk:
+    return chunk_of(replace(source.rows, partition_keys=keys))
 
 
 def with_repeat_keys(source: Chunk) -> Chunk:
-    keys = [f"{source.shard.shard}/{number}" for number in source.sequence_numbers]
-    size = memory_bytes(source.partition_keys, source.data, keys)
-    return replace(source, repeat_keys=keys, memory_bytes=size)
+    keys = [f"{source.shard.shard}/{number}" for number in source.rows.sequence_numbers]
+    return chunk_of(replace(source.rows, repeat_keys=keys), source.shard.shard)
 
 
 def test_nothing_makes_no_batch() -> None:
@@ -163,9 +165,10 @@ def test_batches_keep_rows_and_order_within_the_limits(
             assert keys == [
                 f"{row['shardId']}/{row['sequenceNumber']}" for row in batch.to_pylist()
             ]
-        batch_bytes = memory_bytes(
-            batch["partitionKey"].to_pylist(), batch["data"].to_pylist(), keys
+        rows_of_batch = page(
+            batch["data"].to_pylist(), keys=batch["partitionKey"].to_pylist(), repeat_keys=keys
         )
+        batch_bytes = memory_bytes(rows_of_batch)
         assert batch_bytes <= 2_000 or batch.num_rows == 1
 
 
@@ -177,6 +180,7 @@ def test_a_big_page_is_split_below_the_limit() -> None:
 
 
 def test_the_weight_counts_keys_data_and_an_overhead() -> None:
-    assert memory_bytes(["ab", "c"], [b"1234", b""]) == 7 + 2 * arrow_batches.ROW_OVERHEAD_BYTES
-    assert memory_bytes(["a"], [b"1"], ["abc"]) == 5 + arrow_batches.ROW_OVERHEAD_BYTES
-    assert memory_bytes([None, "c"], [b"1234", b""]) == 5 + 2 * arrow_batches.ROW_OVERHEAD_BYTES
+    two, overhead = [b"1234", b""], arrow_batches.ROW_OVERHEAD_BYTES
+    assert memory_bytes(page(two, keys=["ab", "c"])) == 7 + 2 * overhead
+    assert memory_bytes(page([b"1"], repeat_keys=["abc"])) == 5 + overhead
+    assert memory_bytes(page(two, keys=[None, "c"])) == 5 + 2 * overhead

@@ -10,24 +10,17 @@ from functools import partial
 import pytest
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
-from spark_ssp.kinesis_source.model.shard import EpochMillis, SequenceNumber
 from spark_ssp.kinesis_source.reading.arrow_batches import Chunk
 from spark_ssp.kinesis_source.reading.fetch_buffer import ENOUGH_ROWS, FetchBuffer, StoppedError
+from tests.support.kinesis.pages import page
 from tests.support.waiting import until
 
 DEADLINE = 20.0
 
 
 def chunk(rows: int, memory_bytes: int) -> Chunk:
-    return Chunk(
-        shard=ShardKey(stream=StreamName("s"), shard=ShardId("a")),
-        partition_keys=["k"] * rows,
-        data=[b""] * rows,
-        sequence_numbers=[SequenceNumber("1")] * rows,
-        sub_sequence_numbers=None,
-        arrival_ms=[EpochMillis(0)] * rows,
-        memory_bytes=memory_bytes,
-    )
+    shard = ShardKey(stream=StreamName("s"), shard=ShardId("a"))
+    return Chunk(shard, page([b""] * rows), memory_bytes)
 
 
 def fetch(buffer: FetchBuffer, rows: int, memory_bytes: int, reserve: int | None = None) -> None:

@@ -5,42 +5,32 @@ from __future__ import annotations
 import pytest
 
 from spark_ssp.kinesis_source.model.shard import (
-    EpochMillis,
     RecordPage,
-    SequenceNumber,
-    ShardIterator,
 )
 from spark_ssp.kinesis_source.reading.fetch_pacing import backoff_ms, block_ms, pause_ms
+from tests.support.kinesis.pages import page
 
 
-def page(records: int, *, behind: int, size: int = 10) -> RecordPage:
-    return RecordPage(
-        sequence_numbers=[SequenceNumber(str(number)) for number in range(records)],
-        partition_keys=["k"] * records,
-        arrival_ms=[EpochMillis(0)] * records,
-        data=[b"x" * size] * records,
-        next_iterator=ShardIterator("next"),
-        millis_behind_latest=behind,
-        service_time=EpochMillis(0),
-    )
+def records(count: int, *, behind: int, size: int = 10) -> RecordPage:
+    return page([b"x" * size] * count, following="next", behind=behind)
 
 
 @pytest.mark.parametrize(
     ("got", "empty_at_latest", "enforced", "expected"),
     [
-        pytest.param(page(5, behind=60_000), 0, False, 0, id="far-behind"),
-        pytest.param(page(5, behind=60_000), 0, True, 250, id="far-behind-at-the-calls-granted"),
-        pytest.param(page(5, behind=60_000, size=1 << 20), 0, False, 0, id="big-unlimited"),
-        pytest.param(page(5, behind=60_000, size=1 << 20), 0, True, 2_501, id="bytes-granted"),
-        pytest.param(page(5, behind=0), 0, False, 400, id="near-the-tip"),
-        pytest.param(page(5, behind=0), 0, True, 400, id="near-the-tip-at-the-calls-granted"),
-        pytest.param(page(100, behind=0), 0, False, 0, id="full-by-count"),
-        pytest.param(page(2, behind=0, size=1 << 20), 0, False, 0, id="full-by-size"),
-        pytest.param(page(2, behind=0, size=1 << 20), 0, True, 1_001, id="full-and-bytes-granted"),
-        pytest.param(page(0, behind=5_000), 0, False, 250, id="a-gap"),
-        pytest.param(page(0, behind=0), 1, False, 400, id="the-tip"),
-        pytest.param(page(0, behind=0), 2, False, 800, id="the-tip-again"),
-        pytest.param(page(0, behind=0), 90, False, 5_000, id="the-tip-for-long"),
+        pytest.param(records(5, behind=60_000), 0, False, 0, id="far-behind"),
+        pytest.param(records(5, behind=60_000), 0, True, 250, id="far-behind-at-the-calls-granted"),
+        pytest.param(records(5, behind=60_000, size=1 << 20), 0, False, 0, id="big-unlimited"),
+        pytest.param(records(5, behind=60_000, size=1 << 20), 0, True, 2_501, id="bytes-granted"),
+        pytest.param(records(5, behind=0), 0, False, 400, id="near-the-tip"),
+        pytest.param(records(5, behind=0), 0, True, 400, id="near-the-tip-at-the-calls-granted"),
+        pytest.param(records(100, behind=0), 0, False, 0, id="full-by-count"),
+        pytest.param(records(2, behind=0, size=1 << 20), 0, False, 0, id="full-by-size"),
+        pytest.param(records(2, behind=0, size=1 << 20), 0, True, 1_001, id="full-and-bytes"),
+        pytest.param(records(0, behind=5_000), 0, False, 250, id="a-gap"),
+        pytest.param(records(0, behind=0), 1, False, 400, id="the-tip"),
+        pytest.param(records(0, behind=0), 2, False, 800, id="the-tip-again"),
+        pytest.param(records(0, behind=0), 90, False, 5_000, id="the-tip-for-long"),
     ],
 )
 def test_pauses(got: RecordPage, empty_at_latest: int, enforced: bool, expected: int) -> None:
@@ -61,7 +51,7 @@ def test_the_largest_answer_blocks_a_shard_for_five_seconds() -> None:
 
 
 def test_a_long_fetch_period_binds_at_the_tip_too() -> None:
-    nothing = page(0, behind=0)
+    nothing = records(0, behind=0)
     pauses = [
         pause_ms(
             nothing, empty_at_latest=times, limit=100, enforced=False, min_fetch_period_ms=9_000

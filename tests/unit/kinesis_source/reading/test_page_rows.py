@@ -31,6 +31,7 @@ from spark_ssp.kinesis_source.reading.page_rows import (
     slice_page,
 )
 from tests.support.kcl.kpl import IN_LOWER, IN_UPPER, LOWER, UPPER, Put, aggregate, child
+from tests.support.kinesis.pages import page, slice_of
 
 PAGE = [SequenceNumber(text) for text in ("8", "9", "10", "12", "100")]
 """Ascending as integers; as text they are not."""
@@ -187,14 +188,10 @@ droppings = st.none() | st.builds(
 @st.composite
 def pages(draw: st.DrawFn, data: st.SearchStrategy[bytes]) -> RecordPage:
     records = draw(st.lists(st.tuples(st.text(max_size=3), data), max_size=6))
-    return RecordPage(
-        sequence_numbers=[SequenceNumber(str(100 + n)) for n in range(len(records))],
-        partition_keys=[key for key, _ in records],
-        arrival_ms=[EpochMillis(START + n) for n in range(len(records))],
-        data=[body for _, body in records],
-        next_iterator=None,
-        millis_behind_latest=0,
-        service_time=EpochMillis(0),
+    return page(
+        [body for _, body in records],
+        keys=[key for key, _ in records],
+        arrivals=[START + n for n in range(len(records))],
     )
 
 
@@ -209,29 +206,16 @@ def slices(draw: st.DrawFn, page: RecordPage) -> PageSlice:
     )
 
 
-def slice_of(begin: int, end: int, *, after_sub: int | None, up_to_sub: int | None) -> PageSlice:
-    return PageSlice(
-        begin=begin,
-        end=end,
-        after_sub=after_sub,
-        up_to_sub=up_to_sub,
-        start_match=Match.FOUND,
-        instead_of_expected=None,
-        end_match=Match.FOUND,
-        instead_of_end=None,
-    )
-
-
 def rows(chunk: Chunk) -> Sequence[tuple[object, ...]]:
     """By row; a column that is left out is one of zeros."""
-    subs = chunk.sub_sequence_numbers
+    subs = chunk.rows.sub_sequence_numbers
     return list(
         zip(
-            chunk.partition_keys,
-            chunk.data,
-            chunk.sequence_numbers,
+            chunk.rows.partition_keys,
+            chunk.rows.data,
+            chunk.rows.sequence_numbers,
             [0] * len(chunk) if subs is None else subs,
-            chunk.arrival_ms,
+            chunk.rows.arrival_ms,
             strict=True,
         )
     )
@@ -247,7 +231,7 @@ def test_a_page_without_aggregates_is_what_splitting_makes_of_it(
         build_rows(page, part, SHARD, deaggregate=True, straggler_filter=lambda: straggler_filter),
         build_rows(page, part, SHARD, deaggregate=False),
     ):
-        assert fast.sub_sequence_numbers is None
+        assert fast.rows.sub_sequence_numbers is None
         assert rows(fast) == rows(slow)
         assert fast.memory_bytes == slow.memory_bytes
 
@@ -282,19 +266,11 @@ def test_a_page_is_what_each_of_its_records_comes_to(
 
 def test_stragglers_are_left_out_from_the_proven_time_on() -> None:
     puts = [Put(partition_key=key, data=key.encode()) for key in (IN_LOWER, IN_UPPER)]
-    page = RecordPage(
-        sequence_numbers=[SequenceNumber("1"), SequenceNumber("2")],
-        partition_keys=["k", None],
-        arrival_ms=[EpochMillis(START), EpochMillis(START + 1)],
-        data=[aggregate(puts)] * 2,
-        next_iterator=None,
-        millis_behind_latest=0,
-        service_time=EpochMillis(0),
-    )
+    of_two = page([aggregate(puts)] * 2, keys=["k", None], arrivals=[START, START + 1])
     straggler_filter = StragglerFilter(keys=child(LOWER), since=EpochMillis(START + 1))
-    part = slice_of(0, 2, after_sub=None, up_to_sub=None)
+    part = slice_of(0, 2)
     chunk = build_rows(
-        page, part, SHARD, deaggregate=True, straggler_filter=lambda: straggler_filter
+        of_two, part, SHARD, deaggregate=True, straggler_filter=lambda: straggler_filter
     )
     assert [(n, key) for key, _, n, _, _ in rows(chunk)] == [
         ("1", IN_LOWER),

@@ -14,7 +14,6 @@ from spark_ssp.kinesis_source.model.shard import (
     ConsumerArn,
     Position,
     RecordPage,
-    SequenceNumber,
     ShardIterator,
 )
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
@@ -26,6 +25,7 @@ from tests.support.fakes.scripted import (
     Page,
     ScriptedService,
     ScriptedShard,
+    page_of,
     recs,
     throttle,
 )
@@ -46,16 +46,8 @@ RECORDS = range(1, 10)
 
 
 def event(*numbers: int, continuation: int | None, behind: int = 0) -> RecordPage:
-    records = recs(*numbers)
-    return RecordPage(
-        sequence_numbers=[SequenceNumber(str(number)) for number in numbers],
-        partition_keys=[record.key for record in records],
-        arrival_ms=[record.arrival for record in records],
-        data=[record.data for record in records],
-        next_iterator=None if continuation is None else ShardIterator(str(continuation)),
-        millis_behind_latest=behind,
-        service_time=NOW,
-    )
+    following = None if continuation is None else ShardIterator(str(continuation))
+    return page_of(recs(*numbers), following, behind, NOW)
 
 
 Next = RecordPage | SubscriptionError

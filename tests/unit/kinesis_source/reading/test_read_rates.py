@@ -35,6 +35,7 @@ from tests.support.fakes.scripted import (
     ScriptedService,
     ScriptedShard,
     expire,
+    page_of,
     recs,
     throttle,
 )
@@ -310,15 +311,7 @@ class Gappy(ScriptedService):
             for record in self.shards[shard].records
             if place <= record.sequence < place + 100
         ]
-        return RecordPage(
-            sequence_numbers=[record.number for record in records],
-            partition_keys=[record.key for record in records],
-            arrival_ms=[record.arrival for record in records],
-            data=[record.data for record in records],
-            next_iterator=self._issue(str(place + 100)),
-            millis_behind_latest=100_000 - place,
-            service_time=NOW,
-        )
+        return page_of(records, self._issue(str(place + 100)), 100_000 - place, NOW)
 
     def _issue(self, place: str) -> ShardIterator:
         return ShardIterator(f"{place}@{self._clock.now_ms()}")
