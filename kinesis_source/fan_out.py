@@ -12,8 +12,8 @@ from typing import Any
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.client.consumers import (
-    Boto3Consumers,
     ConsumerGuard,
+    ConsumerService,
     GuardSettings,
     QueryConsumers,
     start_guard,
@@ -99,7 +99,7 @@ def open_fan_out(options: KinesisOptions, kinesis: Boto3Kinesis) -> FanOut | Non
         )
     consumers = QueryConsumers(
         fan_out,
-        Boto3Consumers(kinesis),
+        ConsumerService(kinesis),
         describe_arn=lambda stream: kinesis.describe(stream).arn,
         monotonic=time.monotonic,
         sleep=time.sleep,

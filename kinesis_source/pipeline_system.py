@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from spark_ssp.common.errors import (
     InvalidOptionsError,
@@ -18,8 +18,8 @@ from spark_ssp.common.errors import (
 from spark_ssp.common.options.spec import left_out, spellings
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.api import StreamInUseError
-from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.model.shard import Shard, StreamDescription, StreamRef
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis, connect
+from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.options import table
 from spark_ssp.kinesis_source.options.parse import SOURCE, parse_options
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
@@ -31,22 +31,6 @@ TIMEOUT_S: Final = 300.0
 
 _PAUSE_S: Final = 1.0
 """DescribeStreamSummary is limited to 20 calls per second and account (API reference)."""
-
-
-class KinesisStreams(Protocol):
-    """The required part of the client; contracts and errors as in `KinesisService`."""
-
-    def describe(self, stream: StreamRef) -> StreamDescription:
-        """Wait for a stream that is being created; one that is being deleted is not found."""
-        ...
-
-    def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:
-        """Return all shards that have not expired, open or not."""
-        ...
-
-    def create_stream(self, stream: StreamRef, shards: int) -> None:
-        """Return before the stream is usable. Raises StreamInUseError if it exists."""
-        ...
 
 
 class KinesisSystem:
@@ -62,7 +46,7 @@ class KinesisSystem:
         options: Mapping[str, str],
         *,
         timeout_s: float = TIMEOUT_S,
-        connect: Callable[[ConnectionOptions], KinesisStreams] = connect,
+        connect: Callable[[ConnectionOptions], Boto3Kinesis] = connect,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
@@ -71,7 +55,7 @@ class KinesisSystem:
         self._connect = connect
         self._monotonic = monotonic
         self._sleep = sleep
-        self._streams: KinesisStreams | None = None
+        self._streams: Boto3Kinesis | None = None
         _refuse_streams(options)
 
     @property
@@ -124,7 +108,7 @@ class KinesisSystem:
             next_step="give partition_by or output a Kafka system",
         )
 
-    def _service(self, stream: str) -> KinesisStreams:
+    def _service(self, stream: str) -> Boto3Kinesis:
         if self._streams is None:
             # Options need a stream; the connection does not depend on it.
             options = parse_options({**self._options, table.STREAM_NAME.name: stream})
@@ -132,7 +116,7 @@ class KinesisSystem:
         return self._streams
 
     def _is_active(
-        self, streams: KinesisStreams, ref: StreamRef, deadline: float, last: SspError | None
+        self, streams: Boto3Kinesis, ref: StreamRef, deadline: float, last: SspError | None
     ) -> bool:
         """Return whether the stream is usable; pause if not. After `deadline`, raise `last` or the
         service's error."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.common.aws.error_translation import THROTTLES
@@ -21,17 +21,11 @@ from spark_ssp.kinesis_source.planning.active_shards import Listings
 from spark_ssp.kinesis_source.planning.data_loss import tolerated_losses
 
 if TYPE_CHECKING:
+    from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
     from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
 
 RECENT_S: Final = 300.0
 """The time for which the status contains the parents of a new shard."""
-
-
-class CountsRetries(Protocol):
-    """A connection to the service."""
-
-    def retries(self) -> Mapping[tuple[str, str], int]:
-        """Return the number of retries so far, by (operation, error code)."""
 
 
 class ReaderActivity:
@@ -41,7 +35,7 @@ class ReaderActivity:
     def __init__(
         self,
         planner: BatchPlanner,
-        service: CountsRetries,
+        service: Boto3Kinesis,
         worker: LeaseWorker | None,
         *,
         monotonic: Callable[[], float],

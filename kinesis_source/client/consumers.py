@@ -29,7 +29,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final, Protocol
+from typing import IO, TYPE_CHECKING, Any, Final
 
 from spark_ssp.common.errors import SspError, StreamNotFoundError
 from spark_ssp.common.file_lock import FileLock
@@ -79,49 +79,29 @@ class Consumer:
     status: str
 
 
-class ConsumerService(Protocol):
-    """The calls for consumers. Their errors are those of `KinesisService`."""
-
-    def find(self, stream: StreamRef, name: str) -> Consumer | None:
-        """Call DescribeStreamConsumer by name. The stream must have an ARN."""
-        ...
-
-    def find_by_arn(self, stream: StreamRef, arn: ConsumerArn) -> Consumer | None:
-        """Call DescribeStreamConsumer by the consumer's ARN."""
-        ...
-
-    def register(self, stream: StreamRef, name: str) -> None:
-        """Call RegisterStreamConsumer once, as a call without retries. An existing consumer of that
-        name and a stream that is not active, as during a reshard, are refused by the same code,
-        ResourceInUseException (API reference), so only `find` distinguishes them."""
-        ...
-
-    def deregister(self, stream: StreamRef, arn: ConsumerArn) -> None:
-        """Call DeregisterStreamConsumer. A consumer that is gone is no error."""
-        ...
-
-
-class Boto3Consumers:
-    """`ConsumerService` on a connection."""
+class ConsumerService:
+    """The calls for consumers on a connection. Their errors are those of `KinesisService`."""
 
     def __init__(self, kinesis: Boto3Kinesis) -> None:
         self._kinesis = kinesis
 
     def find(self, stream: StreamRef, name: str) -> Consumer | None:
-        """Call DescribeStreamConsumer by name."""
+        """Call DescribeStreamConsumer by name. The stream must have an ARN."""
         return self._describe(stream, {"StreamARN": stream.arn, "ConsumerName": name})
 
     def find_by_arn(self, stream: StreamRef, arn: ConsumerArn) -> Consumer | None:
-        """Call DescribeStreamConsumer by ARN."""
+        """Call DescribeStreamConsumer by the consumer's ARN."""
         return self._describe(stream, {"ConsumerARN": arn})
 
     def register(self, stream: StreamRef, name: str) -> None:
-        """Call RegisterStreamConsumer once."""
+        """Call RegisterStreamConsumer once, as a call without retries. An existing consumer of that
+        name and a stream that is not active, as during a reshard, are refused by the same code,
+        ResourceInUseException (API reference), so only `find` distinguishes them."""
         request = {"StreamARN": stream.arn, "ConsumerName": name}
         self._kinesis.call("RegisterStreamConsumer", stream, request, _nothing, retry=False)
 
     def deregister(self, stream: StreamRef, arn: ConsumerArn) -> None:
-        """Call DeregisterStreamConsumer."""
+        """Call DeregisterStreamConsumer. A consumer that is gone is no error."""
         request = {"ConsumerARN": arn}
         try:
             self._kinesis.call("DeregisterStreamConsumer", stream, request, _nothing)
@@ -427,7 +407,7 @@ def _deregister(streams: Sequence[StreamRef], settings: GuardSettings) -> None:
     from spark_ssp.kinesis_source.client.boto3_client import connect
 
     kinesis = connect(settings.connection)
-    service = Boto3Consumers(kinesis)
+    service = ConsumerService(kinesis)
     for stream in streams:
         arn = stream.arn or kinesis.describe(stream).arn
         known = StreamRef(name=stream.name, arn=arn)

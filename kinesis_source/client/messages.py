@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from typing import Annotated, Any, Final, NotRequired, Protocol, TypedDict, cast, overload
+from typing import Annotated, Any, Final, NotRequired, TypedDict, cast, overload
 
 import msgspec
 import orjson
@@ -55,12 +55,6 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MILLISECOND: Final = timedelta(milliseconds=1)
 _HOUR_MS: Final = 3_600_000
 _DEFAULT_RECORD_KIB: Final = 1024
-
-
-class Events(Protocol):
-    """The part of botocore's event hooks that is used here."""
-
-    def register(self, event_name: str, handler: Any) -> None: ...
 
 
 # --- The fast parser ------------------------------------------------------------------------------
@@ -98,7 +92,7 @@ _DECODER: Final = msgspec.json.Decoder(_Answer)
 _EVENT_DECODER: Final = msgspec.json.Decoder(_Event)
 
 
-def register_parser(events: Events) -> None:
+def register_parser(events: Any) -> None:
     """Register the fast parser of GetRecords, and the one of the members of DescribeStreamSummary
     that are newer than the lowest version of botocore, in a client's events (`meta.events`)."""
     events.register("before-parse.kinesis.GetRecords", _before_parse)
@@ -516,7 +510,7 @@ _WANTED: Final = "spark_ssp_timestamp"
 """The key of the time in the context of a request, which botocore passes to all its handlers."""
 
 
-def register_exact_times(events: Events) -> None:
+def register_exact_times(events: Any) -> None:
     """Register the handlers that restore the milliseconds of AT_TIMESTAMP."""
     events.register("before-parameter-build.kinesis.GetShardIterator", _remember)
     events.register("before-call.kinesis.GetShardIterator", _restore)

@@ -22,7 +22,7 @@ from spark_ssp.kafka_source.model.topic import LogicalOffset, Subscribe, partiti
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.topic_metadata import not_found_error
 from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.client.consumers import Boto3Consumers, Consumer, find_consumer
+from spark_ssp.kinesis_source.client.consumers import Consumer, ConsumerService, find_consumer
 from spark_ssp.kinesis_source.model.shard import StreamRef, TrimHorizon
 from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, FanOutOptions, KinesisOptions
 from spark_ssp.operations.inspection.lease_table import LeaseTable
@@ -202,7 +202,7 @@ def _consumers(
         details = read_stream(stream, connection)
         yield _listed_consumers(check, details)
         check = "kinesis:DescribeStreamConsumer"
-        service = Boto3Consumers(connect(connection))
+        service = ConsumerService(connect(connection))
         found = find_consumer(fan_out, service, replace(stream, arn=details.arn))
     except SspError as error:
         yield from findings_of(check, error)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
+from typing import cast
 
 import pytest
 
@@ -15,8 +16,9 @@ from spark_ssp.common.errors import (
     UnsupportedError,
 )
 from spark_ssp.kinesis_source.client.api import StreamInUseError
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
-from spark_ssp.kinesis_source.pipeline_system import KinesisStreams, KinesisSystem
+from spark_ssp.kinesis_source.pipeline_system import KinesisSystem
 from spark_ssp.planner import Pipeline, Services, StreamExistsError
 from spark_ssp.planner.graph.operators import SystemKind
 from tests.contract.services import FIRST, MIDDLE, SECOND, Service
@@ -180,12 +182,11 @@ class _Clock:
 
 
 def _scripted(streams: _Scripted, timeout_s: float = 10) -> KinesisSystem:
-    connect: Callable[[object], KinesisStreams] = lambda _: streams  # noqa: E731
     clock = _Clock()
     return KinesisSystem(
         {"region": "eu-west-1"},
         timeout_s=timeout_s,
-        connect=connect,
+        connect=lambda _: cast("Boto3Kinesis", streams),
         monotonic=clock.monotonic,
         sleep=clock.sleep,
     )

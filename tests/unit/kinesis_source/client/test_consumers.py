@@ -16,6 +16,7 @@ from spark_ssp.kinesis_source.client.consumers import (
     WAIT_S,
     Consumer,
     ConsumerError,
+    ConsumerService,
     QueryConsumers,
 )
 from spark_ssp.kinesis_source.model.shard import ConsumerArn, StreamRef
@@ -29,7 +30,7 @@ SELF = FanOutOptions(consumer_name="etl", lifecycle=ConsumerLifecycle.SELF)
 BY_ARN = FanOutOptions(consumer_arns=((ORDERS.name, ARN),), lifecycle=ConsumerLifecycle.SELF)
 
 
-class FakeConsumers:
+class FakeConsumers(ConsumerService):
     """Consumers of one stream. A registered one is active `creating` seconds later."""
 
     def __init__(self, *, creating: float = 3.0) -> None:
