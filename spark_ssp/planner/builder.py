@@ -106,7 +106,7 @@ class Pipeline:
             bootstrap=bootstrap,
             place=draft.place,
         )
-        draft.read_once(operator)
+        draft.claim(operator)
         return Stream(self, draft.add(operator))
 
     def table(self, name: str, *, key: str | tuple[str, ...]) -> Table:
@@ -280,7 +280,7 @@ class Stream:
             partitions=draft.count(subject, "partitions", partitions),
             place=draft.place,
         )
-        draft.written_once(operator)
+        draft.claim(operator)
         return self._then(operator)
 
     def join(self, other: Stream, combine: PairFunction, *, name: str | None = None) -> Stream:

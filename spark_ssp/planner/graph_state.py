@@ -182,22 +182,18 @@ class GraphState:
             )
         return StreamId(system=SystemName(system), stream=stream)
 
-    def read_once(self, operator: Input) -> None:
-        """Reject a second input of a stream."""
-        self._claim(operator, "one input per stream", "use the result of the first call twice")
-
-    def written_once(self, operator: PartitionBy) -> None:
-        """Reject an intermediate stream that is an input or another intermediate stream."""
-        self._claim(operator, "a separate intermediate stream", "name another with stream=")
-
-    def _claim(self, operator: Input | PartitionBy, expected: str, next_step: str) -> None:
+    def claim(self, operator: Input | PartitionBy) -> None:
+        """Reject a stream that is already an input or an intermediate stream."""
         other = self._sources.get(operator.stream)
         if other is not None:
+            is_input = isinstance(operator, Input)
             self.refuse(
                 described(operator),
                 found=f"{operator.stream}, which {described(other)} ({other.place}) reads already",
-                expected=expected,
-                next_step=next_step,
+                expected="one input per stream" if is_input else "a separate intermediate stream",
+                next_step="use the result of the first call twice"
+                if is_input
+                else "name another with stream=",
             )
         self._sources[operator.stream] = operator
 

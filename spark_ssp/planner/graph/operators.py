@@ -97,7 +97,7 @@ class StateKind(StrEnum):
     """With the key: Spark shuffles records to it (groupBy, dropDuplicates, transformWithState)."""
     TASK = "task"
     """With the task: correct only while every record of a key is read by the same task, that is, on
-    the line of one Kafka input (`task_limits`)."""
+    the line of one Kafka input (see `validation`)."""
 
 
 JoinHow = Literal["inner", "left"]

@@ -80,15 +80,23 @@ def record(root: str, plan: Plan, *, after: RecordedPlan | None) -> RecordedPlan
     try:
         with closing(open_folder(root)) as folder:
             now = _newest(folder)
-            if now is not None and is_equivalent(now.plan, plan):
-                return now
-            if (0 if now is None else now.number) + 1 != number:
-                raise _conflict(root, now)
-            if not folder.create(f"{number}.json", to_text(plan).encode()):
-                return _recorded_meanwhile(root, folder, plan)
+            follows = (0 if now is None else now.number) + 1 == number
+            if follows and not (now is not None and is_equivalent(now.plan, plan)):
+                if folder.create(f"{number}.json", to_text(plan).encode()):
+                    return RecordedPlan(number=number, plan=plan)
+                now = _newest(folder)  # another run was first
     except OSError as error:
         _refuse(root, error, "written")
-    return RecordedPlan(number=number, plan=plan)
+    if now is not None and is_equivalent(now.plan, plan):
+        return now
+    raise PlanConflictError(
+        f"plans under {shown_root(root)}",
+        found="no plan any more"
+        if now is None
+        else f"plan {now.number}, recorded by another run since",
+        expected="the plan that this one was made from as the newest",
+        next_step="plan again, and run only one pipeline at a time under a root",
+    )
 
 
 def _newest(folder: WriteOnceFiles) -> RecordedPlan | None:
@@ -97,24 +105,6 @@ def _newest(folder: WriteOnceFiles) -> RecordedPlan | None:
         return None
     text = folder.read(f"{max(numbers)}.json").decode(errors="replace")
     return RecordedPlan(number=max(numbers), plan=from_text(text))
-
-
-def _recorded_meanwhile(root: str, folder: WriteOnceFiles, plan: Plan) -> RecordedPlan:
-    now = _newest(folder)
-    if now is not None and is_equivalent(now.plan, plan):
-        return now
-    raise _conflict(root, now)
-
-
-def _conflict(root: str, now: RecordedPlan | None) -> PlanConflictError:
-    return PlanConflictError(
-        f"plans under {shown_root(root)}",
-        found="no plan any more"
-        if now is None
-        else f"plan {now.number}, recorded by another run since",
-        expected="the plan that this one was made from as the newest",
-        next_step="plan again, and run only one pipeline at a time under a root",
-    )
 
 
 def _refuse(root: str, error: OSError, done: str) -> NoReturn:

@@ -124,7 +124,7 @@ def _time_problems(settings: RunSettings, frame: DataFrame) -> list[OptionProble
 
 def root_for_spark(spark: SparkSession, root: str) -> str:
     """Return a root for Spark, so that checkpoints are beside the plans. A path without a scheme is
-    one of this machine for `plan_storage`, and one of the default file system for Spark.
+    one of this machine for `plan_history`, and one of the default file system for Spark.
 
     Raises SessionSettingError if these differ.
     """

@@ -219,10 +219,9 @@ class RunningPipeline:
             raise stage_failure(self._pipeline, stage, error) from error
         if not phase.finite:
             raise ended_normally(self._pipeline, stage)
-        last = phase is self._phases[-1] or all(
-            stage not in later.stages for later in self._phases[self._phases.index(phase) + 1 :]
-        )
-        self._states[stage] = StageState.ENDED if last else StageState.WAITING
+        later = self._phases[self._phases.index(phase) + 1 :]
+        starts_again = any(stage in other.stages for other in later)
+        self._states[stage] = StageState.WAITING if starts_again else StageState.ENDED
 
     def _stop_all(self) -> None:
         """Stop the queries in reverse order, readers before their writers."""

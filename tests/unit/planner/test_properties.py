@@ -21,15 +21,17 @@ from spark_ssp.planner.planning.validation import (
     find_kinesis_problems,
     is_task_bound,
 )
-from tests.support.pipelines.co_partitioning import links, neighbours, sets_that_agree
 from tests.support.pipelines.examples import planned
 from tests.support.pipelines.random_pipelines import (
     COUNTS,
     Drawn,
     assignments,
     keeps_tasks_where_there_are_none,
+    links,
+    neighbours,
     pipelines,
     rests_on_kinesis,
+    sets_that_agree,
 )
 
 

@@ -217,23 +217,15 @@ def get_records(state: ServiceState, request: Request) -> RecordsPage:
     serial = state.next_serial()
     for effect in request.effects:
         if isinstance(effect, EmptyPage):
+            behind, now_ms = effect.millis_behind_latest, request.now_ms
             return page_reads.empty_page(
-                shard,
-                cursor,
-                millis_behind=effect.millis_behind_latest,
-                now_ms=request.now_ms,
-                serial=serial,
+                shard, cursor, millis_behind=behind, now_ms=now_ms, serial=serial
             )
     answers = state.answers
     if any(isinstance(effect, LateShardEnd) for effect in request.effects):
         answers = replace(answers, late_shard_end=True)
     page = page_reads.read_page(
-        stream,
-        cursor,
-        limit=limit,
-        now_ms=request.now_ms,
-        serial=serial,
-        answers=answers,
+        stream, cursor, limit=limit, now_ms=request.now_ms, serial=serial, answers=answers
     )
     state.rate_limiter.record_bytes_read(stream.name, shard.shard_id, page.size, request.now_ms)
     return page

@@ -51,7 +51,7 @@ class Change:
 
 class Stream:
     """A stream. Times are passed as `now_ms`; `next_era` returns the era of the next new shards
-    (see `sequence`). Not thread-safe: `KinesisState` locks.
+    (see `shard`). Not thread-safe: `KinesisState` locks.
     """
 
     def __init__(

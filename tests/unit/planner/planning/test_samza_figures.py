@@ -10,8 +10,8 @@ import pytest
 from spark_ssp.planner import PartitionCountConflictError, Pipeline, Stream
 from spark_ssp.planner.graph.operators import Input, Join, Output
 from spark_ssp.planner.planning.co_partitioning import JoinLink, table_links
-from tests.support.pipelines.co_partitioning import links
 from tests.support.pipelines.examples import both, partitions, planned, same, stream_id, topics
+from tests.support.pipelines.random_pipelines import links
 
 
 def _pipeline() -> Pipeline:
