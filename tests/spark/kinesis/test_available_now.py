@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
-from tests.support.kinesis.feeds import Feed
-from tests.support.spark.queries import (
-    Sink,
-    await_end,
-    check_exactly_once,
-    check_tasks,
-    load,
-    run_to_end,
-    start,
-)
+from tests.support.spark.queries import Trial, await_end, check_tasks, start
 
 
 @pytest.mark.core("availableNow and once with limits")
@@ -31,97 +19,83 @@ from tests.support.spark.queries import (
     ],
     indirect=["feed"],
 )
-def test_stops_at_the_tip_as_it_was_at_the_start(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path, limit: int | None
-) -> None:
-    feed.create("orders", shards=2)
-    feed.put("orders", 60)
-    lower, _ = feed.split_first("orders")
-    feed.put("orders", 60)
-    feed.split("orders", lower)
-    feed.put("orders", 60)
-    there = list(feed.records)
+def test_stops_at_the_tip_as_it_was_at_the_start(trial: Trial, limit: int | None) -> None:
+    trial.create(60, shards=2)
+    lower, _ = trial.feed.split_first("orders")
+    trial.put(60)
+    trial.feed.split("orders", lower)
+    trial.put(60)
+    there = list(trial.feed.records)
 
-    def go_on(batch: int) -> None:
-        feed.put("orders", 20)
+    def continues(batch: int) -> None:
+        trial.put(20)
         if batch == 0:
-            feed.merge_first("orders")
-            feed.put("orders", 20)
+            trial.feed.merge_first("orders")
+            trial.put(20)
 
-    sink = Sink(meanwhile=go_on)
-    limited = options if limit is None else options | {"maxRecordsPerTrigger": str(limit)}
+    sink = trial.sink
+    sink.meanwhile = continues
+    limited = {} if limit is None else {"maxRecordsPerTrigger": str(limit)}
     if PASSES_LIMITS:
-        query = run_to_end(load(spark, limited), sink, tmp_path)
-        check_exactly_once(sink, there)
-        check_tasks(spark, query, slots=4)
+        query = trial.run_to_end(limited)
+        trial.check(there)
+        check_tasks(trial.spark, query, slots=4)
         if limit is not None:
             assert max(sink.sizes()) <= limit
             assert len(sink.sizes()) >= 180 / limit
     else:
         if limit is not None:
-            _check_refusal(spark, limited, "maxRecordsPerTrigger")
-        await_end(start(load(spark, options), sink, tmp_path, "available now"))
+            _check_refusal(trial, limited)
+        await_end(start(trial.load(), sink, trial.checkpoint, "available now"))
         (size,) = sink.sizes()
         assert {row.record for row in sink.rows} <= set(there)
         assert size >= 60, "at least the records of the shards that the first split left"
 
     sink.meanwhile = None
-    run_to_end(load(spark, options), sink, tmp_path)
-    check_exactly_once(sink, feed.records)
+    trial.run_to_end()
+    trial.check()
 
 
-def _check_refusal(spark: SparkSession, options: dict[str, str], *names: str) -> None:
+def _check_refusal(trial: Trial, options: dict[str, str]) -> None:
     """Check that a PySpark that does not pass limits refuses to load a query with these options."""
     with pytest.raises(PySparkException) as caught:
-        load(spark, options)
+        trial.load(options)
     message = str(caught.value)
-    assert "which runs the triggers availableNow and once as a single batch" in message
-    assert "expected PySpark 4.2 or newer" in message
-    assert "set trigger=processingTime if the query has neither trigger" in message
-    assert all(name in message for name in names)
+    parts = ("[invalid-options]", "PySpark 4.2", "trigger=processingTime", *options)
+    assert all(part in message for part in parts)
 
 
 @pytest.mark.parametrize("position", ["trim_horizon", "latest"])
-def test_an_empty_stream_ends_at_once_and_is_gone_on_with(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path, position: str
+def test_an_empty_stream_ends_at_once_and_the_next_run_continues(
+    trial: Trial, position: str
 ) -> None:
-    feed.create("orders", shards=2)
-    sink = Sink()
-    frame = load(spark, options | {"startingPosition": position})
-    run_to_end(frame, sink, tmp_path)
-    assert sink.rows == []
-    feed.put("orders", 30)
-    run_to_end(frame, sink, tmp_path)
-    check_exactly_once(sink, feed.records)
-    run_to_end(frame, sink, tmp_path)
-    check_exactly_once(sink, feed.records)
+    trial.create(shards=2)
+    trial.options["startingPosition"] = position
+    trial.run_to_end()
+    assert trial.sink.rows == []
+    trial.put(30)
+    for _ in range(2):
+        trial.run_to_end()
+        trial.check()
 
 
 @pytest.mark.core("availableNow and once with limits")
-def test_trigger_once_takes_all_in_one_batch_whatever_the_limits(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders", shards=2)
-    feed.put("orders", 50)
-    sink = Sink()
-    limited = options | {"maxRecordsPerTrigger": "5", "maxBytesPerTrigger": "10"}
+def test_trigger_once_takes_all_in_one_batch_with_any_limits(trial: Trial) -> None:
+    trial.create(50, shards=2)
+    limited = {"maxRecordsPerTrigger": "5", "maxBytesPerTrigger": "10"}
     if not PASSES_LIMITS:
-        _check_refusal(spark, limited, "maxRecordsPerTrigger", "maxBytesPerTrigger")
-        limited = options
-    run_to_end(load(spark, limited), sink, tmp_path, "once")
-    check_exactly_once(sink, feed.records)
-    assert sink.sizes() == [50]
+        _check_refusal(trial, limited)
+        limited = {}
+    trial.run_to_end(limited, "once")
+    trial.check()
+    assert trial.sink.sizes() == [50]
 
 
-def test_trigger_once_from_latest_first_only_says_where_it_stands(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders")
-    feed.put("orders", 10)
-    sink = Sink()
-    frame = load(spark, options | {"startingPosition": "latest"})
-    run_to_end(frame, sink, tmp_path, "once")
-    assert sink.rows == []
-    after = feed.put("orders", 10)
-    run_to_end(frame, sink, tmp_path, "once")
-    check_exactly_once(sink, after)
+def test_trigger_once_from_latest_stores_its_position_first(trial: Trial) -> None:
+    trial.create(10)
+    trial.options["startingPosition"] = "latest"
+    trial.run_to_end(trigger="once")
+    assert trial.sink.rows == []
+    after = trial.put(10)
+    trial.run_to_end(trigger="once")
+    trial.check(after)

@@ -3,20 +3,9 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
-from pyspark.sql import SparkSession
-
-from tests.support.kinesis.feeds import Feed
-from tests.support.spark.queries import (
-    Sink,
-    load,
-    run_to_end,
-    running,
-    wait_for_idle_reports,
-    wait_for_rows,
-)
+from tests.support.spark.queries import Trial, wait_for_idle_reports
 
 FIRST, SECOND = "shardId-000000000000", "shardId-000000000001"
 
@@ -27,15 +16,10 @@ def _lags(progress: Any) -> dict[str, Any]:
     return found
 
 
-def test_progress_tells_the_lag_of_each_shard(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders", shards=2)
-    feed.put("orders", 40)
-    sink = Sink()
-    with running(load(spark, options), sink, tmp_path) as query:
-        wait_for_rows(query, sink, 40)
-
+def test_progress_has_the_lag_of_each_shard(trial: Trial) -> None:
+    trial.create(40, shards=2)
+    with trial.running() as query:
+        trial.wait_for_all(query)
         wait_for_idle_reports(query, 1)
         progress = query.recentProgress[-1]
         entry = _lags(progress)["orders"]
@@ -50,13 +34,9 @@ def test_progress_tells_the_lag_of_each_shard(
         assert sum(report["numInputRows"] for report in query.recentProgress) == 40
 
 
-def test_a_query_that_falls_behind_says_so(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders")
-    feed.put("orders", 30)
-    sink = Sink()
-    query = run_to_end(load(spark, options | {"maxRecordsPerTrigger": "10"}), sink, tmp_path)
+def test_the_lag_of_a_query_that_falls_behind(trial: Trial) -> None:
+    trial.create(30)
+    query = trial.run_to_end({"maxRecordsPerTrigger": "10"})
     first, *_, last = [p for p in query.recentProgress if p["numInputRows"]]
     assert _lags(first)["orders"]["maxMillisBehindLatest"] > 0
     assert _lags(first)["orders"]["millisBehindLatest"][FIRST] > 0

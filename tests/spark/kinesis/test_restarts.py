@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from pyspark.sql import SparkSession
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from tests.support.kinesis.feeds import FEEDS, Feed
-from tests.support.spark.queries import (
-    Sink,
-    check_exactly_once,
-    check_tasks,
-    failure_of,
-    load,
-    planned_offsets,
-    run_to_end,
-    running,
-    start,
-    wait_for_rows,
-)
+from tests.support.kinesis.feeds import FEEDS
+from tests.support.spark.queries import Trial, check_tasks, failure_of, planned_offsets
 
 
 @pytest.mark.core("restart")
 @pytest.mark.parametrize("feed", FEEDS, indirect=True)
-def test_with_other_numbers_of_slots(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders", shards=2)
-    sink = Sink()
+def test_with_other_numbers_of_slots(trial: Trial) -> None:
+    trial.create(shards=2)
     used: list[set[int]] = []
     for slots in ("2", "1", "5", None):
-        feed.put("orders", 60)
-        before = sink.count
-        changed = options if slots is None else options | {"slots": slots}
-        query = run_to_end(load(spark, changed), sink, tmp_path)
-        used.append({row.slot for row in sink.rows[before:]})
-        assert planned_offsets(tmp_path)[-1]["slots"] == int(slots or 3)
-        check_tasks(spark, query, slots=int(slots or 3))
+        trial.put(60)
+        before = trial.sink.count
+        query = trial.run_to_end({} if slots is None else {"slots": slots})
+        used.append({row.slot for row in trial.sink.rows[before:]})
+        assert planned_offsets(trial.checkpoint)[-1]["slots"] == int(slots or 3)
+        check_tasks(trial.spark, query, slots=int(slots or 3))
         if slots == "1":
             # The last two runs find three open shards, and a parent whose end is still to come.
-            feed.split_first("orders")
-    check_exactly_once(sink, feed.records)
+            trial.feed.split_first("orders")
+    trial.check()
     both, alone, roomy, one_to_one = used
     assert both == {0, 1}
     assert alone == {0}
@@ -51,71 +33,55 @@ def test_with_other_numbers_of_slots(
     assert one_to_one == {0, 1, 2}
 
 
-def test_slots_by_hash_range_keep_the_keys(
-    spark: SparkSession,
-    kinesis: EmbeddedKinesis,
-    feed: Feed,
-    options: dict[str, str],
-    tmp_path: Path,
-) -> None:
-    feed.create("orders", shards=2)
-    sink = Sink()
-    chosen = options | {"slots": "4", "slotAssignment": "hash-range"}
+def test_slots_by_hash_range_keep_the_keys(trial: Trial, kinesis: EmbeddedKinesis) -> None:
+    trial.create(shards=2)
     for _ in range(3):
-        feed.put("orders", 80, keys=40)
-        run_to_end(load(spark, chosen), sink, tmp_path)
-        feed.split_first("orders")
-    check_exactly_once(sink, feed.records)
-    for row in sink.rows:
+        trial.feed.put("orders", 80, keys=40)
+        trial.run_to_end({"slots": "4", "slotAssignment": "hash-range"})
+        trial.feed.split_first("orders")
+    trial.check()
+    for row in trial.sink.rows:
         of = kinesis.state.shard("orders", row.record.shard).hash_range
         assert row.slot == (of.first + of.last) // 2 * 4 >> 128
-    assert {row.slot for row in sink.rows} == {0, 1, 2}
+    assert {row.slot for row in trial.sink.rows} == {0, 1, 2}
 
 
 @pytest.mark.core("replayed batch")
 @pytest.mark.parametrize("feed", FEEDS, indirect=True)
-def test_an_unfinished_batch_is_repeated_row_by_row(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
+def test_an_unfinished_batch_is_repeated_row_by_row(trial: Trial) -> None:
     """The very first batch as well as a later one; then more records come, shards are split,
     and the restart has other slots and limits."""
-    feed.create("orders", shards=2)
-    feed.put("orders", 70)
-    sink = Sink(broken=True)
-    query = start(load(spark, options), sink, tmp_path)
-    assert "the sink is broken" in failure_of(query)
+    trial.create(70, shards=2)
+    feed, sink = trial.feed, trial.sink
+    sink.broken = True
+    assert "the sink is broken" in trial.failure()
 
-    feed.put("orders", 30)
+    trial.put(30)
     feed.split_first("orders")
-    feed.put("orders", 30)
+    trial.put(30)
     sink.broken = False
-    with running(load(spark, options | {"slots": "1"}), sink, tmp_path) as query:
-        wait_for_rows(query, sink, 130)
+    with trial.running({"slots": "1"}) as query:
+        trial.wait_for_all(query)
         sink.broken = True
-        feed.put("orders", 40)
+        trial.put(40)
         assert "the sink is broken" in failure_of(query)
 
-    feed.put("orders", 40)
+    trial.put(40)
     feed.merge_first("orders")
-    feed.put("orders", 10)
+    trial.put(10)
     sink.broken = False
-    limited = options | {"maxRecordsPerTrigger": "7", "trigger": "processingTime"}
-    with running(load(spark, limited), sink, tmp_path) as query:
-        wait_for_rows(query, sink, len(feed.records))
-    check_exactly_once(sink, feed.records)
+    with trial.running({"maxRecordsPerTrigger": "7", "trigger": "processingTime"}) as query:
+        trial.wait_for_all(query)
+    trial.check()
     repeated = [batch for batch, _ in sink.attempts]
     assert len(repeated) - len(set(repeated)) == 2, "two batches were to be repeated"
 
 
-def test_a_stream_can_be_added(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders")
-    feed.create("returns")
-    feed.put("orders", 10)
-    feed.put("returns", 10)
-    sink = Sink()
-    run_to_end(load(spark, options), sink, tmp_path)
-    assert {row.record.stream for row in sink.rows} == {"orders"}
-    run_to_end(load(spark, options | {"streamName": "orders,returns"}), sink, tmp_path)
-    check_exactly_once(sink, feed.records)
+def test_a_stream_can_be_added(trial: Trial) -> None:
+    trial.create(10)
+    trial.feed.create("returns")
+    trial.feed.put("returns", 10)
+    trial.run_to_end()
+    assert {row.record.stream for row in trial.sink.rows} == {"orders"}
+    trial.run_to_end({"streamName": "orders,returns"})
+    trial.check()

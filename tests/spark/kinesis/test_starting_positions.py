@@ -4,64 +4,42 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from tests.support.kinesis.feeds import FEEDS, Feed, Record
-from tests.support.spark.queries import (
-    Sink,
-    Trigger,
-    check_exactly_once,
-    failure_of,
-    load,
-    planned_offsets,
-    run_to_end,
-    running,
-    wait_for_rows,
-    wait_until,
-)
+from tests.support.kinesis.feeds import FEEDS, Record
+from tests.support.spark.queries import Trial, planned_offsets, wait_for_rows, wait_until
 
 FIRST = "shardId-000000000000"
+LATEST = {"startingPosition": "latest"}
 
 
 @pytest.mark.parametrize("feed", FEEDS, indirect=True)
-def test_latest_begins_once_the_first_batch_is_planned(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders", shards=2)
-    feed.put("orders", 30)
-    feed.split_first("orders")
-    feed.put("orders", 30)
-    sink = Sink()
-    frame = load(spark, options | {"startingPosition": "latest"})
-    with running(frame, sink, tmp_path) as query:
-        wait_until(lambda: planned_offsets(tmp_path) != [], "the first plan", query)
-        after = feed.put("orders", 30)
-        feed.split_first("orders")
-        after += feed.put("orders", 30)
-        wait_for_rows(query, sink, 60)
-    check_exactly_once(sink, after)
+def test_latest_begins_once_the_first_batch_is_planned(trial: Trial) -> None:
+    trial.create(30, shards=2)
+    trial.feed.split_first("orders")
+    trial.put(30)
+    with trial.running(LATEST) as query:
+        wait_until(lambda: planned_offsets(trial.checkpoint) != [], "the first plan", query)
+        after = trial.put(30)
+        trial.feed.split_first("orders")
+        after += trial.put(30)
+        wait_for_rows(query, trial.sink, 60)
+    trial.check(after)
 
 
-def test_latest_is_not_moved_by_a_restart_before_any_data(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders", shards=2)
-    feed.put("orders", 30)
-    sink = Sink()
-    frame = load(spark, options | {"startingPosition": "latest"})
-    with running(frame, sink, tmp_path) as query:
-        wait_until(lambda: planned_offsets(tmp_path) != [], "the first plan", query)
-    after = feed.put("orders", 30)
-    run_to_end(frame, sink, tmp_path)
-    check_exactly_once(sink, after)
+def test_latest_is_not_moved_by_a_restart_before_any_data(trial: Trial) -> None:
+    trial.create(30, shards=2)
+    with trial.running(LATEST) as query:
+        wait_until(lambda: planned_offsets(trial.checkpoint) != [], "the first plan", query)
+    after = trial.put(30)
+    trial.run_to_end(LATEST)
+    trial.check(after)
 
 
-def _spread(kinesis: EmbeddedKinesis, feed: Feed, now_ms: int) -> list[Record]:
+def _spread(kinesis: EmbeddedKinesis, now_ms: int) -> list[Record]:
     """Ten records, which arrived a second apart; the last of them now."""
     kinesis.state.create_stream("orders")
     put: list[Record] = []
@@ -76,27 +54,20 @@ def _spread(kinesis: EmbeddedKinesis, feed: Feed, now_ms: int) -> list[Record]:
 
 
 def test_at_timestamp_begins_with_the_record_of_that_moment(
-    spark: SparkSession,
-    kinesis: EmbeddedKinesis,
-    feed: Feed,
-    options: dict[str, str],
-    tmp_path: Path,
+    trial: Trial, kinesis: EmbeddedKinesis
 ) -> None:
     now_ms = kinesis.clock.now_ms()
-    put = _spread(kinesis, feed, now_ms)
+    put = _spread(kinesis, now_ms)
     at_ms = now_ms - 4000
     iso = datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
-    sink = Sink()
-    frame = load(spark, options | {"startingPosition": f"at_timestamp {iso}"})
-    run_to_end(frame, sink, tmp_path)
-    check_exactly_once(sink, put[5:])
-    assert [row.arrival_ms for row in sink.rows] == [at_ms + 1000 * n for n in range(5)]
+    trial.run_to_end({"startingPosition": f"at_timestamp {iso}"})
+    trial.check(put[5:])
+    assert [row.arrival_ms for row in trial.sink.rows] == [at_ms + 1000 * n for n in range(5)]
 
 
-def test_by_shard_with_a_default(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders", shards=4)
+def test_by_shard_with_a_default(trial: Trial) -> None:
+    trial.create(shards=4)
+    feed = trial.feed
     put = feed.put("orders", 120, keys=40)
     of = {shard: [r for r in put if r.shard == shard] for shard in feed.open_shards("orders")}
     first, second, third, fourth = of
@@ -106,65 +77,57 @@ def test_by_shard_with_a_default(
         third: {"after_sequence_number": str(of[third][4].sequence)},
         "default": "latest",
     }
-    sink = Sink()
-    frame = load(spark, options | {"startingPosition": json.dumps(position)})
-    run_to_end(frame, sink, tmp_path)
+    given = {"startingPosition": json.dumps(position)}
+    trial.run_to_end(given)
     expected = of[first] + of[third][5:]
-    check_exactly_once(sink, expected)
+    trial.check(expected)
     # A shard that appears later is read from its beginning, with any default.
     feed.split("orders", fourth)
     expected += feed.put("orders", 60, keys=40)
-    run_to_end(frame, sink, tmp_path)
-    check_exactly_once(sink, expected)
+    trial.run_to_end(given)
+    trial.check(expected)
 
 
 TRIGGERS = ["available now", "once", "processing time"]
 
 
-def _run(
-    frame: DataFrame, sink: Sink, checkpoint: Path, trigger: str, count: int | None = None
-) -> str:
-    """Run until `count` rows are there, or to the failure, whose text is returned."""
+def _run(trial: Trial, changed: dict[str, str], trigger: str) -> None:
+    """Run until all rows are there."""
     if trigger == "processing time":
-        with running(frame, sink, checkpoint) as query:
-            if count is None:
-                return failure_of(query)
-            wait_for_rows(query, sink, count)
-            return ""
-    how: Trigger = "once" if trigger == "once" else "available now"
-    if count is not None:
-        run_to_end(frame, sink, checkpoint, how)
-        return ""
+        with trial.running(changed) as query:
+            trial.wait_for_all(query)
+    else:
+        trial.run_to_end(changed, "once" if trigger == "once" else "available now")
+
+
+def _failure(trial: Trial, changed: dict[str, str], trigger: str) -> str:
+    if trigger == "processing time":
+        return trial.failure(changed)
     with pytest.raises(StreamingQueryException) as caught:
-        run_to_end(frame, sink, checkpoint, how)
+        _run(trial, changed, trigger)
     return str(caught.value)
 
 
 @pytest.mark.parametrize("trigger", TRIGGERS)
 def test_a_position_of_another_shard_is_refused_or_all_of_the_shard_is_read(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path, trigger: str
+    trial: Trial, trigger: str
 ) -> None:
-    feed.create("orders", shards=2)
-    put = feed.put("orders", 60)
-    first, second = feed.open_shards("orders")
+    trial.create(shards=2)
+    put = trial.put(60)
+    first, second = trial.feed.open_shards("orders")
     foreign = [record for record in put if record.shard == second][-1]
     position = {
         first: {"after_sequence_number": str(foreign.sequence)},
         "default": "trim_horizon",
     }
-    given = options | {"startingPosition": json.dumps(position)}
-    sink = Sink()
-    text = _run(load(spark, given), sink, tmp_path, trigger)
+    given = {"startingPosition": json.dumps(position)}
+    text = _failure(trial, given, trigger)
     assert f"[invalid-position] shard orders/{first}" in text
     assert "startingPosition" in text
-    assert sink.count == 0
+    assert trial.sink.count == 0
     # The advice: the corrected option, on the same checkpoint, or failOnDataLoss.
-    if trigger == "once":
-        _run(load(spark, options), sink, tmp_path, trigger, len(put))
-    else:
-        frame = load(spark, given | {"failOnDataLoss": "false"})
-        _run(frame, sink, tmp_path, trigger, len(put))
-    check_exactly_once(sink, put)
-    put += feed.put("orders", 20)
-    _run(load(spark, options), sink, tmp_path, trigger, len(put))
-    check_exactly_once(sink, put)
+    _run(trial, {} if trigger == "once" else given | {"failOnDataLoss": "false"}, trigger)
+    trial.check()
+    trial.put(20)
+    _run(trial, {}, trigger)
+    trial.check()

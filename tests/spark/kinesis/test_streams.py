@@ -11,7 +11,7 @@ from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kinesis.feeds import Feed
 from tests.support.spark.queries import (
     Sink,
-    check_exactly_once,
+    Trial,
     check_tasks,
     load,
     run_to_end,
@@ -20,42 +20,30 @@ from tests.support.spark.queries import (
 )
 
 
-def test_several_streams_share_the_slots(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    feed.create("orders", shards=2)
-    feed.create("returns")
-    feed.put("orders", 40)
-    feed.put("returns", 40)
-    sink = Sink()
-    frame = load(spark, options | {"streamName": "returns, orders", "slots": "2"})
-    with running(frame, sink, tmp_path) as query:
-        wait_for_rows(query, sink, 80)
-        feed.split_first("returns")
-        feed.put("returns", 40)
-        feed.put("orders", 40)
-        wait_for_rows(query, sink, 160)
-        check_tasks(spark, query, slots=2)
-    check_exactly_once(sink, feed.records)
-    assert {row.record.stream for row in sink.rows} == {"orders", "returns"}
+def test_several_streams_share_the_slots(trial: Trial) -> None:
+    trial.create(40, shards=2)
+    trial.feed.create("returns")
+    trial.feed.put("returns", 40)
+    with trial.running({"streamName": "returns, orders", "slots": "2"}) as query:
+        trial.wait_for_all(query)
+        trial.feed.split_first("returns")
+        trial.feed.put("returns", 40)
+        trial.put(40)
+        trial.wait_for_all(query)
+        check_tasks(trial.spark, query, slots=2)
+    trial.check()
+    assert {row.record.stream for row in trial.sink.rows} == {"orders", "returns"}
 
 
-def test_streams_by_their_arns(
-    spark: SparkSession,
-    kinesis: EmbeddedKinesis,
-    feed: Feed,
-    options: dict[str, str],
-    tmp_path: Path,
-) -> None:
+def test_streams_by_their_arns(trial: Trial, kinesis: EmbeddedKinesis) -> None:
     arns = []
     for stream in ("orders", "returns"):
-        feed.create(stream)
-        feed.put(stream, 20)
+        trial.feed.create(stream)
+        trial.feed.put(stream, 20)
         arns.append(kinesis.state.stream(stream).arn)
-    del options["streamName"], options["region"]
-    sink = Sink()
-    run_to_end(load(spark, options | {"streamARN": ",".join(arns)}), sink, tmp_path)
-    check_exactly_once(sink, feed.records)
+    del trial.options["streamName"], trial.options["region"]
+    trial.run_to_end({"streamARN": ",".join(arns)})
+    trial.check()
 
 
 def test_aggregated_records_are_split_and_their_parts_counted(

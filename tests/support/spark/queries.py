@@ -289,7 +289,7 @@ class Trial:
     checkpoint: Path
     sink: Sink = field(default_factory=Sink)
 
-    def create(self, records: int, *, shards: int = 1) -> None:
+    def create(self, records: int = 0, *, shards: int = 1) -> None:
         """Create the stream, with `records` records."""
         self.feed.create("orders", shards=shards)
         self.feed.put("orders", records)
@@ -301,23 +301,25 @@ class Trial:
         self, changed: Mapping[str, str] = _NOTHING
     ) -> AbstractContextManager[StreamingQuery]:
         """A run until the block ends."""
-        return running(self._frame(changed), self.sink, self.checkpoint)
+        return running(self.load(changed), self.sink, self.checkpoint)
 
-    def run_to_end(self, changed: Mapping[str, str] = _NOTHING) -> None:
-        """A run with Trigger.AvailableNow."""
-        run_to_end(self._frame(changed), self.sink, self.checkpoint)
+    def run_to_end(
+        self, changed: Mapping[str, str] = _NOTHING, trigger: Trigger = "available now"
+    ) -> StreamingQuery:
+        """A run that ends by itself."""
+        return run_to_end(self.load(changed), self.sink, self.checkpoint, trigger)
 
-    def failure(self) -> str:
+    def failure(self, changed: Mapping[str, str] = _NOTHING) -> str:
         """The message of a run that fails."""
-        return failure_of(start(self._frame(_NOTHING), self.sink, self.checkpoint))
+        return failure_of(start(self.load(changed), self.sink, self.checkpoint))
 
-    def _frame(self, changed: Mapping[str, str]) -> DataFrame:
+    def load(self, changed: Mapping[str, str] = _NOTHING) -> DataFrame:
         return load(self.spark, {**self.options, **changed})
 
     def wait_for_all(self, query: StreamingQuery) -> None:
         """Until the sink has as many rows as records were put."""
         wait_for_rows(query, self.sink, len(self.feed.records))
 
-    def check(self) -> None:
-        """Each record that was put came exactly once."""
-        check_exactly_once(self.sink, self.feed.records)
+    def check(self, expected: Iterable[Record] | None = None) -> None:
+        """Check that each record that was put, or is expected, came exactly once."""
+        check_exactly_once(self.sink, self.feed.records if expected is None else expected)
