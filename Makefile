@@ -47,7 +47,6 @@ test: node $(READY) ## run the checks and the tests, as CI does
 quick: $(READY) ## check format, lint and types, and run the unit tests that your changes can break: seconds
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
-	@# The types, and the tests that import a changed file: all of the latter need no server.
 	$(BIN)/mypy & types=$$!; \
 	$(BIN)/python -m tests.architecture.affected --since $(SINCE); \
 	wait $$types

@@ -1,8 +1,10 @@
-"""Runs the unit tests and simulations that the changes of the work tree can break, nearest first.
+"""Runs the unit tests that the changes of the work tree can break, nearest first, and those of the
+architecture.
 
 `python -m tests.architecture.affected [--since COMMIT] [--list]` takes the files that differ from a
 commit (`HEAD` by default) and selects each test file that imports one of them, directly or not, or
-that names one which is not a module. Tests with servers or Spark are left to `make test`.
+that names one which is not a module. Simulations and tests with servers or Spark are left to
+`make test`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from typing import Final
 from tests.architecture.layers import LINKED, ROOT
 
 _FILE_NAME: Final = re.compile(r"[\w-]+\.\w+")
-SELECTED: Final = ("tests/unit/", "tests/simulation/", "tests/architecture/")
+UNIT: Final = "tests/unit/"
+MANY: Final = 12
+"""So many files are worth a second process."""
 
 
 def _git(*arguments: str) -> list[str]:
@@ -79,12 +83,14 @@ def main() -> None:
     tests = [
         file
         for file in affected(used_files(sources), changed)
-        if file.startswith(SELECTED) and Path(file).name.startswith("test_")
+        if file.startswith(UNIT) and Path(file).name.startswith("test_")
     ]
-    if options.list or not tests:
+    if options.list:
         sys.stdout.writelines(f"{file}\n" for file in tests)
         return
-    command = [sys.executable, "-m", "pytest", "-q", "--exitfirst", *tests]
+    command = [sys.executable, "-m", "pytest", "-q", "--exitfirst", *tests, "tests/architecture"]
+    if len(tests) > MANY:
+        command += ["--numprocesses", "2"]
     raise SystemExit(subprocess.run(command, cwd=ROOT, check=False).returncode)
 
 

@@ -30,19 +30,22 @@ class Module:
 
     def imported(self) -> frozenset[str]:
         """Return the dotted names of all imported modules; relative imports are banned."""
-        return frozenset(_imported(self.tree))
+        return _imported(self)
 
     def imported_packages(self) -> frozenset[str]:
         """Return the packages of the imported modules: keys of LAYERS, and those of others."""
         return frozenset(package_of(name) for name in self.imported())
 
 
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+@cache
+def _imported(module: Module) -> frozenset[str]:
+    found: set[str] = set()
+    for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
-            yield from (short(alias.name) for alias in node.names)
+            found.update(short(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            yield short(node.module)
+            found.add(short(node.module))
+    return frozenset(found)
 
 
 def short(name: str) -> str:
