@@ -13,10 +13,7 @@ from typing import Any, Final
 import boto3
 import fsspec
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
-from botocore.compat import HTTPHeaders
 from botocore.config import Config
-from botocore.exceptions import ConnectionClosedError, ReadTimeoutError
-from botocore.httpsession import URLLib3Session
 
 from spark_ssp.checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
 from spark_ssp.checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
@@ -26,7 +23,7 @@ from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
 from spark_ssp.common.aws.retries import RetrySettings
 from spark_ssp.common.aws.s3_files import S3Calls, S3Files
-from tests.support.leases.stores import Mishap
+from tests.support.leases.stores import Given, Mishap, hook_calls
 
 ATTEMPTS: Final = 4
 REGION: Final = "us-east-1"
@@ -139,41 +136,11 @@ def aws_client(service: str, endpoint_url: str) -> Any:
 
 def hook(client: Any, reads: Queue, puts: Queue) -> None:
     """Apply the faults in the queues to the client's calls."""
-    session = URLLib3Session()
 
-    def before_send(
-        request: AWSPreparedRequest, event_name: str, **_: object
-    ) -> AWSResponse | None:
-        operation = event_name.rpartition(".")[2]
-        mishaps = puts if operation.startswith("Put") else reads
-        if not mishaps:
-            return None
-        mishap = mishaps.popleft()
-        if mishap is Mishap.THROTTLED:
-            return error(request, 503, "SlowDown")
-        if mishap is Mishap.REFUSED:
-            return error(request, 503, "ServiceUnavailable")
-        if not isinstance(mishap, Mishap):
-            return error(request, 409 if mishap.startswith("Conditional") else 403, mishap)
-        given = session.send(request)
-        given.content  # noqa: B018  read it, so that the call is surely done
-        if mishap is Mishap.FAILED:
-            return error(request, 500, "InternalServerError")
-        if mishap is Mishap.TIMED_OUT:
-            raise ReadTimeoutError(endpoint_url=request.url)
-        if mishap is Mishap.DROPPED:
-            raise ConnectionClosedError(endpoint_url=request.url)
-        raise ValueError(f"{mishap} is not for these stores")
+    def queue_of(operation: str) -> Queue:
+        return puts if operation.startswith("Put") else reads
 
-    client.meta.events.register("before-send", before_send)
-
-
-class _Given(AWSResponse):
-    """An answer with a given body."""
-
-    def __init__(self, url: str, status: int, body: bytes) -> None:
-        super().__init__(url, status, HTTPHeaders(), None)
-        self._content = body
+    hook_calls(client, queue_of, error, throttled=(503, "SlowDown"))
 
 
 def error(request: AWSPreparedRequest, status: int, code: str) -> AWSResponse:
@@ -186,4 +153,4 @@ def error(request: AWSPreparedRequest, status: int, code: str) -> AWSResponse:
         body = f'{{"__type": "com.amazonaws.dynamodb.v20120810#{code}", "message": "{message}"}}'
     else:
         body = f"<Error><Code>{code}</Code><Message>{message}</Message></Error>"
-    return _Given(request.url, status, body.encode())
+    return Given(request.url, status, body.encode())

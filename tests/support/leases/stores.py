@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from itertools import count
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import boto3
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
@@ -218,33 +218,48 @@ def _teach(asking: DynamoDBClient, table: str) -> None:
 
 def hooked(asking: DynamoDBClient) -> deque[Mishap]:
     """Return a queue of faults for this client's calls."""
-    mishaps: deque[Mishap] = deque()
+    mishaps: deque[Mishap | str] = deque()
+    hook_calls(asking, lambda _: mishaps, answer, throttled=(400, "ThrottlingException"))
+    return cast("deque[Mishap]", mishaps)
+
+
+def hook_calls(
+    client: Any,
+    queue_of: Callable[[str], deque[Mishap | str]],
+    error: Callable[[AWSPreparedRequest, int, str], AWSResponse],
+    *,
+    throttled: tuple[int, str],
+) -> None:
+    """Apply the faults in the queue of an operation to its calls: mishaps and error codes."""
     session = URLLib3Session()
 
-    def before_send(request: AWSPreparedRequest, **_: object) -> AWSResponse | None:
+    def before_send(
+        request: AWSPreparedRequest, event_name: str, **_: object
+    ) -> AWSResponse | None:
+        mishaps = queue_of(event_name.rpartition(".")[2])
         if not mishaps:
             return None
         mishap = mishaps.popleft()
         if mishap is Mishap.THROTTLED:
-            return answer(request, 400, "ThrottlingException")
+            return error(request, *throttled)
         if mishap is Mishap.REFUSED:
-            return answer(request, 503, "ServiceUnavailable")
+            return error(request, 503, "ServiceUnavailable")
+        if not isinstance(mishap, Mishap):
+            return error(request, 409 if mishap.startswith("Conditional") else 403, mishap)
         given = session.send(request)
         given.content  # noqa: B018  read it, so that the call is surely done
         if mishap is Mishap.FAILED:
-            return answer(request, 500, "InternalServerError")
+            return error(request, 500, "InternalServerError")
         if mishap is Mishap.TIMED_OUT:
             raise ReadTimeoutError(endpoint_url=request.url)
         if mishap is Mishap.DROPPED:
             raise ConnectionClosedError(endpoint_url=request.url)
-        return _Given(request.url, 200, b'{"Attri')
+        return Given(request.url, 200, b'{"Attri')
 
-    # The handler's return value is the answer, which the stubs do not declare.
-    asking.meta.events.register("before-send.dynamodb", before_send)  # type: ignore[arg-type]
-    return mishaps
+    client.meta.events.register("before-send", before_send)
 
 
-class _Given(AWSResponse):
+class Given(AWSResponse):
     """An answer with a given body."""
 
     def __init__(self, url: str, status: int, body: bytes) -> None:
@@ -255,4 +270,4 @@ class _Given(AWSResponse):
 def answer(request: AWSPreparedRequest, status: int, code: str, message: str = "") -> AWSResponse:
     """Return an error in DynamoDB's form."""
     body = {"__type": f"com.amazonaws.dynamodb.v20120810#{code}", "message": message}
-    return _Given(request.url, status, json.dumps(body).encode())
+    return Given(request.url, status, json.dumps(body).encode())
