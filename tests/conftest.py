@@ -26,7 +26,6 @@ _TESTS: Final = Path(__file__).parent
 _FIRST: Final = (
     "spark/pipelines/test_real.py",
     "spark/system/test_killed_driver.py",
-    "interop/test_interop_ci.py",
     "spark/system/test_examples.py",
     "spark/kinesis/test_separate_processes.py",
     "spark/system/test_demo.py",

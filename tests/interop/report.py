@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.interop.scenarios import Seconds
-from tests.interop.verdict import Verdict
+from tests.interop.scene import Scene
+from tests.interop.verdict import judge
 
 FINDINGS: pytest.StashKey[list[str]] = pytest.StashKey()
 
@@ -17,6 +18,9 @@ class Report:
         self._test = test
         self._findings = findings
 
-    def add(self, seconds: Seconds, verdict: Verdict) -> None:
+    def check(self, scene: Scene, seconds: Seconds, *, duplicates: int) -> None:
+        """Add the findings of a scene, then check that at most `duplicates` records came twice."""
+        verdict = judge(scene)
         self._findings.append(f"{self._test}: {verdict}")
         self._findings += [f"    {took:6.1f} s: {what}" for what, took in seconds.items()]
+        verdict.check(duplicates=duplicates)

@@ -17,7 +17,6 @@ from tests.interop.report import Report
 from tests.interop.scenarios import Start, relay, side_by_side, split_under_both
 from tests.interop.scene import STREAM, Scene
 from tests.interop.starts import kcl, ours_pushed
-from tests.interop.verdict import judge
 from tests.support.kcl.jars import KclVersion
 from tests.support.kcl.workers import Worker
 
@@ -51,9 +50,7 @@ def test_one_after_the_other(
 
     by_kcl = counted(kcl(version, is_pushed=True))
     seconds = relay(pushed_scene, [by_kcl, counted(ours_pushed), by_kcl])
-    verdict = judge(pushed_scene)
-    report.add(seconds, verdict)
-    verdict.check(duplicates=0)
+    report.check(pushed_scene, seconds, duplicates=0)
     assert _consumers(kinesis) == [pushed_scene.application]
     assert all(each["SubscribeToShard"] for each in calls)
     first, ours, second = calls
@@ -66,15 +63,11 @@ def test_shards_move_both_ways(
     kinesis: EmbeddedKinesis, pushed_scene: Scene, report: Report, version: KclVersion
 ) -> None:
     seconds = side_by_side(pushed_scene, kcl(version, is_pushed=True), ours_pushed)
-    verdict = judge(pushed_scene)
-    report.add(seconds, verdict)
-    verdict.check(duplicates=0)
+    report.check(pushed_scene, seconds, duplicates=0)
     assert _consumers(kinesis) == [pushed_scene.application]
 
 
 @_VERSIONS
 def test_a_split_under_both(pushed_scene: Scene, report: Report, version: KclVersion) -> None:
     seconds = split_under_both(pushed_scene, kcl(version, is_pushed=True), ours_pushed)
-    verdict = judge(pushed_scene)
-    report.add(seconds, verdict)
-    verdict.check(duplicates=0)
+    report.check(pushed_scene, seconds, duplicates=0)

@@ -10,7 +10,6 @@ from tests.interop.report import Report
 from tests.interop.scenarios import killed, relay, side_by_side, split_under_both
 from tests.interop.scene import Scene
 from tests.interop.starts import kcl, ours
-from tests.interop.verdict import judge
 from tests.support.kcl.jars import KclVersion
 
 pytestmark = pytest.mark.interop
@@ -31,33 +30,25 @@ _KILLED: Final = 150
 def test_one_after_the_other(scene: Scene, report: Report, version: KclVersion) -> None:
     """Each is stopped gracefully, so that nothing comes twice."""
     seconds = relay(scene, [kcl(version), ours, kcl(version)])
-    verdict = judge(scene)
-    report.add(seconds, verdict)
-    verdict.check(duplicates=0)
+    report.check(scene, seconds, duplicates=0)
 
 
 @_VERSIONS
 def test_shards_move_both_ways(scene: Scene, report: Report, version: KclVersion) -> None:
     seconds = side_by_side(scene, kcl(version), ours)
-    verdict = judge(scene)
-    report.add(seconds, verdict)
-    verdict.check(duplicates=_TAKEN[version])
+    report.check(scene, seconds, duplicates=_TAKEN[version])
 
 
 @_VERSIONS
 def test_a_split_under_both(scene: Scene, report: Report, version: KclVersion) -> None:
     seconds = split_under_both(scene, kcl(version), ours)
-    verdict = judge(scene)
-    report.add(seconds, verdict)
-    verdict.check(duplicates=_TAKEN[version])
+    report.check(scene, seconds, duplicates=_TAKEN[version])
 
 
 @_VERSIONS
 def test_we_go_on_when_the_kcl_is_killed(scene: Scene, report: Report, version: KclVersion) -> None:
     seconds = killed(scene, kcl(version), ours)
-    verdict = judge(scene)
-    report.add(seconds, verdict)
-    verdict.check(duplicates=_TAKEN[version] + _KILLED)
+    report.check(scene, seconds, duplicates=_TAKEN[version] + _KILLED)
 
 
 @_VERSIONS
@@ -65,6 +56,4 @@ def test_the_kcl_goes_on_when_we_are_killed(
     scene: Scene, report: Report, version: KclVersion
 ) -> None:
     seconds = killed(scene, ours, kcl(version))
-    verdict = judge(scene)
-    report.add(seconds, verdict)
-    verdict.check(duplicates=_TAKEN[version] + _KILLED)
+    report.check(scene, seconds, duplicates=_TAKEN[version] + _KILLED)
