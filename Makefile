@@ -48,7 +48,7 @@ quick: $(READY) ## check format, lint and types, and run the unit tests that you
 	$(BIN)/ruff check --quiet .
 	$(BIN)/ruff format --quiet --check .
 	$(BIN)/mypy & types=$$!; \
-	$(BIN)/python -m tests.architecture.affected --since $(SINCE); \
+	SSP_EFFORT=$${SSP_EFFORT:-quick} $(BIN)/python -m tests.architecture.affected --since $(SINCE); \
 	wait $$types
 
 check: lint ## check format, lint, types, documentation and architecture: under a minute

@@ -1,10 +1,10 @@
-"""Runs the unit tests that the changes of the work tree can break, nearest first, and those of the
-architecture.
+"""Runs the unit tests that the changes of the work tree can break, nearest first, and the rules of
+imports.
 
 `python -m tests.architecture.affected [--since COMMIT] [--list]` takes the files that differ from a
 commit (`HEAD` by default) and selects each test file that imports one of them, directly or not, or
-that names one which is not a module. Simulations and tests with servers or Spark are left to
-`make test`.
+that names one which is not a module. Of many, the nearest `MOST` are run. Simulations and tests
+with servers or Spark are left to `make test`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.architecture.layers import LINKED, ROOT
 
 _FILE_NAME: Final = re.compile(r"[\w-]+\.\w+")
 UNIT: Final = "tests/unit/"
-MANY: Final = 12
-"""So many files are worth a second process."""
+RULES: Final = ("tests/architecture/test_imports.py", "tests/architecture/test_layout.py")
+MOST: Final = 16
 
 
 def _git(*arguments: str) -> list[str]:
@@ -88,9 +88,9 @@ def main() -> None:
     if options.list:
         sys.stdout.writelines(f"{file}\n" for file in tests)
         return
-    command = [sys.executable, "-m", "pytest", "-q", "--exitfirst", *tests, "tests/architecture"]
-    if len(tests) > MANY:
-        command += ["--numprocesses", "2"]
+    print(f"{len(tests)} test files import a change", end="")
+    print(f"; the {MOST} nearest are run" if len(tests) > MOST else "")
+    command = [sys.executable, "-m", "pytest", "-q", "--exitfirst", *tests[:MOST], *RULES]
     raise SystemExit(subprocess.run(command, cwd=ROOT, check=False).returncode)
 
 

@@ -1,8 +1,8 @@
 """The effort of a run, by the environment variable SSP_EFFORT.
 
-`dev` (the default) is quick and random, `ci` is the gate (`make test`) and draws the same examples
-on every run, so that a change is judged only by its faults; `soak` (`make soak`) is long and
-random. A random failure prints the data to repeat it.
+`quick` (`make quick`) finds only coarse faults, `dev` (the default) is short and random, `ci` is
+the gate (`make test`) and draws the same examples on every run, so that a change is judged only by
+its faults; `soak` (`make soak`) is long and random. A random failure prints the data to repeat it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 
 class Effort(StrEnum):
+    QUICK = "quick"
     DEV = "dev"
     CI = "ci"
     SOAK = "soak"
@@ -33,6 +34,7 @@ class Amount:
 
 
 _AMOUNTS = {
+    Effort.QUICK: Amount(examples=10, histories=10, kills=1),
     Effort.DEV: Amount(examples=50, histories=50, kills=1),
     Effort.CI: Amount(examples=100, histories=500, kills=3),
     Effort.SOAK: Amount(examples=2_000, histories=10_000, kills=20),
