@@ -24,13 +24,14 @@ that `split` and `last_sub` always agree.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, hash_of
 
 if TYPE_CHECKING:
-    from spark_ssp.kinesis_source.aggregation.kpl_proto import AggregatedRecord, Table
+    from spark_ssp.kinesis_source.aggregation.kpl_proto import AggregatedRecord
 
 _T = TypeVar("_T")
 
@@ -169,7 +170,7 @@ def _look_up(table: list[_T], index: int) -> _T | None:
     return table[index] if index < len(table) else None
 
 
-def _texts(table: Table) -> list[str] | None:
+def _texts(table: Sequence[str | bytes]) -> list[str] | None:
     """Return the table's keys; None if one is not UTF-8 (bytes in some protobuf versions)."""
     texts = [key for key in table if isinstance(key, str)]
     return texts if len(texts) == len(table) else None

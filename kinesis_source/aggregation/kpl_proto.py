@@ -10,7 +10,7 @@ Importing this module imports protobuf: do so only once an aggregated record has
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Final, Protocol, cast
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -27,69 +27,27 @@ class Tag(Protocol):
     value: str | bytes
 
 
-class Tags(Protocol):
-    """The tags of a user record."""
-
-    def __iter__(self) -> Iterator[Tag]: ...
-    def add(self, *, key: str, value: str) -> Tag:
-        """Append a tag."""
-        ...
-
-
 class Record(Protocol):
     """One user record. Its keys are indices into the tables of the aggregate."""
 
     partition_key_index: int
     explicit_hash_key_index: int
     data: bytes
-
-    @property
-    def tags(self) -> Tags: ...
+    tags: Sequence[Tag]
 
     def HasField(self, field_name: str) -> bool:
         """Return whether an optional field is set."""
         ...
 
 
-class Records(Protocol):
-    """The user records of an aggregate, in the order in which they were put."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[Record]: ...
-    def add(
-        self,
-        *,
-        partition_key_index: int,
-        data: bytes,
-        explicit_hash_key_index: int | None = None,
-    ) -> Record:
-        """Append a record; None leaves an optional field unwritten."""
-        ...
-
-
-class Table(Protocol):
-    """A table of keys. Some protobuf versions return keys that are not UTF-8 as bytes."""
-
-    def __len__(self) -> int: ...
-    def __iter__(self) -> Iterator[str | bytes]: ...
-    def append(self, value: str) -> None:
-        """Append a key."""
-        ...
-
-
 class AggregatedRecord(Protocol):
-    """The message between the magic number and the checksum."""
+    """The message between the magic number and the checksum. Some protobuf versions return keys
+    that are not UTF-8 as bytes."""
 
-    @property
-    def partition_key_table(self) -> Table: ...
-    @property
-    def explicit_hash_key_table(self) -> Table: ...
-    @property
-    def records(self) -> Records: ...
-
-    def SerializeToString(self, *, deterministic: bool = False) -> bytes:
-        """Serialize the message."""
-        ...
+    partition_key_table: Sequence[str | bytes]
+    explicit_hash_key_table: Sequence[str | bytes]
+    records: Sequence[Record]
+    """In the order in which they were put."""
 
 
 def parse(message: bytes) -> AggregatedRecord | None:
@@ -111,11 +69,6 @@ def has_unknown_fields(message: AggregatedRecord) -> bool:
     size = known.ByteSize()
     known.DiscardUnknownFields()
     return known.ByteSize() != size
-
-
-def new() -> AggregatedRecord:
-    """Return an empty aggregate."""
-    return cast("AggregatedRecord", _AGGREGATED_RECORD())
 
 
 def _describe() -> descriptor_pb2.FileDescriptorProto:

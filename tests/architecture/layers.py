@@ -139,7 +139,6 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.batch_planner": "calls the service",
     "kinesis_source.batch_read": "logs the plan",
     "kinesis_source.client.boto3_client": "calls Kinesis",
-    "kinesis_source.client.server_clock": "is shared by threads",
     "kinesis_source.client.http2_transport": "sends requests on HTTP/2",
     "kinesis_source.client.subscriptions": "subscribes to shards, logs the transport",
     "kinesis_source.client.consumers": "calls Kinesis, logs, runs a process that deregisters",

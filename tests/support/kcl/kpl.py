@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange
 from spark_ssp.kinesis_source.aggregation import kpl_proto
@@ -26,7 +27,7 @@ class Put:
 
 def aggregate(records: Sequence[Put]) -> bytes:
     """Return the data of a Kinesis record with `records`; its table contains each key once."""
-    message = kpl_proto.new()
+    message = new_message()
     partition_keys: dict[str, int] = {}
     explicit_hash_keys: dict[str, int] = {}
     for record in records:
@@ -45,6 +46,11 @@ def aggregate(records: Sequence[Put]) -> bytes:
     for explicit_hash_key in explicit_hash_keys:
         message.explicit_hash_key_table.append(explicit_hash_key)
     return seal(message.SerializeToString())
+
+
+def new_message() -> Any:
+    """An empty aggregate of protobuf."""
+    return kpl_proto._AGGREGATED_RECORD()
 
 
 def seal(message: bytes) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.kinesis_source.client.server_clock import ClockReading, ServerClock, update_estimate
+from spark_ssp.kinesis_source.client.boto3_client import ClockReading, ServerClock, update_estimate
 from spark_ssp.kinesis_source.model.shard import EpochMillis
 
 START = 1_700_000_000_000

@@ -21,7 +21,6 @@ from spark_ssp.grouping.identifiers import (
     StreamName,
     hash_of,
 )
-from spark_ssp.kinesis_source.aggregation import kpl_proto
 from spark_ssp.kinesis_source.aggregation.deaggregation import (
     KeyFilter,
     UserRecord,
@@ -40,7 +39,7 @@ from spark_ssp.kinesis_source.sink.aggregation import (
     take_record,
 )
 from spark_ssp.kinesis_source.sink.shard_map import ShardMap
-from tests.support.kcl.kpl import seal
+from tests.support.kcl.kpl import new_message, seal
 
 MIB = 1 << 20
 LIMITS = AggregateLimits(record_bytes=MIB)
@@ -91,7 +90,7 @@ def unpacked(record: PackedRecord, stragglers: KeyFilter | None = None) -> list[
 
 def by_protobuf(rows: Sequence[Row], write: WriteId | None) -> bytes:
     """The aggregate as protobuf serializes it."""
-    message = kpl_proto.new()
+    message = new_message()
     keys = list(dict.fromkeys(row.partition_key for row in rows))
     hash_keys = list(dict.fromkeys(row.explicit_hash_key for row in rows if row.explicit_hash_key))
     for key in keys:
