@@ -264,7 +264,7 @@ class GroupOffsets:
     One OffsetCommit request without a member goes to the group's coordinator. The connection
     belongs to the group and is replaced after a request without an answer: librdkafka 2.16 does not
     search for another coordinator then, and later requests would time out too. See
-    docs/design/group-offsets.md.
+    docs/design/kafka-client.md.
     """
 
     def __init__(self, properties: ClientProperties, group: str) -> None:

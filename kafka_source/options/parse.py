@@ -199,7 +199,7 @@ def _selection_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             if given
             else "neither subscribe nor subscribePattern nor assign",
             expected="one of them",
-            next_step="keep one" if given else "name the topics to read",
+            next_step=f"keep one of {', '.join(given)}" if given else "name the topics to read",
         )
     named = {*reading.value(table.SUBSCRIBE)}
     named |= {ssp.stream for ssp in reading.value(table.ASSIGN)}
@@ -280,7 +280,7 @@ def _order_problems(
             option=spec.name,
             found=f"{kafka_name(ssp)} {'without an end' if ssp in start else 'without a start'}",
             expected="the same partitions in the start and in the end",
-            next_step="name it in both",
+            next_step=f"name {kafka_name(ssp)} in both",
         )
     for ssp in sorted(start.keys() & end.keys()):
         first, last = start[ssp], end[ssp]
@@ -289,7 +289,7 @@ def _order_problems(
                 option=spec.name,
                 found=f"{kafka_name(ssp)} to {last}, which starts at {first}",
                 expected="an end that is not before its start",
-                next_step="swap the two",
+                next_step=f"swap the start and the end of {kafka_name(ssp)}",
             )
 
 

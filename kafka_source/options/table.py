@@ -64,7 +64,9 @@ def _topics(text: str) -> tuple[StreamName, ...]:
         if not TOPIC.fullmatch(topic)
     ]
     if not topics:
-        faults = [Fault(found="no topic", expected="one or more topics", next_step="name them")]
+        faults = [
+            Fault(found="no topic", expected="one or more topics", next_step="name the topics")
+        ]
     if faults:
         raise BadValueError(*faults)
     return tuple(StreamName(topic) for topic in sorted(topics))
@@ -92,7 +94,7 @@ def _bound(text: str) -> Bound:
             Fault(
                 found=shown(text),
                 expected="earliest, latest, or JSON by topic and partition",
-                next_step="write one of these",
+                next_step="write earliest, latest or JSON",
             )
         )
     return parse_offsets(text)

@@ -69,5 +69,5 @@ def _translate_truststore(given: Mapping[str, str], draft: PropertyDraft) -> Non
 
 def _unknown_type(found: str, expected: str) -> BadValueError:
     return BadValueError(
-        Fault(found=shown(found), expected=expected, next_step="convert the file to one of these")
+        Fault(found=shown(found), expected=expected, next_step=f"convert the file to {expected}")
     )

@@ -231,7 +231,7 @@ def _configure_iam(
             _JAAS,
             found=f"the login module {module.name} with a login of AWS's IAM",
             expected=f"software.amazon.msk.auth.iam.{_IAM_MODULE} required;",
-            next_step="write that, or remove the option",
+            next_step=f"name {_IAM_MODULE}, or remove the option",
         )
     elif module is not None:
         _read_iam_options(module, draft)

@@ -199,7 +199,7 @@ def _complete_idempotence(draft: PropertyDraft) -> None:
             draft.origin[name],
             found=f"{draft.values[name]} together with kafka.enable.idempotence=true",
             expected=f"{expected}, which idempotence needs",
-            next_step="remove one of them",
+            next_step="remove this property or kafka.enable.idempotence",
         )
     if excluding:
         draft.values[IDEMPOTENCE] = "false"

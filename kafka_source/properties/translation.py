@@ -102,7 +102,7 @@ def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> 
                 name,
                 found="an empty value",
                 expected="a value",
-                next_step="set one, or leave the option out",
+                next_step="set a value, or leave the option out",
             )
         elif name not in COMBINED and name not in _STORE_PROPERTIES:
             property_values.set_property(name, given[name], draft)
@@ -155,7 +155,7 @@ def _fold_case(raw: Mapping[str, str], draft: PropertyDraft) -> dict[str, str]:
                 name,
                 found="the same name twice, in different case",
                 expected="each option once: names are not case-sensitive",
-                next_step="remove one of them",
+                next_step="remove all but one of the spellings",
             )
         # A null set on the reader arrives as None, despite the annotation of the map.
         given[name] = (raw[spelling] or "").strip()

@@ -2,7 +2,7 @@
 
 A sink that is at least once writes rows again when Spark runs a task or a batch again. Kinesis has
 no headers, but a user record of an aggregate has tags, which the KPL, the KCL and other libraries
-skip. Two of them identify a row (`docs/design/kinesis-sink-aggregation.md`):
+skip. Two of them identify a row (`docs/design/kpl-aggregates.md`):
 
 * `ssp-write` of the first user record holds for the whole aggregate:
   `<source>/<stream>:<batch>:<task>`. The stream makes the tags invalid in aggregates that another

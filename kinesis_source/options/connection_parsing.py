@@ -85,7 +85,7 @@ def stream_problems(
             option=reading.name(table.STREAM_NAME),
             found=f"{reading.name(table.STREAM_NAME)} together with streamARN",
             expected="one of them",
-            next_step="remove one of the two",
+            next_step=f"remove {reading.name(table.STREAM_NAME)} or streamARN",
         )
         return
     for name, count in sorted(Counter(stream.name for stream in streams).items()):
@@ -186,7 +186,7 @@ def credential_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             option=connection.AWS_PROFILE.name,
             found=f"awsProfile together with {' and '.join(reading.name(spec) for spec in keys)}",
             expected="a profile or keys",
-            next_step="remove one of the two",
+            next_step="remove the profile or the keys",
         )
     others = [reading.name(spec) for spec in _KEYS_OR_PROFILE if reading.given(spec)]
     yield from provider_problems(reading, others)

@@ -202,7 +202,7 @@ def _arn_problems(
             option=reading.name(CONSUMER_NAME),
             found=f"{reading.name(CONSUMER_NAME)} together with {option}",
             expected="one of them",
-            next_step="remove one of the two",
+            next_step=f"remove {reading.name(CONSUMER_NAME)} or {option}",
         )
     if reading.given(CONSUMER_LIFECYCLE) and (
         reading.value(CONSUMER_LIFECYCLE) is ConsumerLifecycle.JOB

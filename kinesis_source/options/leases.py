@@ -80,7 +80,7 @@ def _tags(text: str) -> tuple[tuple[str, str], ...]:
             Fault(
                 found=f"{len(parts)} tags",
                 expected=f"at most {_MOST_TAGS}",
-                next_step="remove some",
+                next_step=f"keep at most {_MOST_TAGS} tags",
             )
         )
     if faults:

@@ -188,7 +188,7 @@ def _repeat_key_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             option=table.INCLUDE_REPEAT_KEYS.name,
             found="true with deaggregate=false",
             expected="aggregates that are split, which contain the repeat keys",
-            next_step="leave one of them out",
+            next_step="set deaggregate=true, or leave includeRepeatKeys out",
         )
 
 

@@ -288,7 +288,7 @@ def _at(place: str, fault: Fault) -> Fault:
     )
 
 
-def _no_point(found: str, next_step: str = "write one of these") -> BadValueError:
+def _no_point(found: str, next_step: str = "write one of the expected values") -> BadValueError:
     return BadValueError(Fault(found=found, expected=_EXPECTED_POINT, next_step=next_step))
 
 

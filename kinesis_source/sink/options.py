@@ -185,7 +185,7 @@ def _aggregation_problems(reading: OptionReading) -> Iterator[OptionProblem]:
             option=reading.name(AGGREGATION),
             found=f"{reading.name(AGGREGATION)}=true together with ordering=key",
             expected="one of them: an aggregate has rows of many keys",
-            next_step="leave one of them out",
+            next_step="leave aggregation or ordering out",
         )
 
 

@@ -54,7 +54,7 @@ def keyword_arguments(text: str) -> str:
             Fault(
                 found="no JSON object",
                 expected='a JSON object of keyword arguments, such as {"role": "reader"}',
-                next_step="write one, for example by json.dumps",
+                next_step="write a JSON object, for example by json.dumps",
             )
         ) from None
     return text

@@ -6,8 +6,8 @@ problems instead of raising at the first; the source adds its own checks (option
 each other) and raises one `InvalidOptionsError` over all.
 
 A name that is not in the table is an error if it starts like a name of the source or is a slip of
-one, The caller warns about any other: Spark
-passes all options of the reader. The value of such an option is never shown.
+one. The caller warns about any other: Spark passes all options of the reader, so such an option may
+be meant for another source. The value of such an option is never shown.
 """
 
 from __future__ import annotations
@@ -232,7 +232,7 @@ def _fold_case(
             option=spellings.get(key, key) or "(a blank name)",
             found="the same name twice, in different case",
             expected="each option once: the case of a name does not matter",
-            next_step="remove one of them",
+            next_step="remove all but one of the spellings",
         )
         for key in sorted(twice)
     ]
@@ -243,7 +243,7 @@ def _empty(name: str) -> OptionProblem:
         option=name,
         found="an empty value",
         expected="a value",
-        next_step="give one, or leave the option out",
+        next_step="give a value, or leave the option out",
     )
 
 

@@ -151,7 +151,7 @@ def boolean(text: str) -> bool:
         case "false":
             return False
     raise BadValueError(
-        Fault(found=shown(text), expected="true or false", next_step="write one of the two")
+        Fault(found=shown(text), expected="true or false", next_step="write true or false")
     )
 
 
@@ -167,7 +167,9 @@ def choice(*allowed: str) -> Callable[[str], str]:
             Fault(
                 found=shown(text),
                 expected=" or ".join(allowed),
-                next_step=f"did you mean {suggestion}?" if suggestion else "write one of these",
+                next_step=f"did you mean {suggestion}?"
+                if suggestion
+                else "write one of the expected values",
             )
         )
 

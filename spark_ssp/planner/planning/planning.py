@@ -70,7 +70,7 @@ class PlanSettings:
                 option="agreement",
                 found=repr(self.agreement),
                 expected="require or advise",
-                next_step="choose one of these",
+                next_step="choose require or advise",
             )
             raise InvalidOptionsError("a pipeline", [problem])
         count = self.default_intermediate_partitions

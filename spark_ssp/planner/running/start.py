@@ -54,7 +54,7 @@ class RunSettings:
                     option="processing_time",
                     found=f"{self.processing_time!r} beside available_now=True",
                     expected="one of the two",
-                    next_step="leave one out",
+                    next_step="leave processing_time or available_now out",
                 )
             )
         for stage, mode in sorted((self.output_modes or {}).items()):

@@ -17,6 +17,7 @@ import pytest
 import spark_ssp.checkpoint.assignments.errors
 import spark_ssp.grouping.fixed_tasks
 import spark_ssp.kafka_source.client.error_translation
+import spark_ssp.kinesis_source.client.api
 import spark_ssp.planner
 import spark_ssp.planner.running
 from spark_ssp.common.errors import SspError

@@ -32,8 +32,8 @@ def _shard(point: object) -> Options:
 
 CASES: list[tuple[Options, str, Options]] = [
     # Names.
-    ({"slots": "2", "SLOTS": "3"}, "remove one of them", {"slots": "2"}),
-    ({"slots": " "}, "give one, or leave the option out", {}),
+    ({"slots": "2", "SLOTS": "3"}, "remove all but one of the spellings", {"slots": "2"}),
+    ({"slots": " "}, "give a value, or leave the option out", {}),
     ({"slot": "2"}, "did you mean slots?", {"slots": "2"}),
     (
         {"slots": "2", "minPartitions": "2"},
@@ -49,9 +49,9 @@ CASES: list[tuple[Options, str, Options]] = [
     ({"minFetchPeriod": "soon"}, "write a whole number and a unit", {"minFetchPeriod": "1s"}),
     ({"maxRecordsPerTrigger": "ten"}, "write only digits", {"maxRecordsPerTrigger": "10"}),
     ({"slots": "0"}, "give a larger one", {"slots": "1"}),
-    ({"failOnDataLoss": "perhaps"}, "write one of the two", {"failOnDataLoss": "false"}),
+    ({"failOnDataLoss": "perhaps"}, "write true or false", {"failOnDataLoss": "false"}),
     ({"slotAssignment": "freee"}, "did you mean free?", {"slotAssignment": "free"}),
-    ({"slotAssignment": "x"}, "write one of these", {"slotAssignment": "hash-range"}),
+    ({"slotAssignment": "x"}, "write one of the expected values", {"slotAssignment": "hash-range"}),
     (
         {"endpointUrl": "https://user:word@kinesis.example.com"},
         "write scheme, host and, if need be, port and path",
@@ -66,7 +66,7 @@ CASES: list[tuple[Options, str, Options]] = [
     ({"streamName": "orders,orders"}, "remove the repetitions", {"streamName": "orders"}),
     ({"streamName": ARN}, "use streamARN for an ARN", {"streamName": "", "streamARN": ARN}),
     ({"streamName": ""}, "name the stream to read", {"streamName": "orders"}),
-    ({"streamARN": ARN}, "remove one of the two", {"streamName": "", "streamARN": ARN}),
+    ({"streamARN": ARN}, "remove streamName or streamARN", {"streamName": "", "streamARN": ARN}),
     (
         {"streamName": "", "region": "", "streamARN": f"{ARN},{OTHER_ARN}"},
         "read them in separate queries",
@@ -91,7 +91,7 @@ CASES: list[tuple[Options, str, Options]] = [
     ),
     (
         {"consumerMode": "efo", "consumerArn": f"{ARN}/consumer/etl:1", "consumerName": "etl"},
-        "remove one of the two",
+        "remove consumerName or consumerArn",
         {"consumerMode": "efo", "consumerArn": f"{ARN}/consumer/etl:1"},
     ),
     (
@@ -106,7 +106,7 @@ CASES: list[tuple[Options, str, Options]] = [
         "give awsAccessKeyId and awsSecretAccessKey too",
         {"awsSessionToken": "test", **KEYS},
     ),
-    ({"awsProfile": "etl", **KEYS}, "remove one of the two", {"awsProfile": "etl"}),
+    ({"awsProfile": "etl", **KEYS}, "remove the profile or the keys", {"awsProfile": "etl"}),
     (
         {"roleSessionName": "etl"},
         "give roleArn too, or remove it",
@@ -157,7 +157,7 @@ CASES: list[tuple[Options, str, Options]] = [
     ),
     (
         {**LEASED, "leaseTableTags": ",".join(f"k{n}=v" for n in range(51))},
-        "remove some",
+        "keep at most",
         {**LEASED, "leaseTableTags": ",".join(f"k{n}=v" for n in range(50))},
     ),
     (
@@ -231,7 +231,7 @@ CASES: list[tuple[Options, str, Options]] = [
         "remove it for records that are not aggregated",
         _shard({"after_sequence_number": NUMBER}),
     ),
-    (_shard(7), "write one of these", _shard("trim_horizon")),
+    (_shard(7), "write one of the expected values", _shard("trim_horizon")),
     (
         _start("at_timestamp"),
         "write at_timestamp 2026-01-01T00:00:00Z",

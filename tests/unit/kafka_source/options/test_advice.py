@@ -79,13 +79,13 @@ CASES: Final[Mapping[str, Case]] = {
     "an end before its start": (
         _batch,
         {"startingOffsets": OFFSETS % 7, "endingOffsets": OFFSETS % 3},
-        "swap the two",
+        "swap the start and the end of",
         {"startingOffsets": OFFSETS % 3, "endingOffsets": OFFSETS % 7},
     ),
     "an end of another partition": (
         _batch,
         {"startingOffsets": OFFSETS % 3, "endingOffsets": '{"orders": {"0": 3, "1": 4}}'},
-        "name it in both",
+        "in both",
         {"startingOffsets": '{"orders": {"0": 3, "1": 4}}'},
     ),
     "a least above the most": (
@@ -112,7 +112,7 @@ CASES: Final[Mapping[str, Case]] = {
         "set includeRepeatHeaders=true",
         {"includeRepeatHeaders": "true"},
     ),
-    "an empty value": (_stream, {"kafka.client.id": ""}, "set one", {"kafka.client.id": "me"}),
+    "an empty value": (_stream, {"kafka.client.id": ""}, "set a value", {"kafka.client.id": "me"}),
     "a slip": (
         _stream,
         {"kafka.client.idd": "me"},
@@ -165,13 +165,13 @@ CASES: Final[Mapping[str, Case]] = {
     "no retries and idempotence": (
         _sink,
         {"kafka.retries": "0", "kafka.enable.idempotence": "true"},
-        "remove one of them",
+        "or kafka.enable.idempotence",
         {"kafka.enable.idempotence": None},
     ),
     "requests in flight and idempotence": (
         _sink,
         {"kafka.max.in.flight": "6", "kafka.enable.idempotence": "true"},
-        "remove one of them",
+        "or kafka.enable.idempotence",
         {"kafka.enable.idempotence": None},
     ),
     "a service credential of the source": (
@@ -250,7 +250,7 @@ CASES: Final[Mapping[str, Case]] = {
     "an identity with a password": (
         _stream,
         {JAAS: LOGIN, **MSK},
-        "write that",
+        "name IAMLoginModule",
         {JAAS: f"software.amazon.msk.auth.iam.{IAM};"},
     ),
     "a profile and a role": (

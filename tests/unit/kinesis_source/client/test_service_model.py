@@ -1,6 +1,6 @@
 """botocore's model of Kinesis, as far as this project relies on it, is the one that was read.
 
-`docs/design/kinesis-service-model.md` lists the conclusions from it. When this test fails, the
+`docs/design/kinesis-client.md` lists the conclusions from it. When this test fails, the
 service has changed: read the operations and shapes that differ, revise the record and the code,
 then write the outline again with `python -m tests.unit.kinesis_source.client.test_service_model`.
 """

@@ -141,10 +141,10 @@ def test_what_is_wrong_with_the_text(text: str, found: str, next_step: str) -> N
 @pytest.mark.parametrize(
     ("point", "found", "next_step"),
     [
-        (None, "neither text nor an object", "one of these"),
-        (["latest"], "neither text nor an object", "one of these"),
+        (None, "neither text nor an object", "one of the expected"),
+        (["latest"], "neither text nor an object", "one of the expected"),
         ("shard_end", "'shard_end'", "at_timestamp"),
-        ({}, "{}", "one of these"),
+        ({}, "{}", "one of the expected"),
         ({"after_sequence_number": 49}, "not digits in quotes", "in quotes"),
         ({"after_sequence_number": "049"}, "not digits in quotes", "in quotes"),
         ({"after_sequence_number": "x"}, "not digits in quotes", "in quotes"),
@@ -152,7 +152,7 @@ def test_what_is_wrong_with_the_text(text: str, found: str, next_step: str) -> N
         ({"after_sequence_number": "1", "sub_sequence_number": -1}, "not a whole", "remove it"),
         ({"after_sequence_number": "1", "sub_sequence_number": "1"}, "not a whole", "remove it"),
         ({"after_sequence_number": "1", "sub_sequence_number": True}, "not a whole", "remove it"),
-        ({"sub_sequence_number": 1}, "sub_sequence_number", "one of these"),
+        ({"sub_sequence_number": 1}, "sub_sequence_number", "one of the expected"),
         ({"at_sequence_number": "1"}, "at_sequence_number", "after_sequence_number"),
         (
             {"iteratorType": "AFTER_SEQUENCE_NUMBER", "iteratorPosition": "1"},

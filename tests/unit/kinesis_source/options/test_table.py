@@ -99,7 +99,9 @@ def test_two_names_of_one_option_are_an_error_even_when_they_agree(raw: dict[str
 
 
 def test_one_name_in_two_cases_is_an_error() -> None:
-    assert problems({"switch": "true", "SWITCH": "true"}) == [("switch", "remove one of them")]
+    assert problems({"switch": "true", "SWITCH": "true"}) == [
+        ("switch", "remove all but one of the spellings")
+    ]
 
 
 @pytest.mark.parametrize("name", ["maxCount", "password", "peer.count"])
@@ -149,7 +151,7 @@ def test_other_names_are_left_for_the_caller_to_name() -> None:
 
 def test_a_null_from_spark_is_an_empty_value() -> None:
     raw = {"switch": None}
-    assert problems(raw) == [("switch", "give one, or leave the option out")]  # type: ignore[arg-type]
+    assert problems(raw) == [("switch", "give a value, or leave the option out")]  # type: ignore[arg-type]
 
 
 NAMES = st.sampled_from(["maxCount", "peer.count", "switch", "password", "peerMode", "peerBuffer"])
