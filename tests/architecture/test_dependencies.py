@@ -84,7 +84,7 @@ def test_the_jars_of_the_local_kafka_have_the_fix(name: str) -> None:
 def _table(title: str) -> list[list[str]]:
     """Return the rows of the table below a title of the record on the platforms' packages."""
     record = (ROOT / "docs" / "design" / "platforms.md").read_text(encoding="utf-8")
-    section = record.split(f"\n## {title}\n")[1].split("\n## ")[0]
+    section = record.split(f"\n### {title}\n")[1].split("\n##")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
     return [row for row in cells if set(row[0]) != {"-"}]

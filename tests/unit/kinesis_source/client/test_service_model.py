@@ -16,7 +16,7 @@ import botocore
 from botocore.loaders import Loader
 
 OUTLINE = Path(__file__).with_name("kinesis_service_model.json")
-RECORD = Path(__file__).parents[4] / "docs" / "design" / "kinesis-service-model.md"
+RECORD = Path(__file__).parents[4] / "docs" / "design" / "kinesis-client.md"
 OPERATIONS = (
     "CreateStream",
     "DescribeStreamSummary",
