@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,7 +29,15 @@ from spark_ssp.kinesis_source.model.shard import (
 from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
-from tests.support.fakes.scripted import CREATED, STREAM, FakeTime, ScriptedService
+from tests.support.fakes.scripted import (
+    CREATED,
+    STREAM,
+    FakeTime,
+    ScriptedService,
+    ScriptedShard,
+    Step,
+    recs,
+)
 
 A = ShardId("shardId-000000000000")
 B = ShardId("shardId-000000000001")
@@ -82,6 +91,15 @@ def shard_range(
         end=end,
         expected=expected,
         stragglers=stragglers,
+    )
+
+
+def shard_of(
+    *sequences: int, closed: bool = False, script: Iterable[Step] = (), hidden: int = 0
+) -> ScriptedShard:
+    """Shard A with these records. `hidden`: the number of the last ones that do not appear yet."""
+    return ScriptedShard(
+        shard_id=A, records=recs(*sequences), closed=closed, script=deque(script), hidden=hidden
     )
 
 

@@ -32,19 +32,13 @@ from tests.support.fakes.scripted import (
     FakeTime,
     Page,
     ScriptedService,
-    ScriptedShard,
     expire,
-    recs,
     shard_gone,
 )
-from tests.support.kinesis.reading import A, after, read, sequences, shard_range
+from tests.support.kinesis.reading import A, after, read, sequences, shard_of, shard_range
 
 WITHIN_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS + 1)
 BEYOND_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS)
-
-
-def shard_of(*sequences: int, closed: bool = False) -> ScriptedShard:
-    return ScriptedShard(shard_id=A, records=recs(*sequences), closed=closed)
 
 
 # --- Start and end --------------------------------------------------------------------------------
@@ -80,8 +74,7 @@ def test_one_page_that_holds_the_range_is_all_that_is_fetched() -> None:
 
 
 def test_a_closed_shard_is_read_until_there_is_no_next_iterator() -> None:
-    shard = shard_of(1, 2, 3, closed=True)
-    shard.script = deque([Page(2), Empty(), Empty(0), Page(1)])
+    shard = shard_of(1, 2, 3, closed=True, script=[Page(2), Empty(), Empty(0), Page(1)])
     time = FakeTime()
     assert sequences(read(ScriptedService([shard]), shard_range(), time=time)) == [1, 2, 3]
     # A closed shard has no other readers at its end: the fetch period does not apply.
@@ -103,26 +96,23 @@ def test_the_known_first_record_is_where_reading_begins() -> None:
 
 
 def test_an_empty_page_is_not_the_tip() -> None:
-    shard = shard_of(1, 2)
-    shard.script = deque([Empty(), Empty(), Page(1), Empty()])
+    shard = shard_of(1, 2, script=[Empty(), Empty(), Page(1), Empty()])
     time = FakeTime()
-    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)), time=time)
+    rows = read(ScriptedService([shard]), shard_range(end=after(2)), time=time)
     assert sequences(rows) == [1, 2]
     assert time.waits == [0.25] * 3
 
 
 def test_far_behind_there_is_no_pause_between_pages() -> None:
-    shard = shard_of(*range(20))
-    shard.script = deque([Page(3)] * 6)
+    shard = shard_of(*range(20), script=[Page(3)] * 6)
     time = FakeTime()
-    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(19)), time=time)
+    rows = read(ScriptedService([shard]), shard_range(end=after(19)), time=time)
     assert sequences(rows) == list(range(20))
     assert time.waits == []
 
 
 def test_an_end_that_is_slow_to_appear_is_waited_for() -> None:
-    shard = shard_of(1, 2, 3)
-    shard.hidden = 1
+    shard = shard_of(1, 2, 3, hidden=1)
     shard.script = deque([Page(9), Page(9), Page(9), Do(lambda: setattr(shard, "hidden", 0))])
     time = FakeTime()
     rows = read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
@@ -131,8 +121,7 @@ def test_an_end_that_is_slow_to_appear_is_waited_for() -> None:
 
 
 def test_each_stay_at_the_tip_is_waited_for_anew() -> None:
-    shard = shard_of(1, 2, 3)
-    shard.hidden = 2
+    shard = shard_of(1, 2, 3, hidden=2)
 
     def show(hidden: int) -> Do:
         return Do(lambda: setattr(shard, "hidden", hidden))
@@ -146,8 +135,7 @@ def test_each_stay_at_the_tip_is_waited_for_anew() -> None:
 
 
 def test_an_end_that_never_appears_is_an_error_that_names_it() -> None:
-    shard = shard_of(1, 2, 3)
-    shard.hidden = 1
+    shard = shard_of(1, 2, 3, hidden=1)
     time = FakeTime()
     with pytest.raises(ServiceUnavailableError, match=r"orders/shardId-0+: .*record 3\b"):
         read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
@@ -158,9 +146,7 @@ def test_an_end_that_never_appears_is_an_error_that_names_it() -> None:
 def test_a_tip_that_answers_a_lag_now_and_then_does_not_keep_a_task_for_ever(
     steps: tuple[Empty, ...],
 ) -> None:
-    shard = shard_of(1, 2, 3)
-    shard.hidden = 1
-    shard.script = deque([Page(9), *steps * 10_000])
+    shard = shard_of(1, 2, 3, hidden=1, script=[Page(9), *steps * 10_000])
     time = FakeTime()
     with pytest.raises(ServiceUnavailableError, match=r"latest record for 1 min"):
         read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
@@ -168,8 +154,7 @@ def test_a_tip_that_answers_a_lag_now_and_then_does_not_keep_a_task_for_ever(
 
 
 def test_the_end_of_a_closed_shard_is_awaited_in_the_same_way() -> None:
-    shard = shard_of(1, 2, 3)
-    shard.script = deque([Page(9), *(Empty(0), Empty(5_000)) * 10_000])
+    shard = shard_of(1, 2, 3, script=[Page(9), *(Empty(0), Empty(5_000)) * 10_000])
     time = FakeTime()
     with pytest.raises(ServiceUnavailableError, match=r"up to its end"):
         read(ScriptedService([shard]), shard_range(A, after(1), ShardEnd()), time=time)
@@ -179,26 +164,23 @@ def test_the_end_of_a_closed_shard_is_awaited_in_the_same_way() -> None:
 def test_a_range_trimmed_to_nothing_is_tolerated_though_the_tip_answers_a_lag_now_and_then() -> (
     None
 ):
-    shard = shard_of()
-    shard.script = deque((Empty(0), Empty(5_000)) * 10_000)
+    shard = shard_of(script=(Empty(0), Empty(5_000)) * 10_000)
     the_range = shard_range(A, after(1), after(3))
     assert read(ScriptedService([shard]), the_range, fail_on_data_loss=False) == []
 
 
 def test_empty_pages_are_followed_for_as_long_as_they_come_nearer() -> None:
     """A day without records, at one page for each five seconds of it."""
-    shard = shard_of(1, 2)
-    shard.script = deque([Page(1), *map(Empty, range(86_400_000, 0, -5_000))])
-    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)))
+    shard = shard_of(1, 2, script=[Page(1), *map(Empty, range(86_400_000, 0, -5_000))])
+    rows = read(ScriptedService([shard]), shard_range(end=after(2)))
     assert sequences(rows) == [1, 2]
 
 
 def test_empty_pages_that_come_no_nearer_are_given_up() -> None:
-    shard = shard_of(1, 2)
-    shard.script = deque([Page(1), *[Empty(7_000)] * 10_000])
+    shard = shard_of(1, 2, script=[Page(1), *[Empty(7_000)] * 10_000])
     time = FakeTime()
     with pytest.raises(ServiceUnavailableError, match=r"came no nearer .* for 10 min"):
-        read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(2)), time=time)
+        read(ScriptedService([shard]), shard_range(end=after(2)), time=time)
     assert 600 <= sum(time.waits) < 601
 
 
@@ -233,7 +215,7 @@ def test_a_trimmed_start_is_data_loss_when_what_follows_may_be_gone(
 
 def test_the_trimmed_first_record_of_a_shard_that_had_to_be_read_is_data_loss() -> None:
     """As of a child, whose `seen` is its parents'."""
-    the_range = shard_range(A, TrimHorizon(), after(6), first=4, seen=BEYOND_RETENTION)
+    the_range = shard_range(end=after(6), first=4, seen=BEYOND_RETENTION)
     with pytest.raises(DataLossError, match="record 4 was trimmed"):
         read(ScriptedService([shard_of(5, 6)]), the_range)
     rows = read(ScriptedService([shard_of(5, 6)]), the_range, fail_on_data_loss=False)
@@ -243,7 +225,7 @@ def test_the_trimmed_first_record_of_a_shard_that_had_to_be_read_is_data_loss() 
 def test_the_trimmed_first_record_of_a_query_is_no_data_loss(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    the_range = shard_range(A, TrimHorizon(), after(6), first=4)
+    the_range = shard_range(end=after(6), first=4)
     assert sequences(read(ScriptedService([shard_of(5, 6)]), the_range)) == [5, 6]
     (record,) = caplog.records
     assert record.levelname == "WARNING"
@@ -256,7 +238,7 @@ def test_the_first_record_is_no_excuse_once_it_has_been_read() -> None:
     shard = shard_of(4, 5, 6)
     shard.script = deque([Page(1), Do(lambda: shard.trim(5)), expire()])
     with pytest.raises(DataLossError, match="record 4 was trimmed"):
-        read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(6), first=4))
+        read(ScriptedService([shard]), shard_range(end=after(6), first=4))
 
 
 def test_passing_the_end_is_data_loss_and_what_passed_it_is_left_to_the_next_batch(
@@ -297,11 +279,10 @@ def test_a_range_of_which_nothing_is_left_is_data_loss(start: TrimHorizon | Afte
 
 def test_a_shard_that_expired_is_data_loss(caplog: pytest.LogCaptureFixture) -> None:
     def service() -> ScriptedService:
-        shard = shard_of(1, 2, 3)
-        shard.script = deque([Page(2), shard_gone()])
+        shard = shard_of(1, 2, 3, script=[Page(2), shard_gone()])
         return ScriptedService([shard])
 
-    the_range = shard_range(A, TrimHorizon(), after(3))
+    the_range = shard_range(end=after(3))
     with pytest.raises(DataLossError, match=r"no such shard \(shard-not-found\)"):
         read(service(), the_range)
     with caplog.at_level(logging.WARNING):
@@ -323,7 +304,7 @@ def test_a_recreated_stream_is_named_as_such_and_not_read(
             shard.opening = deque([Fail(refused)])
         return ScriptedService([shard], created=EpochMillis(CREATED + 1))
 
-    passed = shard_range(A, TrimHorizon(), after(3))
+    passed = shard_range(end=after(3))
     the_range = passed if sign == "end" else shard_range(A, after(2), after(6), seen=NOW)
     with pytest.raises(DataLossError, match="deleted and created again"):
         read(service(), the_range)
@@ -336,13 +317,12 @@ def test_a_deleted_stream_is_named_as_such() -> None:
     gone = StreamNotFoundError("a call", found="no stream", expected="it", next_step="mend")
 
     def service() -> ScriptedService:
-        shard = shard_of(5, 6)
-        shard.script = deque([Fail(gone)])
+        shard = shard_of(5, 6, script=[Fail(gone)])
         scripted = ScriptedService([shard])
         scripted.describe_error = gone
         return scripted
 
-    the_range = shard_range(A, TrimHorizon(), after(6))
+    the_range = shard_range(end=after(6))
     with pytest.raises(DataLossError, match="the stream deleted"):
         read(service(), the_range)
     assert read(service(), the_range, fail_on_data_loss=False) == []
@@ -369,7 +349,6 @@ def test_a_refused_start_of_the_same_stream_is_data_loss_or_the_rest_is_read(
 
 @pytest.mark.parametrize("records", [0, 1])
 def test_one_page_without_an_iterator_is_no_end_before_the_last_record(records: int) -> None:
-    shard = shard_of(3, 4, 5)
-    shard.script = deque([Ended(records)])
-    rows = read(ScriptedService([shard]), shard_range(A, TrimHorizon(), after(5)))
+    shard = shard_of(3, 4, 5, script=[Ended(records)])
+    rows = read(ScriptedService([shard]), shard_range(end=after(5)))
     assert sequences(rows) == [3, 4, 5]
