@@ -8,8 +8,8 @@ Each listed shard, and each row or offset entry of a shard that is not listed, g
 * `NotRead`: nobody reads it until someone repairs the table;
 * `Lost` or `Unlisted`: it is not listed, and expired, or may be new.
 
-Everything else follows from the verdicts: the next offset, the reports to the lease agent, what to
-wait for, data loss, log lines and the status.
+Everything else follows from the verdicts (`lease_session.py`): the next offset, the reports to the
+lease agent, what to wait for, data loss, log lines and the status.
 
 **Shards with a row.** A shard is read here if this worker holds its lease, no other worker has
 requested it, and its ancestors are done; from the further one of two positions: the offset's, and
@@ -49,32 +49,31 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from spark_ssp.checkpoint.coordination.protocol import Status
 from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
+    Progress,
+    ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
 from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
-from spark_ssp.kinesis_source.leases.lease_keys import (
-    LeaseKeys,
-    from_checkpoint,
-    is_checkpoint_after,
-    is_position_after,
-    to_checkpoint,
-)
+from spark_ssp.kinesis_source.leases.lease_table import LeaseTableView
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
     AtTimestamp,
     EpochMillis,
     Latest,
+    Position,
     Shard,
     ShardEnd,
     ShardState,
     StartingPosition,
     TrimHorizon,
+    is_behind,
 )
 from spark_ssp.kinesis_source.planning.active_shards import Listings, ancestors, children_of
 from spark_ssp.kinesis_source.probing.initial_positions import start_points
@@ -85,56 +84,6 @@ _BEGINNING: Final = ShardState(position=TrimHorizon())
 
 
 # --- The table ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseTableView:
-    """The last known state of the lease table, by shard."""
-
-    worker: WorkerId
-    rows: Mapping[ShardKey, Lease]
-    held: frozenset[ShardKey]
-    """The shards whose leases this worker holds, except those whose end is being written."""
-    requested: frozenset[ShardKey]
-    unreadable: frozenset[ShardKey] = frozenset()
-    """Shards whose leases cannot be parsed: missing from `rows`, and not known to be done."""
-
-    def is_ended(self, key: ShardKey) -> bool:
-        """Return whether the lease records the end of the shard."""
-        row = self.rows.get(key)
-        return row is not None and row.has_ended
-
-    def is_owned(self, key: ShardKey) -> bool:
-        """Return whether this worker is the owner of the lease."""
-        row = self.rows.get(key)
-        return row is not None and row.holder == self.worker
-
-
-def lease_table_view(
-    status: Status, lease_keys: LeaseKeys, worker: WorkerId, reading: Collection[ShardKey]
-) -> LeaseTableView:
-    """Return the view of a status by shard; leases of other streams are left out.
-
-    In an outage no lease can be renewed, and no other worker is known to have taken one: the shards
-    in `reading` continue.
-    """
-    by_key = {lease_keys.key(key): key for key in reading}
-    shards = {lease.key: lease_keys.shard(lease) for lease in status.rows.values()}
-    rows = {key: row for row in status.rows.values() if (key := shards[row.key]) is not None}
-    held = {key for lease in status.held if (key := shards.get(lease)) is not None}
-    if status.outage_ms:
-        held |= {by_key[lease] for lease in status.overdue & by_key.keys()}
-    asked = {key for lease in status.asked_for if (key := shards.get(lease)) is not None}
-    malformed = {
-        key for lease in status.unreadable if (key := lease_keys.shard_at(lease)) is not None
-    }
-    return LeaseTableView(
-        worker=worker,
-        rows=rows,
-        held=frozenset(held),
-        requested=frozenset(asked),
-        unreadable=frozenset(malformed),
-    )
 
 
 # --- Verdicts -------------------------------------------------------------------------------------
@@ -496,7 +445,7 @@ class _Stream:
             return Elsewhere(holder=row.owner, handed_over=True)
         if key not in self._start.states and (open_ancestors := self._open(key.shard)):
             return Waiting(ancestors=tuple(self._keys(open_ancestors)))
-        if entry is not None and not is_checkpoint_after(row.progress, entry.position):
+        if entry is not None and not is_behind(entry.position, reached(row.progress)):
             return Read(state=entry, takes_over=self._start.entry(key) is None)
         return self._from_checkpoint(key, row, inherits=entry is None)
 
@@ -697,181 +646,50 @@ def _drop_reason(key: ShardKey, table: LeaseTableView, verdict: Verdict) -> str:
 # --- What follows ---------------------------------------------------------------------------------
 
 
-def departed(
-    start: Offset, reading: Collection[ShardKey], table: LeaseTableView, decision: Decision
-) -> dict[ShardKey, ShardState]:
-    """Return the entries of shards not in `reading` whose checkpoints are still behind: if the
-    shards come back, however often the query was restarted, they continue there."""
-    return {
-        key: replace(state, resume_from=None)
-        for key, state in sorted(offset_entries(start).items())
-        if key not in reading
-        and (
-            is_position_after(state.position, table.rows[key].progress)
-            if key in table.rows
-            else isinstance(decision.verdicts.get(key), Create | Hole | NotRead)
-        )
-    }
-
-
-def children_of_ended(
-    at_end: Collection[ShardKey], listings: Listings
-) -> dict[ShardKey, tuple[ShardKey, ...]]:
-    """Return the shards that have been read to their end, each with its children, except those
-    whose children are still to be discovered."""
-    children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
-    child_keys = {
-        key: tuple(
-            ShardKey(stream=key.stream, shard=child)
-            for child in sorted(children[key.stream].get(key.shard, ()))
-        )
-        for key in at_end
-    }
-    return {
-        key: new for key, new in child_keys.items() if new or key.shard not in listings[key.stream]
-    }
-
-
-def ahead_of_checkpoint(
-    decision: Decision, start: Offset, table: LeaseTableView, *, restarted: bool
-) -> dict[ShardKey, str]:
-    """Return the shards whose offset and checkpoint differ, with the one that is further.
-
-    While a query runs its checkpoints are behind, except for shards that are added.
-    """
-    entries = offset_entries(start)
-    resumed = decision.resume_from
-    ahead: dict[ShardKey, str] = {}
-    for key in sorted(decision.states.keys() & entries.keys() & table.rows.keys()):
-        position, progress = entries[key].position, table.rows[key].progress
-        if is_checkpoint_after(progress, position):
-            ahead[key] = "the lease"
-        elif (restarted or key in resumed) and is_position_after(position, progress):
-            ahead[key] = "the checkpoint"
-    return ahead
-
-
-def latest_checkpoints(
-    since: Mapping[ShardKey, EpochMillis], start: Offset, table: LeaseTableView
-) -> dict[ShardKey, StartAtLatest]:
-    """Record the timestamp that LATEST resolved to, so that the next owner starts at the same time.
-    The checkpoint stays LATEST for KCL workers."""
-    checkpoints: dict[ShardKey, StartAtLatest] = {}
-    for key, row in table.rows.items():
-        if row.progress != StartAtLatest():
-            continue
-        state = start.states.get(key)
-        if key in since:
-            checkpoints[key] = StartAtLatest(since_ms=since[key])
-        elif state is not None and isinstance(state.position, AtTimestamp):
-            checkpoints[key] = StartAtLatest(since_ms=state.position.millis)
-    return {
-        key: progress
-        for key, progress in checkpoints.items()
-        if key not in start.states or not isinstance(to_checkpoint(start.states[key]), Processed)
-    }
-
-
-def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) -> Processed:
-    """Return the checkpoint to report: the last one, if only the caught-up time has advanced and
-    the reported one is not yet old."""
-    if last is None or (last.sequence_number, last.sub) != (now.sequence_number, now.sub):
-        return now
-    if last.last_caught_up_ms is None or (
-        now.last_caught_up_ms is not None
-        and now.last_caught_up_ms - last.last_caught_up_ms >= oldest_ms
-    ):
-        return now
-    return last
-
-
-def creatable_leases(proposed: Collection[ShardKey], listings: Listings) -> frozenset[ShardKey]:
-    """Return the proposed leases that can be created first, because no ancestor's is proposed: a
-    shard without a lease counts as done if a descendant has one."""
-    return frozenset(
-        key
-        for key in proposed
-        if not any(
-            ShardKey(stream=key.stream, shard=shard) in proposed
-            for shard in ancestors(listings[key.stream], [key.shard])
-        )
-    )
-
-
-def new_lease(key: ShardKey, shard: Shard, state: ShardState, lease_keys: LeaseKeys) -> Lease:
-    """Return a lease without an owner."""
-    return Lease(
-        shard=key.shard,
-        stream=lease_keys.streams[key.stream],
-        counter=0,
-        progress=to_checkpoint(state),
-        parents=shard.parents,
-        hash_range=shard.hash_range,
-        extra_attributes=lease_keys.attributes(key.stream),
-    )
-
-
 # --- Waiting for leases ---------------------------------------------------------------------------
 
-WAIT_FAILOVERS: Final = 4
-"""The number of failover times that a run to fixed targets waits for leases without a change."""
+
+# --- Positions and checkpoints --------------------------------------------------------------------
 
 
-def claimable_shards(decision: Decision, table: LeaseTableView, most: int | None) -> list[ShardKey]:
-    """Return the shards whose leases this worker may take soon: without an owner, and ready; being
-    created; or missing. `most`: the maximum number of leases that it may hold."""
-    if most is not None and len(table.held) >= most:
-        return []
-    return [
-        key
-        for key, verdict in decision.verdicts.items()
-        if isinstance(verdict, Create | Hole)
-        or (isinstance(verdict, Elsewhere) and verdict.holder is None and not verdict.handed_over)
-    ]
+def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | Latest:
+    """Return the position of a checkpoint, or LATEST, which the caller must resolve.
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseWait:
-    """The observations of a run to fixed targets about the leases that it waits for.
-
-    Such a run is over when every shard is finished, read by this worker up to its target, or held
-    by another worker that is alive: one that has renewed the lease since the run began. The lease
-    of a dead worker expires, and is taken.
+    The KCL keeps the time of AT_TIMESTAMP only in its configuration, so for a lease made by a KCL
+    it is the query's own `start`; InvalidOptionsError if that is not a time.
     """
+    match progress:
+        case Processed(sequence_number=number, sub=sub):
+            return AfterRecord(sequence_number=number, sub=sub)
+        case ShardEnded():
+            return ShardEnd()
+        case StartAtTrimHorizon():
+            return TrimHorizon()
+        case StartAtLatest(since_ms=None):
+            return Latest()
+        case StartAtLatest(since_ms=millis) | StartAtTimestamp(at_ms=millis) if millis is not None:
+            return AtTimestamp(millis=millis)
+    if isinstance(start.default, AtTimestamp):
+        return start.default
+    raise InvalidOptionsError(
+        "kinesis-ssp",
+        [
+            OptionProblem(
+                option="startingPosition",
+                found="a lease that starts at a time which a KCL worker kept in its configuration",
+                expected="the time as a startingPosition",
+                next_step="give the worker's time as at_timestamp",
+            )
+        ],
+    )
 
-    counters: Mapping[ShardKey, int] = field(default_factory=dict)
-    """The first observed counters of other workers' leases."""
-    pending: tuple[ShardKey, ...] = ()
-    """Shards that are neither finished nor known to be read by any worker."""
-    since_ms: int = 0
-    """The time when `pending` changed last."""
 
-    def is_over(self, now_ms: int, failover_ms: int) -> bool:
-        """Return whether to stop waiting."""
-        return not self.pending or now_ms - self.since_ms > WAIT_FAILOVERS * failover_ms
-
-
-def update_wait(
-    before: LeaseWait,
-    decision: Decision,
-    table: LeaseTableView,
-    *,
-    claimable: Collection[ShardKey],
-    now_ms: int,
-) -> LeaseWait:
-    """Return the wait after another decision. `claimable`: the result of `claimable_shards`."""
-    counters = dict(before.counters)
-    pending = set(claimable)
-    reading = decision.reading
-    for key, verdict in decision.verdicts.items():
-        row = table.rows.get(key)
-        if row is None or row.holder is None or isinstance(verdict, Finished | Unlisted | Lost):
-            continue
-        if row.holder != table.worker:
-            if counters.setdefault(key, row.counter) == row.counter:
-                pending.add(key)
-        elif key not in reading and isinstance(verdict, Elsewhere | AtEnd | Read):
-            pending.add(key)  # it is being handed over, or its end is being written
-    now = tuple(sorted(pending))
-    since = before.since_ms if now == before.pending else now_ms
-    return LeaseWait(counters=counters, pending=now, since_ms=since)
+def reached(progress: Progress) -> Position:
+    """Return the position that a checkpoint proves to be reached. A start proves nothing: it is
+    TRIM_HORIZON here."""
+    match progress:
+        case Processed(sequence_number=number, sub=sub):
+            return AfterRecord(sequence_number=number, sub=sub)
+        case ShardEnded():
+            return ShardEnd()
+    return TrimHorizon()

@@ -1,37 +1,89 @@
 """The leases of a query as the batch planner uses them, once or twice per trigger.
 
-The offset that Spark passes is committed: its positions are reported as checkpoints. Then the
-shards of the next offset are chosen (`lease_driver.py`), and reported before they are read.
+The offset that Spark passes is committed: its positions are reported as checkpoints. An exchange
+with the lease agent reports them and the shards to read, and returns the lease table. The shards of
+the next offset follow from the table (`lease_decision.py`), and are reported in turn before they
+are read, so a choice takes several exchanges.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.leases.checkpoint_position import (
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtLatest,
+    StartAtTimestamp,
+    StartAtTrimHorizon,
+)
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.times import duration_text
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.leases.lease_decision import (
-    LeaseWait,
-    ahead_of_checkpoint,
-    children_of_ended,
-    departed,
-    update_wait,
+    AtEnd,
+    Create,
+    Decision,
+    Elsewhere,
+    Facts,
+    Finished,
+    Hole,
+    Lost,
+    NotRead,
+    Read,
+    Unlisted,
+    decide,
+    offset_entries,
+    reached,
 )
-from spark_ssp.kinesis_source.leases.lease_driver import LeaseDriver, LeaseSnapshot
+from spark_ssp.kinesis_source.leases.lease_table import (
+    LeaseKeys,
+    LeaseTableView,
+    check_leases_match,
+    lease_table_view,
+    make_lease_keys,
+    recreated_error,
+)
 from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
+from spark_ssp.kinesis_source.leases.listing_facts import ListingFacts
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
 from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Shard,
     ShardEnd,
     ShardState,
     StreamRef,
+    TrimHorizon,
+    is_behind,
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
-from spark_ssp.kinesis_source.planning.active_shards import ActiveShards, ActiveShardsResult
-from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
-from spark_ssp.kinesis_source.probing.initial_positions import ResolveLatest
+from spark_ssp.kinesis_source.planning.active_shards import (
+    ActiveShards,
+    ActiveShardsResult,
+    Listings,
+    ancestors,
+    children_of,
+)
+from spark_ssp.kinesis_source.planning.data_loss import (
+    report_missed_children,
+    report_vanished_shard,
+)
+from spark_ssp.kinesis_source.planning.input_partitions import max_caught_up_age_ms
+from spark_ssp.kinesis_source.planning.shard_discovery import Doubts, ShardDiscovery
+from spark_ssp.kinesis_source.probing.initial_positions import (
+    ResolveLatest,
+    initial_states,
+    latest_states,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +91,20 @@ WAITING_PERIOD_S: Final = 0.2
 """The pause between two exchanges while leases are about to change."""
 IDLE_PERIOD_S: Final = 0.2
 """The shortest duration of a trigger without records to read."""
+_ROUNDS: Final = 3
+"""The maximum number of exchanges in a trigger, without those that wait."""
+_BEGINNING: Final = ShardState(position=TrimHorizon())
+Ended = Mapping[ShardKey, Collection[ShardKey]]
+"""Shards read to their end, each with its children."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSnapshot:
+    """The shards chosen by one series of exchanges, and the state that they were chosen from."""
+
+    decision: Decision
+    table: LeaseTableView
+    listings: Listings
 
 
 class LeaseSession:
@@ -57,19 +123,34 @@ class LeaseSession:
         monotonic: Callable[[], float],
         sleep: Callable[[float], None],
     ) -> None:
+        self._options = options
         self._worker = worker
         self._leases = worker.options
         self._discovery = discovery
+        self._resolve_latest = resolve_latest
         self._monotonic = monotonic
         self._sleep = sleep
         self._streams: dict[StreamName, StreamRef] = {ref.name: ref for ref in options.streams}
-        self._driver = LeaseDriver(
-            options, worker, discovery, resolve_latest, monotonic=monotonic, sleep=sleep
-        )
         self._snapshot: LeaseSnapshot | None = None
+        self._has_started = False
+        """True once shards were chosen, after the wait for leases at the start."""
         self._not_read: dict[ShardKey, ShardKey] = {}
         self._is_draining = False
         self._wait = LeaseWait()
+        self._ended: frozenset[ShardKey] = frozenset()
+        """Shards whose end was reported."""
+        self._proposed: dict[ShardKey, Lease] = {}
+        self._created: frozenset[ShardKey] = frozenset()
+        """Of these, the leases in the last report."""
+        self._listed: frozenset[LeaseKey] = frozenset()
+        self._reported: dict[ShardKey, Processed] = {}
+        self._since: dict[ShardKey, EpochMillis] = {}
+        """The times that LATEST of a KCL's leases resolved to."""
+        self._facts = ListingFacts(discovery, self._streams, sleep=sleep)
+        self._lost: set[ShardKey] = set()
+        """Shards whose loss was reported."""
+        self._in_outage = False
+        """True if the last view of the table may be old."""
 
     @property
     def rows(self) -> Mapping[ShardKey, Lease]:
@@ -89,7 +170,7 @@ class LeaseSession:
         self._is_draining = self._is_draining or self._worker.drain_signal.is_requested()
         if not self._is_draining:
             return False
-        listings = self._driver.listings()
+        listings = self._listings()
         at_end = [k for k, state in start.states.items() if isinstance(state.position, ShardEnd)]
         ended = children_of_ended(at_end, listings)
         unknown = sorted({key.stream for key in at_end if key not in ended})
@@ -97,7 +178,7 @@ class LeaseSession:
             self._discovery.refresh(self._streams[name])
         # Not released before the end is written: the next worker would read it again.
         waiting = [key for key in at_end if key not in ended]
-        status = self._driver.report(start, listings, waiting, ended, leave=True)
+        status = self._report(start, listings, waiting, ended, leave=True)
         if status.released:
             if not self._worker.drain_signal.is_drained():
                 _log.info("worker %s has given back its shards, as requested", self._worker.id)
@@ -109,22 +190,140 @@ class LeaseSession:
         self._sleep(WAITING_PERIOD_S)
 
     def active_shards(self, start: Offset) -> ActiveShardsResult:
-        """Return the shards of the next offset. `start` is committed."""
-        self._driver.check_not_recreated(start)
-        is_first = self._snapshot is None
+        """Return the shards of the next offset. `start` is committed. Raises IncompatibleStateError
+        for a stream that was recreated since."""
+        listings = self._listings()  # a new listing may reveal a recreated stream
+        for name, entry in sorted(start.streams.items()):
+            if self._discovery.description(self._streams[name]).created != entry.created:
+                raise recreated_error(f"stream {name}", table=self._leases.table)
+        is_first = not self._has_started
         began = self._monotonic()
-        snapshot = self._driver.choose(start)
-        while is_first and self._is_claimable(snapshot) and not self._is_wait_over(began):
+        snapshot = self._choose(start, listings)
+        while is_first and self._claimable(snapshot) and not self._is_wait_over(began):
             self.pause()
-            snapshot = self._driver.choose(start)
-        self._snapshot = snapshot
+            snapshot = self._choose(start, self._listings())
+        self._has_started = True
         self._log_differences(start, snapshot, restarted=is_first)
         self._log_not_read(snapshot)
-        latest = self._driver.resolve_latest(start, snapshot)
-        result = self._result(start, snapshot, latest)
+        result = self._result(start, snapshot, self._latest(start, snapshot))
         if not result.active.states and not self._discovery.frozen:
             self._sleep(IDLE_PERIOD_S)
         return result
+
+    def is_finished(self) -> bool:
+        """Return whether a run to fixed targets has read everything this worker can read."""
+        if self._snapshot is None or not self._discovery.frozen:
+            return True
+        now_ms = round(self._monotonic() * 1000)
+        self._wait = update_wait(
+            self._wait,
+            self._snapshot.decision,
+            self._snapshot.table,
+            claimable=self._claimable(self._snapshot),
+            now_ms=now_ms,
+        )
+        over = self._wait.is_over(now_ms, self._leases.failover_ms)
+        if over and self._wait.pending:
+            dropped = [str(key) for key in self._wait.pending]
+            _log.warning(
+                "shards left to other workers, which do not seem to read them: %s",
+                abbreviate(dropped),
+            )
+        return over
+
+    # --- The choice -------------------------------------------------------------------------------
+
+    def _choose(self, start: Offset, listings: Listings) -> LeaseSnapshot:
+        """Choose the shards of the next offset."""
+        reading = set(start.states.keys() - self._ended)
+        table = self._exchange_view(start, listings, reading, {})
+        reported: set[ShardKey] = set()
+        dropped: dict[ShardKey, str] = {}
+        listings, decision = self._confirmed(start, table, listings)
+        if decision.unlisted:
+            self._facts.refresh(decision.unlisted)
+            listings, decision = self._confirmed(start, table, self._listings())
+        for _ in range(_ROUNDS):
+            dropped = {**decision.dropped, **dropped}  # later rounds lose the reason
+            created = self._propose(decision, listings)
+            ended, now_reading = decision.ended, decision.reading
+            if not created and now_reading == reading and ended.keys() <= reported:
+                break
+            reading, reported = set(now_reading), set(ended)
+            table = self._exchange_view(start, listings, reading, ended)
+            listings, decision = self._confirmed(start, table, listings)
+        self._ended = frozenset(decision.ended.keys() & reported)
+        decision = replace(decision.limited_to(table, reading), dropped=dropped)
+        self._snapshot = LeaseSnapshot(decision=decision, table=table, listings=listings)
+        return self._snapshot
+
+    def _confirmed(
+        self, start: Offset, table: LeaseTableView, listings: Listings
+    ) -> tuple[Listings, Decision]:
+        """Return a decision by these listings, or by later ones if they may be behind, and report
+        the losses that it confirms."""
+        listings, decision = self._discovery.confirm(
+            self._streams,
+            listings,
+            lambda current: self._decide(start, table, current),
+            self._doubts,
+            sleep=self._sleep,
+        )
+        self._report_losses(decision)
+        return listings, decision
+
+    def _doubts(self, decision: Decision) -> Doubts:
+        lost = {key.stream for key in decision.lost.keys() - self._lost}
+        return Doubts(lost=lost, undiscovered=decision.undiscovered)
+
+    def _decide(self, start: Offset, table: LeaseTableView, listings: Listings) -> Decision:
+        self._facts.observe(table.rows, listings)
+        recreated = self._facts.recreated_shard(table.rows, listings)
+        if recreated is not None:
+            raise recreated_error(str(recreated), table=self._leases.table)
+        self._proposed = {
+            key: row
+            for key, row in self._proposed.items()
+            if key not in table.rows and key.shard in listings[key.stream]
+        }
+        now_ms = round(self._monotonic() * 1000)
+
+        def decided(listings: Listings) -> Decision:
+            facts = Facts(
+                option=self._options.starting_position,
+                table=self._leases.table,
+                now_ms=now_ms,
+                expired=self._facts.expired,
+                proposed=self._proposed,
+                holes=self._facts.holes,
+                confirmed=self._facts.confirmed,
+                finished=self._facts.finished,
+            )
+            return decide(start, table, listings, facts)
+
+        decision = decided(listings)
+        if self._in_outage:  # the holes may be filled by now
+            self._facts.holes = {}
+            return decision
+        before_ms = now_ms - self._leases.failover_ms
+        if self._facts.confirm_holes(listings, decision.holes, before_ms, decided):
+            decision = decided(listings)
+        return decision
+
+    def _report_losses(self, decision: Decision) -> None:
+        """Report shards that were lost since the last decision. A shard remains lost until its row
+        is written."""
+        for key, lost in decision.lost.items():
+            if key in self._lost:
+                continue
+            report = report_missed_children if lost.at_end else report_vanished_shard
+            next_step = (
+                "set failOnDataLoss to false to continue after the gap; or delete the row "
+                f"{self._lease_keys().key(key)} from lease table {self._leases.table}, which a new "
+                "query would find again, and start a new query with a new checkpoint"
+            )
+            report(key, fail=self._options.fail_on_data_loss, next_step=next_step)
+            self._lost.add(key)
 
     def _log_differences(self, start: Offset, snapshot: LeaseSnapshot, *, restarted: bool) -> None:
         decision = snapshot.decision
@@ -145,8 +344,8 @@ class LeaseSession:
             )
         self._not_read = found
 
-    def _is_claimable(self, snapshot: LeaseSnapshot) -> bool:
-        return bool(self._driver.claimable(snapshot))
+    def _claimable(self, snapshot: LeaseSnapshot) -> list[ShardKey]:
+        return claimable_shards(snapshot.decision, snapshot.table, self._leases.max_leases)
 
     def _is_wait_over(self, began: float) -> bool:
         return (self._monotonic() - began) * 1000 >= self._leases.failover_ms
@@ -174,23 +373,338 @@ class LeaseSession:
             dropped=decision.dropped,
         )
 
-    def is_finished(self) -> bool:
-        """Return whether a run to fixed targets has read everything this worker can read."""
-        if self._snapshot is None or not self._discovery.frozen:
-            return True
-        now_ms = round(self._monotonic() * 1000)
-        self._wait = update_wait(
-            self._wait,
-            self._snapshot.decision,
-            self._snapshot.table,
-            claimable=self._driver.claimable(self._snapshot),
-            now_ms=now_ms,
-        )
-        over = self._wait.is_over(now_ms, self._leases.failover_ms)
-        if over and self._wait.pending:
-            dropped = [str(key) for key in self._wait.pending]
+    def _latest(self, start: Offset, snapshot: LeaseSnapshot) -> dict[ShardKey, ShardState]:
+        """Resolve LATEST of a KCL's leases, and report the time at once for the next owner."""
+        now = self._discovery.service_time()
+        latest = latest_states(snapshot.decision.unresolved, now, self._resolve_latest)
+        begun = [key for key, state in latest.items() if not isinstance(state.position, ShardEnd)]
+        if begun:
+            self._since |= dict.fromkeys(begun, now)
+            self._report(start, snapshot.listings, snapshot.decision.reading, {})
+        return latest
+
+    # --- Leases to create -------------------------------------------------------------------------
+
+    def _propose(self, decision: Decision, listings: Listings) -> bool:
+        """Add the leases to create to those proposed; return whether some are still to be
+        reported."""
+        new = {
+            key: verdict for key, verdict in decision.creations.items() if key not in self._proposed
+        }
+        states = {key: verdict.state for key, verdict in new.items() if verdict.state is not None}
+        states |= self._start_states(new.keys() - states.keys(), listings)
+        lease_keys = self._lease_keys()
+        self._proposed |= {
+            key: new_lease(key, listings[key.stream][key.shard], state, lease_keys)
+            for key, state in sorted(states.items())
+        }
+        holes = sorted(key for key, verdict in new.items() if verdict.is_hole)
+        if holes:
             _log.warning(
-                "shards left to other workers, which do not seem to read them: %s",
-                abbreviate(dropped),
+                "lease table %s has no leases for shards that are not new, reading them from "
+                "their beginning, possibly a second time: %s",
+                self._leases.table,
+                abbreviate([str(key) for key in holes]),
             )
-        return over
+        return not creatable_leases(self._proposed, listings) <= self._created
+
+    def _start_states(
+        self, keys: Collection[ShardKey], listings: Listings
+    ) -> dict[ShardKey, ShardState]:
+        """Return the states of these shards by `startingPosition`; one that has expired is left
+        out."""
+        found: dict[ShardKey, ShardState] = {}
+        position = self._options.starting_position
+        for name in sorted({key.stream for key in keys}):
+            now = self._discovery.service_time()
+            states, _ = initial_states(name, listings[name], position, now, self._resolve_latest)
+            found |= {ShardKey(stream=name, shard=shard): state for shard, state in states.items()}
+        return {key: found[key] for key in sorted(keys) if key in found}
+
+    # --- Exchanges with the agent -----------------------------------------------------------------
+
+    def _listings(self) -> Listings:
+        return self._discovery.listings(self._streams)
+
+    def _lease_keys(self) -> LeaseKeys:
+        return make_lease_keys([self._discovery.description(ref) for ref in self._streams.values()])
+
+    def _exchange_view(
+        self,
+        start: Offset,
+        listings: Listings,
+        reading: Collection[ShardKey],
+        ended: Ended,
+    ) -> LeaseTableView:
+        status = self._report(start, listings, reading, ended)
+        self._in_outage = bool(status.outage_ms)
+        lease_keys = self._lease_keys()
+        check_leases_match(status.rows.values(), lease_keys, listings, table=self._leases.table)
+        return lease_table_view(status, lease_keys, self._worker.id, reading)
+
+    def _report(
+        self,
+        start: Offset,
+        listings: Listings,
+        reading: Collection[ShardKey],
+        ended: Ended,
+        *,
+        leave: bool = False,
+    ) -> Status:
+        """Report the state of the reader; `leave`: give back all leases."""
+        lease_keys = self._lease_keys()
+        # Only the lease of an expired shard may be cleaned up.
+        shown = {
+            ShardKey(stream=name, shard=shard) for name in listings for shard in listings[name]
+        }
+        shown |= self._facts.undecided
+        listed = frozenset(lease_keys.key(key) for key in shown)
+        self._created = creatable_leases(self._proposed, listings)
+        report = Report(
+            create=tuple(self._proposed[key] for key in sorted(self._created)),
+            progress=self._progress(start, lease_keys),
+            reading=frozenset(lease_keys.key(key) for key in reading),
+            ended={
+                lease_keys.key(key): tuple(
+                    new_lease(child, listings[child.stream][child.shard], _BEGINNING, lease_keys)
+                    for child in children
+                )
+                for key, children in sorted(ended.items())
+            },
+            listed=None if listed == self._listed else listed,
+            leave=leave,
+        )
+        status = self._exchange(report)
+        self._listed = listed
+        return status
+
+    def _progress(self, start: Offset, lease_keys: LeaseKeys) -> dict[LeaseKey, Progress]:
+        """Return the committed checkpoints. Shard ends are reported with the children instead."""
+        checkpoints: dict[LeaseKey, Progress] = {}
+        last = self._reported
+        self._reported = {}
+        for key, state in start.states.items():
+            progress = to_checkpoint(state)
+            if isinstance(progress, Processed):
+                stream = self._discovery.description(self._streams[key.stream])
+                oldest = max_caught_up_age_ms(stream.retention_ms)
+                self._reported[key] = repeated_checkpoint(last.get(key), progress, oldest)
+                checkpoints[lease_keys.key(key)] = self._reported[key]
+        if self._snapshot is not None:
+            begun = latest_checkpoints(self._since, start, self._snapshot.table)
+            checkpoints |= {lease_keys.key(key): since for key, since in begun.items()}
+        return checkpoints
+
+    def _exchange(self, report: Report) -> Status:
+        status = self._worker.client.exchange(report)
+        if status.problem is not None:
+            raise status.problem
+        if status.outage_ms > self._leases.max_outage_ms:
+            raise ServiceUnavailableError(
+                f"lease table {self._leases.table}",
+                found=f"a table that could not be read or written for "
+                f"{duration_text(status.outage_ms)}",
+                expected=f"an answer within {duration_text(self._leases.max_outage_ms)} "
+                "(leaseMaxOutage)",
+                next_step="check the connection to DynamoDB, then start the query again, which "
+                "resumes where it stopped",
+            )
+        return status
+
+
+# --- What follows from a decision -----------------------------------------------------------------
+
+
+def departed(
+    start: Offset, reading: Collection[ShardKey], table: LeaseTableView, decision: Decision
+) -> dict[ShardKey, ShardState]:
+    """Return the entries of shards not in `reading` whose checkpoints are still behind: if the
+    shards come back, however often the query was restarted, they continue there."""
+    return {
+        key: replace(state, resume_from=None)
+        for key, state in sorted(offset_entries(start).items())
+        if key not in reading
+        and (
+            is_behind(reached(table.rows[key].progress), state.position)
+            if key in table.rows
+            else isinstance(decision.verdicts.get(key), Create | Hole | NotRead)
+        )
+    }
+
+
+def children_of_ended(
+    at_end: Collection[ShardKey], listings: Listings
+) -> dict[ShardKey, tuple[ShardKey, ...]]:
+    """Return the shards that have been read to their end, each with its children, except those
+    whose children are still to be discovered."""
+    children = {stream: children_of(listing.values()) for stream, listing in listings.items()}
+    child_keys = {
+        key: tuple(
+            ShardKey(stream=key.stream, shard=child)
+            for child in sorted(children[key.stream].get(key.shard, ()))
+        )
+        for key in at_end
+    }
+    return {
+        key: new for key, new in child_keys.items() if new or key.shard not in listings[key.stream]
+    }
+
+
+def ahead_of_checkpoint(
+    decision: Decision, start: Offset, table: LeaseTableView, *, restarted: bool
+) -> dict[ShardKey, str]:
+    """Return the shards whose offset and checkpoint differ, with the one that is further.
+
+    While a query runs its checkpoints are behind, except for shards that are added.
+    """
+    entries = offset_entries(start)
+    resumed = decision.resume_from
+    ahead: dict[ShardKey, str] = {}
+    for key in sorted(decision.states.keys() & entries.keys() & table.rows.keys()):
+        position, progress = entries[key].position, table.rows[key].progress
+        if is_behind(position, reached(progress)):
+            ahead[key] = "the lease"
+        elif (restarted or key in resumed) and is_behind(reached(progress), position):
+            ahead[key] = "the checkpoint"
+    return ahead
+
+
+def to_checkpoint(state: ShardState) -> Progress:
+    """Return the checkpoint of a shard state."""
+    match state.position:
+        case AfterRecord(sequence_number=number, sub=sub):
+            return Processed(
+                sequence_number=number, sub=sub, last_caught_up_ms=state.last_caught_up_ms
+            )
+        case AtTimestamp(millis=millis):
+            return StartAtTimestamp(at_ms=millis)
+        case TrimHorizon():
+            return StartAtTrimHorizon()
+        case ShardEnd():
+            return ShardEnded()
+
+
+def latest_checkpoints(
+    since: Mapping[ShardKey, EpochMillis], start: Offset, table: LeaseTableView
+) -> dict[ShardKey, StartAtLatest]:
+    """Record the timestamp that LATEST resolved to, so that the next owner starts at the same time.
+    The checkpoint stays LATEST for KCL workers."""
+    checkpoints: dict[ShardKey, StartAtLatest] = {}
+    for key, row in table.rows.items():
+        if row.progress != StartAtLatest():
+            continue
+        state = start.states.get(key)
+        if key in since:
+            checkpoints[key] = StartAtLatest(since_ms=since[key])
+        elif state is not None and isinstance(state.position, AtTimestamp):
+            checkpoints[key] = StartAtLatest(since_ms=state.position.millis)
+    return {
+        key: progress
+        for key, progress in checkpoints.items()
+        if key not in start.states or not isinstance(to_checkpoint(start.states[key]), Processed)
+    }
+
+
+def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) -> Processed:
+    """Return the checkpoint to report: the last one, if only the caught-up time has advanced and
+    the reported one is not yet old."""
+    if last is None or (last.sequence_number, last.sub) != (now.sequence_number, now.sub):
+        return now
+    if last.last_caught_up_ms is None or (
+        now.last_caught_up_ms is not None
+        and now.last_caught_up_ms - last.last_caught_up_ms >= oldest_ms
+    ):
+        return now
+    return last
+
+
+def creatable_leases(proposed: Collection[ShardKey], listings: Listings) -> frozenset[ShardKey]:
+    """Return the proposed leases that can be created first, because no ancestor's is proposed: a
+    shard without a lease counts as done if a descendant has one."""
+    return frozenset(
+        key
+        for key in proposed
+        if not any(
+            ShardKey(stream=key.stream, shard=shard) in proposed
+            for shard in ancestors(listings[key.stream], [key.shard])
+        )
+    )
+
+
+def new_lease(key: ShardKey, shard: Shard, state: ShardState, lease_keys: LeaseKeys) -> Lease:
+    """Return a lease without an owner."""
+    return Lease(
+        shard=key.shard,
+        stream=lease_keys.streams[key.stream],
+        counter=0,
+        progress=to_checkpoint(state),
+        parents=shard.parents,
+        hash_range=shard.hash_range,
+        extra_attributes=lease_keys.attributes(key.stream),
+    )
+
+
+# --- Waiting for leases ---------------------------------------------------------------------------
+
+WAIT_FAILOVERS: Final = 4
+"""The number of failover times that a run to fixed targets waits for leases without a change."""
+
+
+def claimable_shards(decision: Decision, table: LeaseTableView, most: int | None) -> list[ShardKey]:
+    """Return the shards whose leases this worker may take soon: without an owner, and ready; being
+    created; or missing. `most`: the maximum number of leases that it may hold."""
+    if most is not None and len(table.held) >= most:
+        return []
+    return [
+        key
+        for key, verdict in decision.verdicts.items()
+        if isinstance(verdict, Create | Hole)
+        or (isinstance(verdict, Elsewhere) and verdict.holder is None and not verdict.handed_over)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseWait:
+    """The observations of a run to fixed targets about the leases that it waits for.
+
+    Such a run is over when every shard is finished, read by this worker up to its target, or held
+    by another worker that is alive: one that has renewed the lease since the run began. The lease
+    of a dead worker expires, and is taken.
+    """
+
+    counters: Mapping[ShardKey, int] = field(default_factory=dict)
+    """The first observed counters of other workers' leases."""
+    pending: tuple[ShardKey, ...] = ()
+    """Shards that are neither finished nor known to be read by any worker."""
+    since_ms: int = 0
+    """The time when `pending` changed last."""
+
+    def is_over(self, now_ms: int, failover_ms: int) -> bool:
+        """Return whether to stop waiting."""
+        return not self.pending or now_ms - self.since_ms > WAIT_FAILOVERS * failover_ms
+
+
+def update_wait(
+    before: LeaseWait,
+    decision: Decision,
+    table: LeaseTableView,
+    *,
+    claimable: Collection[ShardKey],
+    now_ms: int,
+) -> LeaseWait:
+    """Return the wait after another decision. `claimable`: the result of `claimable_shards`."""
+    counters = dict(before.counters)
+    pending = set(claimable)
+    reading = decision.reading
+    for key, verdict in decision.verdicts.items():
+        row = table.rows.get(key)
+        if row is None or row.holder is None or isinstance(verdict, Finished | Unlisted | Lost):
+            continue
+        if row.holder != table.worker:
+            if counters.setdefault(key, row.counter) == row.counter:
+                pending.add(key)
+        elif key not in reading and isinstance(verdict, Elsewhere | AtEnd | Read):
+            pending.add(key)  # it is being handed over, or its end is being written
+    now = tuple(sorted(pending))
+    since = before.since_ms if now == before.pending else now_ms
+    return LeaseWait(counters=counters, pending=now, since_ms=since)

@@ -16,9 +16,9 @@ from collections.abc import Callable, Collection, Mapping
 
 from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
 from spark_ssp.checkpoint.leases.lease import Lease
-from spark_ssp.grouping.identifiers import ShardKey, StreamName
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.leases.lease_decision import Create, Decision
-from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.model.shard import Shard, StreamRef
 from spark_ssp.kinesis_source.planning.active_shards import Listings
 from spark_ssp.kinesis_source.planning.shard_discovery import (
     CONFIRM_PERIOD_S,
@@ -26,9 +26,12 @@ from spark_ssp.kinesis_source.planning.shard_discovery import (
     ShardDiscovery,
 )
 
+Listing = Mapping[ShardId, Shard]
+
 
 class ListingFacts:
-    """The facts that one run has learned so far."""
+    """The facts that one run has learned so far. Listings are compared by identity: a new answer of
+    the service is a new one, also if it is equal."""
 
     def __init__(
         self,
@@ -41,8 +44,8 @@ class ListingFacts:
         self._streams = streams
         self._sleep = sleep
         self._listed: set[ShardKey] = set()
-        self._since: dict[ShardKey, int] = {}
-        """Leases whose shards were never listed, with the number of listings when first seen."""
+        self._since: dict[ShardKey, Listing] = {}
+        """Leases whose shards were never listed, with the listing when first seen."""
         self._new: set[ShardKey] = set()
         self._closed: set[ShardKey] = set()
         """Listed as open, and known to be closed."""
@@ -52,8 +55,8 @@ class ListingFacts:
         self.holes: dict[ShardKey, int] = {}
         """The holes of the last decision, with the times when they were seen first."""
         self.confirmed: frozenset[ShardKey] = frozenset()
-        self._finished: dict[ShardKey, int] = {}
-        """Shards without a lease that a newer listing accounts for, with the number of listings."""
+        self._finished: dict[ShardKey, Listing] = {}
+        """Shards without a lease that a newer listing accounts for, with the current one."""
 
     @property
     def finished(self) -> frozenset[ShardKey]:
@@ -66,14 +69,13 @@ class ListingFacts:
             self._listed |= {ShardKey(stream=name, shard=shard) for shard in listing}
         unlisted = {key for key in rows if key.shard not in listings[key.stream]}
         self._since = {
-            key: self._since.get(key, self._listing_count(key.stream))
-            for key in unlisted - self._listed
+            key: self._since.get(key, listings[key.stream]) for key in unlisted - self._listed
         }
         self._new &= unlisted
         missing = {
             key
             for key in unlisted
-            if key in self._listed or self._listing_count(key.stream) > self._since[key]
+            if key in self._listed or listings[key.stream] is not self._since[key]
         }
         self.expired = {
             key
@@ -83,9 +85,9 @@ class ListingFacts:
         self.undecided = unlisted - self.expired
         self.confirmed -= rows.keys()
         self._finished = {
-            key: count
-            for key, count in self._finished.items()
-            if key not in rows and count == self._listing_count(key.stream)
+            key: listing
+            for key, listing in self._finished.items()
+            if key not in rows and listing is listings[key.stream]
         }
 
     def confirm_holes(
@@ -109,7 +111,7 @@ class ListingFacts:
             verdicts = decide({**listings, name: listed}).verdicts
             still = {key for key in own if isinstance(verdicts.get(key), Create)}
             self.confirmed = before | still
-            self._finished |= dict.fromkeys(own - still, self._listing_count(name))
+            self._finished |= dict.fromkeys(own - still, listings[name])
             decided = True
         return decided
 
@@ -152,9 +154,6 @@ class ListingFacts:
             if not still:
                 break
         return still
-
-    def _listing_count(self, stream: StreamName) -> int:
-        return self._discovery.listing_count(self._streams[stream])
 
     def refresh(self, keys: Collection[ShardKey]) -> None:
         """Decide these shards by a new listing, if there was none a moment ago. In a run to fixed

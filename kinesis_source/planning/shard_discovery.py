@@ -45,8 +45,6 @@ class _Known:
     shards: dict[ShardId, Shard]
     listed_at: float
     failing_since: float | None = None
-    listings: int = 1
-    """The number of successful listings."""
     listed_now_at: float | None = None
 
 
@@ -74,8 +72,8 @@ class ShardDiscovery:
         return self._get(stream).description
 
     def shards(self, stream: StreamRef) -> dict[ShardId, Shard]:
-        """Return the shards by id. Refreshed after the interval; a failure keeps the old
-        listing."""
+        """Return the shards by id, the same object until they are listed again: after the interval.
+        A failure keeps the old listing."""
         known = self._get(stream)
         if not self._frozen and self._age_ms(known) >= self._interval_ms:
             self._refresh(stream, known)
@@ -100,10 +98,6 @@ class ShardDiscovery:
             known.description = self._service.describe(stream)
         if doubt or self._age_ms(known) >= UNDISCOVERED_INTERVAL_MS:
             self._refresh(stream, known)
-
-    def listing_count(self, stream: StreamRef) -> int:
-        """Return the number of successful listings of the stream."""
-        return self._get(stream).listings
 
     def list_now(self, stream: StreamRef) -> dict[ShardId, Shard] | None:
         """Return the shards that the service lists now, without changing the cached listing. None
@@ -159,7 +153,6 @@ class ShardDiscovery:
             known = self._get(stream)
             if self._age_ms(known) > 0:
                 known.shards = self._list(stream)
-                known.listings += 1
         self._frozen = True
 
     def unfreeze(self) -> None:
@@ -202,7 +195,6 @@ class ShardDiscovery:
             )
             return
         known.failing_since = None
-        known.listings += 1
         # The same id with another first record is another shard: the stream was recreated.
         replaced = any(
             shard_id in fresh and fresh[shard_id].first_sequence_number != old.first_sequence_number

@@ -7,8 +7,7 @@ from typing import Any
 
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, ShardId, SlotId, StreamName
-from spark_ssp.kinesis_source.leases.lease_decision import LeaseTableView
-from spark_ssp.kinesis_source.leases.lease_keys import LeaseKeys
+from spark_ssp.kinesis_source.leases.lease_table import LeaseKeys, LeaseTableView
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,

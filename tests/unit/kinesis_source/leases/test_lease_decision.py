@@ -25,30 +25,31 @@ from spark_ssp.grouping.identifiers import (
     ShardKey,
 )
 from spark_ssp.kinesis_source.leases.lease_decision import (
-    WAIT_FAILOVERS,
     Create,
     Decision,
     Elsewhere,
     Facts,
     Finished,
     Hole,
-    LeaseTableView,
-    LeaseWait,
     Lost,
     NotRead,
     Verdict,
     Waiting,
+    decide,
+    find_skipped,
+)
+from spark_ssp.kinesis_source.leases.lease_session import (
+    WAIT_FAILOVERS,
+    LeaseWait,
     ahead_of_checkpoint,
     claimable_shards,
     creatable_leases,
-    decide,
     departed,
-    find_skipped,
-    lease_table_view,
     new_lease,
     repeated_checkpoint,
     update_wait,
 )
+from spark_ssp.kinesis_source.leases.lease_table import LeaseTableView, lease_table_view
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
 from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,

@@ -15,7 +15,7 @@ from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.common.errors import IncompatibleStateError, ServiceUnavailableError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
-from spark_ssp.kinesis_source.leases.lease_keys import to_checkpoint
+from spark_ssp.kinesis_source.leases.lease_session import to_checkpoint
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Latest,

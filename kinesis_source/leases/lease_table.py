@@ -1,4 +1,4 @@
-"""Maps the shards of a query to the leases of its table: keys, and positions to checkpoints.
+"""Maps the leases of a table to the shards of a query, and refuses those of an earlier use.
 
 A lease's key is the shard's id. If a query reads several streams it contains the stream too, as in
 the KCL's multi-stream mode; so leases of one mode are not found by the other.
@@ -10,28 +10,16 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from spark_ssp.checkpoint.coordination.protocol import Status
 from spark_ssp.checkpoint.leases.checkpoint_position import (
     Processed,
-    Progress,
-    ShardEnded,
-    StartAtLatest,
-    StartAtTimestamp,
-    StartAtTrimHorizon,
 )
 from spark_ssp.checkpoint.leases.lease import Item, Lease, LeaseKey, StreamIdentifier, lease_key
-from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
-from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
 from spark_ssp.kinesis_source.model.shard import (
-    AfterRecord,
-    AtTimestamp,
-    Latest,
-    Position,
     Shard,
-    ShardEnd,
-    ShardState,
-    StartingPosition,
     StreamDescription,
-    TrimHorizon,
     sequence_order,
 )
 
@@ -89,7 +77,7 @@ def make_lease_keys(descriptions: Collection[StreamDescription]) -> LeaseKeys:
 def check_leases_match(
     rows: Collection[Lease],
     lease_keys: LeaseKeys,
-    listings: Mapping[ShardKey, Shard],
+    listings: Mapping[StreamName, Mapping[ShardId, Shard]],
     *,
     table: str,
 ) -> None:
@@ -115,7 +103,7 @@ def check_leases_match(
                 "the application's streams in one query",
             )
         key = lease_keys.shard(lease)
-        shard = None if key is None else listings.get(key)
+        shard = None if key is None else listings.get(key.stream, {}).get(key.shard)
         if (
             shard is not None
             and isinstance(lease.progress, Processed)
@@ -139,81 +127,51 @@ def recreated_error(subject: str, *, table: str) -> IncompatibleStateError:
     )
 
 
-# --- Positions -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseTableView:
+    """The last known state of the lease table, by shard."""
+
+    worker: WorkerId
+    rows: Mapping[ShardKey, Lease]
+    held: frozenset[ShardKey]
+    """The shards whose leases this worker holds, except those whose end is being written."""
+    requested: frozenset[ShardKey]
+    unreadable: frozenset[ShardKey] = frozenset()
+    """Shards whose leases cannot be parsed: missing from `rows`, and not known to be done."""
+
+    def is_ended(self, key: ShardKey) -> bool:
+        """Return whether the lease records the end of the shard."""
+        row = self.rows.get(key)
+        return row is not None and row.has_ended
+
+    def is_owned(self, key: ShardKey) -> bool:
+        """Return whether this worker is the owner of the lease."""
+        row = self.rows.get(key)
+        return row is not None and row.holder == self.worker
 
 
-def to_checkpoint(state: ShardState) -> Progress:
-    """Return the checkpoint of a shard state."""
-    match state.position:
-        case AfterRecord(sequence_number=number, sub=sub):
-            return Processed(
-                sequence_number=number, sub=sub, last_caught_up_ms=state.last_caught_up_ms
-            )
-        case AtTimestamp(millis=millis):
-            return StartAtTimestamp(at_ms=millis)
-        case TrimHorizon():
-            return StartAtTrimHorizon()
-        case ShardEnd():
-            return ShardEnded()
+def lease_table_view(
+    status: Status, lease_keys: LeaseKeys, worker: WorkerId, reading: Collection[ShardKey]
+) -> LeaseTableView:
+    """Return the view of a status by shard; leases of other streams are left out.
 
-
-def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | Latest:
-    """Return the position of a checkpoint, or LATEST, which the caller must resolve.
-
-    The KCL keeps the time of AT_TIMESTAMP only in its configuration, so for a lease made by a KCL
-    it is the query's own `start`; InvalidOptionsError if that is not a time.
+    In an outage no lease can be renewed, and no other worker is known to have taken one: the shards
+    in `reading` continue.
     """
-    match progress:
-        case Processed(sequence_number=number, sub=sub):
-            return AfterRecord(sequence_number=number, sub=sub)
-        case ShardEnded():
-            return ShardEnd()
-        case StartAtTrimHorizon():
-            return TrimHorizon()
-        case StartAtLatest(since_ms=None):
-            return Latest()
-        case StartAtLatest(since_ms=millis) | StartAtTimestamp(at_ms=millis) if millis is not None:
-            return AtTimestamp(millis=millis)
-    if isinstance(start.default, AtTimestamp):
-        return start.default
-    raise InvalidOptionsError(
-        "kinesis-ssp",
-        [
-            OptionProblem(
-                option="startingPosition",
-                found="a lease that starts at a time which a KCL worker kept in its configuration",
-                expected="the time as a startingPosition",
-                next_step="give the worker's time as at_timestamp",
-            )
-        ],
+    by_key = {lease_keys.key(key): key for key in reading}
+    shards = {lease.key: lease_keys.shard(lease) for lease in status.rows.values()}
+    rows = {key: row for row in status.rows.values() if (key := shards[row.key]) is not None}
+    held = {key for lease in status.held if (key := shards.get(lease)) is not None}
+    if status.outage_ms:
+        held |= {by_key[lease] for lease in status.overdue & by_key.keys()}
+    asked = {key for lease in status.asked_for if (key := shards.get(lease)) is not None}
+    malformed = {
+        key for lease in status.unreadable if (key := lease_keys.shard_at(lease)) is not None
+    }
+    return LeaseTableView(
+        worker=worker,
+        rows=rows,
+        held=frozenset(held),
+        requested=frozenset(asked),
+        unreadable=frozenset(malformed),
     )
-
-
-def is_checkpoint_after(progress: Progress, position: Position) -> bool:
-    """Return whether a checkpoint is after `position`."""
-    match progress, position:
-        case _, ShardEnd():
-            return False
-        case ShardEnded(), _:
-            return True
-        case Processed() as row, AfterRecord() as own:
-            return (sequence_order(row.sequence_number), row.sub) > (
-                sequence_order(own.sequence_number),
-                own.sub,
-            )
-    return isinstance(progress, Processed)
-
-
-def is_position_after(position: Position, progress: Progress) -> bool:
-    """Return whether `position` is after a checkpoint."""
-    match position, progress:
-        case _, ShardEnded():
-            return False
-        case ShardEnd(), _:
-            return True
-        case AfterRecord() as own, Processed() as row:
-            return (sequence_order(own.sequence_number), own.sub) > (
-                sequence_order(row.sequence_number),
-                row.sub,
-            )
-    return isinstance(position, AfterRecord)

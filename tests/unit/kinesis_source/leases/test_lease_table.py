@@ -16,14 +16,10 @@ from spark_ssp.checkpoint.leases.checkpoint_position import (
     is_forward,
 )
 from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError
-from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, ShardKey, StreamName
-from spark_ssp.kinesis_source.leases.lease_keys import (
-    check_leases_match,
-    from_checkpoint,
-    is_checkpoint_after,
-    make_lease_keys,
-    to_checkpoint,
-)
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, StreamName
+from spark_ssp.kinesis_source.leases.lease_decision import from_checkpoint, reached
+from spark_ssp.kinesis_source.leases.lease_session import to_checkpoint
+from spark_ssp.kinesis_source.leases.lease_table import check_leases_match, make_lease_keys
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -37,6 +33,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StartingPosition,
     StreamDescription,
     TrimHorizon,
+    is_behind,
 )
 from tests.support.kinesis.shards import key
 from tests.support.leases.values import lease, processed
@@ -86,14 +83,14 @@ def test_rows_of_other_streams_are_nobodys() -> None:
 # --- Rows of an earlier life ----------------------------------------------------------------------
 
 
-def listed(first: int) -> dict[ShardKey, Shard]:
+def listed(first: int) -> dict[StreamName, dict[ShardId, Shard]]:
     shard = Shard(
         shard_id=key(0).shard,
         hash_range=HashRange(first=0, last=MAX_HASH_KEY),
         first_sequence_number=SequenceNumber(str(first)),
         closed=False,
     )
-    return {key(0): shard}
+    return {key(0).stream: {key(0).shard: shard}}
 
 
 def test_rows_for_another_number_of_streams_are_refused() -> None:
@@ -169,7 +166,7 @@ def test_a_time_that_only_a_kcl_worker_knows_is_asked_of_the_query() -> None:
     ],
 )
 def test_the_further_one_wins(progress: Progress, position: Position, further: bool) -> None:
-    assert is_checkpoint_after(progress, position) is further
+    assert is_behind(position, reached(progress)) is further
 
 
 _numbers = st.integers(0, 1 << 186)
@@ -177,7 +174,7 @@ _numbers = st.integers(0, 1 << 186)
 
 @given(_numbers, st.integers(0, 9), _numbers, st.integers(0, 9))
 def test_further_means_the_same_on_both_sides(row: int, rs: int, own: int, os: int) -> None:
-    further = is_checkpoint_after(processed(row, rs), after(own, os))
+    further = is_behind(after(own, os), reached(processed(row, rs)))
     written = to_checkpoint(ShardState(position=after(own, os)))
     assert isinstance(written, Processed)
     assert is_forward(written, processed(row, rs)) is (further or (row, rs) == (own, os))

@@ -1,0 +1,235 @@
+"""The state of each shard of an application, from its lease table and the listings of its streams.
+
+A lease row has no time. Its holder increments a counter with every renewal, so the age of the last
+renewal follows from several readings: a counter that changed between two of them was renewed in
+between, and one that did not was renewed before the first of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from spark_ssp.checkpoint.leases.checkpoint_position import Progress, ShardEnded
+from spark_ssp.checkpoint.leases.lease import Lease, StreamIdentifier
+from spark_ssp.grouping.identifiers import ShardId, StreamName, WorkerId
+from spark_ssp.kinesis_source.leases.lease_table import STREAM_ATTRIBUTE
+from spark_ssp.kinesis_source.model.shard import Shard
+from spark_ssp.kinesis_source.planning.active_shards import ancestors
+
+# --- Renewals ------------------------------------------------------------------------------------
+
+LeaseId = tuple[StreamIdentifier | None, ShardId]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Renewal:
+    """The readings of one lease's counter. Times are this machine's, in milliseconds."""
+
+    counter: int
+    since_ms: int
+    """The first reading with this counter."""
+    after_ms: int | None
+    """The reading before that, with another counter; None if there was none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Age:
+    """Bounds of the time since the last renewal, in milliseconds; None: unknown."""
+
+    at_least: int
+    at_most: int | None
+
+
+Renewals = Mapping[LeaseId, Renewal]
+
+
+def observe(
+    before: Renewals, leases: Iterable[Lease], now_ms: int, previous_ms: int | None
+) -> dict[LeaseId, Renewal]:
+    """Add a reading at `now_ms`; `previous_ms` is the time of the one before."""
+    found: dict[LeaseId, Renewal] = {}
+    for lease in leases:
+        key = (lease.stream, lease.shard)
+        known = before.get(key)
+        if known is not None and known.counter == lease.counter:
+            found[key] = known
+        else:
+            found[key] = Renewal(
+                counter=lease.counter,
+                since_ms=now_ms,
+                after_ms=None if known is None else previous_ms,
+            )
+    return found
+
+
+def age_of(renewal: Renewal, now_ms: int) -> Age:
+    """Return the age of the last renewal."""
+    at_most = None if renewal.after_ms is None else now_ms - renewal.after_ms
+    return Age(at_least=now_ms - renewal.since_ms, at_most=at_most)
+
+
+# --- Streams -------------------------------------------------------------------------------------
+
+
+def streams_of(leases: Iterable[Lease]) -> tuple[StreamName, ...]:
+    """Return the streams that the rows name: in their keys (several streams), or in an attribute
+    of this project. A KCL that reads one stream does not write its name."""
+    names: set[str] = set()
+    for lease in leases:
+        written = lease.extra_attributes.get(STREAM_ATTRIBUTE, {}).get("S")
+        if lease.stream is not None:
+            names.add(lease.stream.name)
+        elif isinstance(written, str):
+            names.add(written)
+    return tuple(StreamName(name) for name in sorted(names))
+
+
+# --- States --------------------------------------------------------------------------------------
+
+
+class State(StrEnum):
+    """The state of a shard for an application."""
+
+    HELD = "held"
+    HANDOFF = "handoff"
+    """One worker still reads it, another will."""
+    STALE = "stale"
+    """It has an owner that has not renewed it for longer than the failover time."""
+    FREE = "free"
+    """Its lease has no owner."""
+    ENDED = "ended"
+    WAITING = "waiting"
+    """Its parents are still being read; so it may have no lease yet."""
+    NO_LEASE = "no lease"
+    EXPIRED = "expired"
+    """A lease of a shard that the stream does not have any more."""
+
+    @property
+    def is_unread(self) -> bool:
+        """Return whether nobody reads a shard that could be read."""
+        return self in (State.STALE, State.FREE, State.NO_LEASE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLease:
+    """A shard, with its lease if it has one."""
+
+    stream: StreamName | None
+    """None if neither a row nor the caller names it."""
+    shard: ShardId
+    state: State
+    owner: WorkerId | None = None
+    """The worker that may read the shard."""
+    next_owner: WorkerId | None = None
+    is_ours: bool = False
+    progress: Progress | None = None
+    parents: tuple[ShardId, ...] = ()
+    is_closed: bool | None = None
+    """None without a listing."""
+    age: Age | None = None
+    lag_ms: int | None = field(default=None)
+    """The age of the oldest record that is not processed; 0 without one, None if unknown."""
+
+
+def shard_leases(
+    leases: Collection[Lease],
+    listings: Mapping[StreamName, Sequence[Shard]],
+    renewals: Renewals,
+    now_ms: int,
+    failover_ms: int,
+) -> list[ShardLease]:
+    """Return the shards of the listings and of the rows, by stream and shard. Listed shards whose
+    descendants have a lease, and that have none, are finished: they are left out."""
+    only = next(iter(listings)) if len(listings) == 1 else None
+    rows: list[ShardLease] = []
+    by_stream: dict[StreamName | None, dict[ShardId, Lease]] = {}
+    for lease in leases:
+        name = only if lease.stream is None else lease.stream.name
+        by_stream.setdefault(name, {})[lease.shard] = lease
+    for name in sorted({*by_stream, *listings}, key=lambda name: name or ""):
+        own = by_stream.get(name, {})
+        listed = None
+        if name is not None and name in listings:
+            listed = {shard.shard_id: shard for shard in listings[name]}
+        rows += [
+            _row(name, lease, listed, _age(lease, renewals, now_ms), failover_ms)
+            for _, lease in sorted(own.items())
+        ]
+        if listed is not None and name is not None:
+            rows += _without_lease(name, own, listed)
+    return sorted(rows, key=lambda row: (row.stream or "", row.shard))
+
+
+def _age(lease: Lease, renewals: Renewals, now_ms: int) -> Age | None:
+    renewal = renewals.get((lease.stream, lease.shard))
+    return None if renewal is None else age_of(renewal, now_ms)
+
+
+def _row(
+    stream: StreamName | None,
+    lease: Lease,
+    listed: Mapping[ShardId, Shard] | None,
+    age: Age | None,
+    failover_ms: int,
+) -> ShardLease:
+    shard = None if listed is None else listed.get(lease.shard)
+    row = ShardLease(
+        stream=stream,
+        shard=lease.shard,
+        state=State.HELD,
+        owner=lease.holder,
+        next_owner=lease.owner if lease.checkpoint_owner is not None else None,
+        is_ours=lease.is_held_by_ssp,
+        progress=lease.progress,
+        parents=lease.parents or (() if shard is None else shard.parents),
+        is_closed=None if shard is None else shard.closed,
+        age=age,
+    )
+    if isinstance(lease.progress, ShardEnded):
+        return replace(row, state=State.ENDED, age=None)
+    if listed is not None and shard is None:
+        return replace(row, state=State.EXPIRED)
+    if lease.holder is None:
+        return replace(row, state=State.FREE, age=None)
+    if age is not None and age.at_least > failover_ms:
+        return replace(row, state=State.STALE)
+    return replace(row, state=State.HELD if row.next_owner is None else State.HANDOFF)
+
+
+def _without_lease(
+    stream: StreamName, leases: Mapping[ShardId, Lease], listed: Mapping[ShardId, Shard]
+) -> list[ShardLease]:
+    finished = ancestors(listed, leases.keys()) - leases.keys()
+    rows = []
+    unread = listed.keys() - leases.keys() - finished
+    for shard_id in sorted(unread):
+        shard = listed[shard_id]
+        is_waiting = any(
+            parent in unread
+            or (parent in leases and not isinstance(leases[parent].progress, ShardEnded))
+            for parent in shard.parents
+        )
+        rows.append(
+            ShardLease(
+                stream=stream,
+                shard=shard_id,
+                state=State.WAITING if is_waiting else State.NO_LEASE,
+                parents=shard.parents,
+                is_closed=shard.closed,
+            )
+        )
+    return rows
+
+
+# --- Workers -------------------------------------------------------------------------------------
+
+
+def leases_by_worker(rows: Iterable[ShardLease]) -> dict[WorkerId, int]:
+    """Return the number of leases of each owner; those at their end do not count."""
+    counts: dict[WorkerId, int] = {}
+    for row in rows:
+        if row.owner is not None and row.state in (State.HELD, State.HANDOFF, State.STALE):
+            counts[row.owner] = counts.get(row.owner, 0) + 1
+    return counts
