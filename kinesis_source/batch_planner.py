@@ -233,7 +233,7 @@ class BatchPlanner:
             end = self.next_offset(start, UNLIMITED, reach_targets=True)
         finally:
             self._discovery.unfreeze()
-            self._end_finder.release_targets()
+            self._end_finder.targets.release()
         if end is not None:
             warn_of_next_batches(end)
         return end
@@ -246,7 +246,7 @@ class BatchPlanner:
         leases = self.leases
         result = self._active_shards(start) if leases is None else leases.active_shards(start)
         active, listings = result.active, result.listings
-        self._end_finder.complete_targets(active.states.keys())
+        self._end_finder.targets.complete(active.states.keys())
         verified = self._end_finder.verify_positions(active.states, listings, start)
         active.restart_at(verified.states, verified.starts)
         active.postpone(verified.pending, start)
@@ -282,7 +282,7 @@ class BatchPlanner:
             offset=end, listings=listings, time=self._service.service_time()
         )
         self._batch_log.note(start, end, result.dropped)
-        awaited = self._end_finder.unreached_targets(
+        awaited = self._end_finder.targets.unreached(
             eligible.keys() | verified.pending, advances, limits
         )
         same = same_positions(start, end) and not changed
@@ -306,7 +306,7 @@ class BatchPlanner:
 
     def _freeze(self) -> None:
         self._discovery.freeze(self._streams.values())
-        self._end_finder.fix_targets()
+        self._end_finder.targets.fix()
 
     def check_replay(self, start: Offset, end: Offset) -> None:
         """Report the records that a batch from a checkpoint leaves out, before it is run."""

@@ -96,7 +96,7 @@ def plan_read(
             check_not_future("startingPosition", name, _times(begun), now)
             starts |= begun
             ends |= end_points(name, listing, options.ending_position or _LATEST)
-        finder.fix_targets(ends)
+        finder.targets.fix(ends)
         positions = _verified(finder, starts, listings, sleep)
         starts |= {key: begin for key, begin in positions.starts.items() if begin is not None}
         found = _find_ends(
@@ -308,7 +308,7 @@ def _find_ends(
         finder.wait(eligible, limits)
         advances = finder.find_ends(eligible, listings, limits)
         finder.remember(advances, found.states.keys())
-        awaited = finder.unreached_targets(eligible, advances, limits)
+        awaited = finder.targets.unreached(eligible, advances, limits)
         moved = False
         for key, advance in advances.items():
             if not found.advance(key, advance):

@@ -263,18 +263,6 @@ class Decision:
                     blocked = True
         return dict(sorted(found.items()))
 
-    def limited_to(self, table: LeaseTableView, reading: Collection[ShardKey]) -> Decision:
-        """Return the decision without shards not reported as read, and those lost since."""
-
-        def is_kept(key: ShardKey, verdict: Verdict) -> bool:
-            return not isinstance(verdict, Read) or (key in reading and key in table.held)
-
-        kept = {
-            key: verdict if is_kept(key, verdict) else Elsewhere(holder=table.worker)
-            for key, verdict in self.verdicts.items()
-        }
-        return replace(self, verdicts=kept)
-
 
 # --- The decision ---------------------------------------------------------------------------------
 

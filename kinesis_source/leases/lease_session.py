@@ -39,6 +39,7 @@ from spark_ssp.kinesis_source.leases.lease_decision import (
     NotRead,
     Read,
     Unlisted,
+    Verdict,
     decide,
     offset_entries,
     reached,
@@ -253,7 +254,8 @@ class LeaseSession:
             table = self._exchange_view(start, listings, reading, ended)
             listings, decision = self._confirmed(start, table, listings)
         self._ended = frozenset(decision.ended.keys() & reported)
-        decision = replace(decision.limited_to(table, reading), dropped=dropped)
+        verdicts = still_held(decision, table, reading)
+        decision = Decision(verdicts=verdicts, dropped=dropped)
         self._snapshot = LeaseSnapshot(decision=decision, table=table, listings=listings)
         return self._snapshot
 
@@ -358,14 +360,14 @@ class LeaseSession:
         resume_from = decision.resume_from | {
             key: state for key, state in latest.items() if not isinstance(state.position, ShardEnd)
         }
-        active = ActiveShards(resume_from=resume_from)
+        lost = departed(start, states.keys(), snapshot.table, decision)
+        active = ActiveShards(resume_from=resume_from, lost_shards=lost)
         for name, ref in sorted(self._streams.items()):
             entry = StreamEntry(
                 created=self._discovery.description(ref).created, leases=self._leases.table
             )
             own = {key.shard: state for key, state in states.items() if key.stream == name}
             active.add(name, entry, own, {})
-        active.lost_shards |= departed(start, states.keys(), snapshot.table, decision)
         return ActiveShardsResult(
             active=active,
             resolved=set(latest),
@@ -513,6 +515,20 @@ class LeaseSession:
 
 
 # --- What follows from a decision -----------------------------------------------------------------
+
+
+def still_held(
+    decision: Decision, table: LeaseTableView, reading: Collection[ShardKey]
+) -> dict[ShardKey, Verdict]:
+    """Return the verdicts without shards not reported as read, and those lost since."""
+
+    def is_kept(key: ShardKey, verdict: Verdict) -> bool:
+        return not isinstance(verdict, Read) or (key in reading and key in table.held)
+
+    return {
+        key: verdict if is_kept(key, verdict) else Elsewhere(holder=table.worker)
+        for key, verdict in decision.verdicts.items()
+    }
 
 
 def departed(

@@ -20,11 +20,11 @@ offset (`resume_from`), so that a replay reads the same records.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from spark_ssp.common.errors import DataLossError, SspError
 from spark_ssp.common.logs import abbreviate
@@ -60,7 +60,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     follow_iterator,
     open_iterator,
 )
-from spark_ssp.kinesis_source.probing.probe_runner import Steps
+from spark_ssp.kinesis_source.probing.shard_prober import ShardProber
 
 # --- The verdict on a position --------------------------------------------------------------------
 
@@ -181,28 +181,6 @@ def giver_of(key: ShardKey, state: ShardState, start: Offset, table: str | None)
     return Giver.OPTION if table is None else Giver.LEASE
 
 
-class Checks(Protocol):
-    """The service, as the verification calls it."""
-
-    def run_checks(
-        self, checks: Mapping[ShardKey, Steps[PositionAnswer]]
-    ) -> dict[ShardKey, PositionAnswer]:
-        """Run checks; shards without an answer are left out."""
-        ...
-
-    def still_listed(self, keys: Collection[ShardKey]) -> set[ShardKey]:
-        """Return those of the shards that are listed now, in streams that were not recreated."""
-        ...
-
-    def service_time(self) -> EpochMillis:
-        """Return the service's time."""
-        ...
-
-    def retention_ms(self, key: ShardKey) -> int:
-        """Return the retention of the shard's stream."""
-        ...
-
-
 @dataclass(slots=True, kw_only=True)
 class VerifiedStates:
     """The shards of a plan at verified positions."""
@@ -219,9 +197,9 @@ class GivenPositions:
     """The positions that one run of a query has verified, and those that it has replaced."""
 
     def __init__(
-        self, checks: Checks, *, option: StartingPosition, table: str | None, fail: bool
+        self, prober: ShardProber, *, option: StartingPosition, table: str | None, fail: bool
     ) -> None:
-        self._checks = checks
+        self._prober = prober
         self._option = option
         self._table = table
         self._fail = fail
@@ -242,10 +220,6 @@ class GivenPositions:
         if end not in before:
             self._good[key] = (*before[-1:], end)
 
-    def reject(self, key: ShardKey) -> None:
-        """Verify the shard's position again."""
-        self._good.pop(key, None)
-
     def retain(self, keys: Collection[ShardKey]) -> None:
         """Drop the state of shards not among `keys`."""
         for table in (self._good, self._replaced, self._doubted):
@@ -258,25 +232,30 @@ class GivenPositions:
         listings: Listings,
         start: Offset,
         *,
-        due: Callable[[ShardKey], bool],
+        patient: bool,
     ) -> VerifiedStates:
-        """Verify the positions of shards; those not `due` are pending until they are.
+        """Verify the positions of shards; those that may not be probed yet are pending. `patient`:
+        repeat calls that fail.
 
         Raises InvalidPositionError, and DataLossError for a trimmed record, under `failOnDataLoss`.
         """
+        for key in self._prober.rejected:
+            self._good.pop(key, None)
+        self._prober.rejected.clear()
         verified = VerifiedStates(states=dict(states))
         for key in states.keys() & self._replaced.keys():
             self._replace(key, start, verified)
         # A replaced position may be the checkpoint's, which is verified in the next round.
         while unverified := sorted(key for key in states if self._is_unverified(key, verified)):
-            now = self._checks.service_time()
-            answers = self._checks.run_checks(
+            now = self._prober.service_time()
+            answers = self._prober.run_checks(
                 {
                     key: partial(check_position, position, now)
                     for key in unverified
-                    if due(key)
+                    if self._prober.limiter.is_due(key)
                     and isinstance(position := verified.states[key].position, AfterRecord)
-                }
+                },
+                patient=patient,
             )
             self._settle(unverified, answers, listings, start, verified)
         return verified
@@ -303,13 +282,13 @@ class GivenPositions:
                 verified.states[key],
                 listings[key.stream][key.shard],
                 answer := answers.get(key),
-                retention_ms=self._checks.retention_ms(key),
+                retention_ms=self._prober.retention_ms(key),
                 doubted_ms=self._doubted_for(key, answer),
             )
             for key in keys
         }
         bad = {key for key in keys if verdicts[key] in BAD}
-        kept = sorted(self._checks.still_listed(bad)) if bad else []
+        kept = sorted(self._prober.still_listed(bad)) if bad else []
         errors = {
             key: self._error(key, verified.states[key], verdicts[key], answers[key], start)
             for key in kept
@@ -376,7 +355,7 @@ class GivenPositions:
             }[giver]
         )
         if verdict is PositionVerdict.LOST:
-            retention_ms = self._checks.retention_ms(key)
+            retention_ms = self._prober.retention_ms(key)
             trimmed = trimmed_record(state, retention_ms=retention_ms)
             return DataLossError(
                 subject,

@@ -16,7 +16,7 @@ from spark_ssp.checkpoint.leases.checkpoint_position import (
     is_forward,
 )
 from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError
-from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, StreamName
+from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, ShardId, StreamName
 from spark_ssp.kinesis_source.leases.lease_decision import from_checkpoint, reached
 from spark_ssp.kinesis_source.leases.lease_session import to_checkpoint
 from spark_ssp.kinesis_source.leases.lease_table import check_leases_match, make_lease_keys

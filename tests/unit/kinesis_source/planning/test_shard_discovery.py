@@ -127,7 +127,7 @@ def test_a_look_beside_the_listing_changes_nothing(world: World) -> None:
     shown = world.discovery.list_now(ORDERS)
     assert shown is not None
     assert len(shown) == 4
-    assert (world.shards(), world.discovery.listing_count(ORDERS)) == ([0, 1], 1)
+    assert world.shards() == [0, 1]
     assert world.discovery.list_now(ORDERS) is None  # a moment ago
     world.clock.advance(UNDISCOVERED_INTERVAL_MS)
     world.state.faults.add(InternalFailure(), operation="ListShards", count=2)
@@ -135,14 +135,12 @@ def test_a_look_beside_the_listing_changes_nothing(world: World) -> None:
     assert world.counts() == (3, 0)
 
 
-def test_a_listing_that_failed_is_none(world: World) -> None:
-    world.shards()
-    assert world.discovery.listing_count(ORDERS) == 1
+def test_a_listing_is_another_object_only_if_the_service_has_answered(world: World) -> None:
+    first = world.discovery.shards(ORDERS)
     world.state.faults.add(InternalFailure(), operation="ListShards", count=2)
-    for counted in (1, 2):
+    for is_first in (True, False):
         world.clock.advance(INTERVAL_MS)
-        world.shards()
-        assert world.discovery.listing_count(ORDERS) == counted
+        assert (world.discovery.shards(ORDERS) is first) is is_first
 
 
 # --- Failures -------------------------------------------------------------------------------------
