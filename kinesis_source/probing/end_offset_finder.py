@@ -334,7 +334,7 @@ class EndOffsetFinder:
             found=None,
             time=time,
             retention_ms=self._prober.retention_ms(key),
-            parent_listed=self._discovery.lists_parent(self._streams[key.stream], key.shard),
+            parent_listed=self._prober.lists_parent(key),
         )
         check_absent_start(key, state, evidence, fail=self._fail_on_data_loss)
 

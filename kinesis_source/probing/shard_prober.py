@@ -113,6 +113,10 @@ class ShardProber:
         """Return the listing of the shard's stream."""
         return self._discovery.shards(self._streams[key.stream])
 
+    def lists_parent(self, key: ShardKey) -> bool:
+        """Return whether the service lists a parent of the shard."""
+        return self._discovery.lists_parent(self._streams[key.stream], key.shard)
+
     def cursor(self, key: ShardKey) -> ShardCursor:
         """Return where the last probe of the shard left off."""
         return self.cursors.get(key, _NOTHING_KNOWN)
