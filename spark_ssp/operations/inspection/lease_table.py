@@ -21,7 +21,7 @@ from spark_ssp.checkpoint.leases.worker_metrics import KclRows
 from spark_ssp.common.aws.retries import retry_settings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, StreamName, WorkerId
-from spark_ssp.kinesis_source.leases.lease_keys import STREAM_ATTRIBUTE
+from spark_ssp.kinesis_source.leases.lease_table import STREAM_ATTRIBUTE
 from spark_ssp.kinesis_source.model.shard import Shard
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
 
