@@ -29,7 +29,6 @@ READ: Final = (
     "pyspark_kinesis_ssp.py",
     "examples",
     "benchmarks",
-    "website",
     "tests/support",
     "docs",
 )

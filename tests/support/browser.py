@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import itertools
 import json
 import shutil
@@ -83,10 +82,6 @@ class Page:
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-
-    def save_picture(self, path: Path) -> None:
-        """Save what is visible as a PNG."""
-        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def _receive(self) -> dict[str, Any]:
         message: dict[str, Any] = json.loads(self._connection.recv(timeout=_DEADLINE_S))

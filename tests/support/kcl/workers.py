@@ -99,7 +99,7 @@ class Worker(ABC):
         return process
 
     def _wait_for_end(self, process: subprocess.Popen[bytes]) -> int:
-        """Return its exit status. What is left of it is killed."""
+        """Return its exit status. The rest of its group is killed."""
         try:
             return process.wait(timeout=END_S)
         finally:

@@ -60,7 +60,7 @@ def run(
 
 
 def check_output(file: Path, text: str, replaced: Mapping[str, str] | None = None) -> None:
-    """Compare an output with a file, after replacing what differs from run to run."""
+    """Compare an output with a file, after replacing the parts that differ from run to run."""
     for found, name in (replaced or {}).items():
         text = text.replace(found, name)
     if os.environ.get(WRITE_OUTPUTS):

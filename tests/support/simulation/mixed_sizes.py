@@ -69,7 +69,7 @@ def draw(seed: int) -> History:
 
 
 def _written(rnd: random.Random, end_ms: int) -> Iterator[tuple[int, int]]:
-    """Yield arrival and size. What the quotas do not accept is written later."""
+    """Yield arrival and size. Records that the quotas do not accept are written later."""
     now, until = 0.0, 0.0
     credit_bytes, credit_records, at = float(MIB), 1000.0, 0.0
     size, pause = _sizes(rnd), _pauses(rnd)
