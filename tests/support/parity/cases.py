@@ -6,7 +6,7 @@ Any other difference is a defect; docs/design/kafka-parity.md describes each of 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -52,6 +52,13 @@ def _at(number: int) -> int:
     return FIRST_MS + number * STEP_MS
 
 
+def _between(topic: str, starts: Sequence[int], ends: Sequence[int] = ()) -> dict[str, str]:
+    """Read a topic from and to these offsets of its partitions."""
+    bounds = {"startingOffsets": starts, "endingOffsets": ends}
+    given = {name: by_partition_json(topic, *values) for name, values in bounds.items() if values}
+    return {"subscribe": topic, **given}
+
+
 def same(topics: ParityTopics) -> dict[str, Same]:
     """By name."""
     return {
@@ -94,14 +101,7 @@ def _selections(topics: ParityTopics) -> dict[str, Same]:
 def _offsets(topics: ParityTopics) -> dict[str, Same]:
     mixed = topics.mixed
     return {
-        "offsets": Same(
-            options={
-                "subscribe": mixed,
-                "startingOffsets": by_partition_json(mixed, -2, 5, 20),
-                "endingOffsets": by_partition_json(mixed, 7, -1, 20),
-            },
-            rows=7 + 15,
-        ),
+        "offsets": Same(options=_between(mixed, [-2, 5, 20], [7, -1, 20]), rows=7 + 15),
         "offsets of partitions": Same(
             options={
                 "assign": json.dumps({mixed: [1]}),
@@ -109,35 +109,14 @@ def _offsets(topics: ParityTopics) -> dict[str, Same]:
             },
             rows=2,
         ),
-        "an offset within a gap": Same(
-            options={
-                "subscribe": topics.compacted,
-                "startingOffsets": by_partition_json(topics.compacted, 33),
-                "endingOffsets": by_partition_json(topics.compacted, 36),
-            },
-            rows=2,
-        ),
-        "nothing but a gap": Same(
-            options={
-                "subscribe": topics.compacted,
-                "startingOffsets": by_partition_json(topics.compacted, 1),
-                "endingOffsets": by_partition_json(topics.compacted, 20),
-            },
-            rows=0,
-        ),
+        "an offset within a gap": Same(options=_between(topics.compacted, [33], [36]), rows=2),
+        "nothing but a gap": Same(options=_between(topics.compacted, [1], [20]), rows=0),
         "records that expired": Same(
-            options={
-                "subscribe": topics.trimmed,
-                "startingOffsets": by_partition_json(topics.trimmed, 0, 0),
-                "failOnDataLoss": "false",
-            },
-            rows=6,
+            options={**_between(topics.trimmed, [0, 0]), "failOnDataLoss": "false"}, rows=6
         ),
         "records that never were": Same(
             options={
-                "subscribe": topics.mixed,
-                "startingOffsets": by_partition_json(topics.mixed, 18, 18, 18),
-                "endingOffsets": by_partition_json(topics.mixed, 20, 20, 999),
+                **_between(topics.mixed, [18, 18, 18], [20, 20, 999]),
                 "failOnDataLoss": "false",
                 # How long Spark's waits for them.
                 "kafkaConsumer.pollTimeoutMs": POLL_TIMEOUT_MS,
@@ -145,13 +124,7 @@ def _offsets(topics: ParityTopics) -> dict[str, Same]:
             rows=6,
         ),
         "nothing but records that expired": Same(
-            options={
-                "subscribe": topics.trimmed,
-                "startingOffsets": by_partition_json(topics.trimmed, 0, 2),
-                "endingOffsets": by_partition_json(topics.trimmed, 3, 5),
-                "failOnDataLoss": "false",
-            },
-            rows=0,
+            options={**_between(topics.trimmed, [0, 2], [3, 5]), "failOnDataLoss": "false"}, rows=0
         ),
     }
 
@@ -222,16 +195,14 @@ def _logs(topics: ParityTopics) -> dict[str, Same]:
         "transactions, committed, by offsets": Same(
             options={
                 **committed,
-                "startingOffsets": by_partition_json(transactions, 2, 7),
-                "endingOffsets": by_partition_json(transactions, 15, 19),
+                **_between(transactions, [2, 7], [15, 19]),
             },
             rows=10,
         ),
         "transactions, to an end behind an open one": Same(
             options={
                 **committed,
-                "startingOffsets": by_partition_json(transactions, 20, 20),
-                "endingOffsets": by_partition_json(transactions, 25, 24),
+                **_between(transactions, [20, 20], [25, 24]),
                 "failOnDataLoss": "false",
                 "kafkaConsumer.pollTimeoutMs": POLL_TIMEOUT_MS,
             },
@@ -240,18 +211,12 @@ def _logs(topics: ParityTopics) -> dict[str, Same]:
         "transactions, one that was aborted": Same(
             options={
                 **committed,
-                "startingOffsets": by_partition_json(transactions, 5, 5),
-                "endingOffsets": by_partition_json(transactions, 10, 10),
+                **_between(transactions, [5, 5], [10, 10]),
             },
             rows=0,
         ),
         "transactions, nothing but a marker": Same(
-            options={
-                "subscribe": transactions,
-                "startingOffsets": by_partition_json(transactions, 4, 9),
-                "endingOffsets": by_partition_json(transactions, 5, 10),
-            },
-            rows=0,
+            options=_between(transactions, [4, 9], [5, 10]), rows=0
         ),
     }
 
@@ -380,11 +345,7 @@ def _bad_bounds(topics: ParityTopics) -> dict[str, BothFail]:
             ours=rf"\[invalid-options\] startingOffsetsByTimestamp: found no entry for {mixed}-2",
         ),
         "an end before the start": BothFail(
-            options={
-                **read,
-                "startingOffsets": by_partition_json(mixed, 0, 9, 0),
-                "endingOffsets": by_partition_json(mixed, 9, 8, 9),
-            },
+            options=_between(mixed, [0, 9, 0], [9, 8, 9]),
             sparks="greater than the end offset",
             ours=rf"\[invalid-options\] endingOffsets: found {mixed}-1 to 8, which starts at 9",
         ),
@@ -404,9 +365,7 @@ def _bad_bounds(topics: ParityTopics) -> dict[str, BothFail]:
         ),
         "an end behind all records": BothFail(
             options={
-                **read,
-                "startingOffsets": by_partition_json(mixed, 19, 19, 19),
-                "endingOffsets": by_partition_json(mixed, 20, 20, 999),
+                **_between(mixed, [19, 19, 19], [20, 20, 999]),
                 "kafkaConsumer.pollTimeoutMs": POLL_TIMEOUT_MS,
             },
             sparks=r"Some data may have been lost.*999\)",
@@ -571,11 +530,7 @@ def differ(topics: ParityTopics) -> dict[str, Differ]:
         ),
         "a start behind all records, tolerated": Differ(
             reason="failOnDataLoss=false reads the remaining records, also in a batch query",
-            options={
-                **read,
-                "startingOffsets": by_partition_json(mixed, 18, 18, 999),
-                "failOnDataLoss": "false",
-            },
+            options={**_between(mixed, [18, 18, 999]), "failOnDataLoss": "false"},
             sparks="999 is greater than the resolved end offset 20",
             ours=4,
         ),
