@@ -15,7 +15,7 @@ from spark_ssp.testing.kafka import LocalKafka
 from tests.architecture.layers import ROOT
 
 
-def test_a_broker_is_started_told_of_and_ended() -> None:
+def test_a_broker_is_started_printed_and_stopped() -> None:
     command = [
         sys.executable,
         "-m",

@@ -49,7 +49,7 @@ def _transactional(broker: KafkaBroker, name: str) -> Producer:
 # --- Ranges ---------------------------------------------------------------------------------------
 
 
-def test_reads_exactly_what_it_is_told(reading: TaskReading, topics: KafkaTopics) -> None:
+def test_reads_exactly_the_given_ranges(reading: TaskReading, topics: KafkaTopics) -> None:
     topic = topics.create(3)
     topics.put(topic, [record for n in range(3) for record in _records(1000 * n + 5, n)])
 

@@ -36,7 +36,7 @@ def _put(service: Service, stream: str) -> set[str]:
 
 @pytest.mark.parametrize("run", range(RUNS))
 @pytest.mark.parametrize("limits", [UNLIMITED, Limits(max_records=500), Limits(max_records=251)])
-def test_a_run_to_the_tip_reads_all_that_was_put_before_it(
+def test_an_available_now_run_reads_all_that_was_put_before_it(
     service: Service, limits: Limits, run: int
 ) -> None:
     stream = service.stream(shards=1)

@@ -127,7 +127,7 @@ def test_a_lost_answer_to_a_read_loses_no_record(faulty: tuple[Subject, Faults])
     assert injected.hits == 2
 
 
-def test_an_empty_page_is_not_the_tip(faulty: tuple[Subject, Faults]) -> None:
+def test_an_empty_page_is_not_the_end_of_the_shard(faulty: tuple[Subject, Faults]) -> None:
     subject, faults = faulty
     stream = subject.stream()
     subject.put(stream, "a")

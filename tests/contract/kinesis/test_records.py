@@ -227,7 +227,7 @@ def test_iterators_that_cannot_be_are_refused(service: Service) -> None:
 # --- Lag, limits, retention -----------------------------------------------------------------------
 
 
-def test_lag_is_zero_at_the_tip_only(service: Service) -> None:
+def test_lag_is_zero_only_at_the_latest_record(service: Service) -> None:
     stream = service.stream()
     service.put(stream, *"a")
     service.advance(4000)

@@ -65,7 +65,7 @@ def test_each_read_begins_at_the_worlds_time() -> None:
         assert side_by_side(work) == [START_MS]
 
 
-def test_a_history_takes_the_same_time_and_calls_whenever_it_is_told(scenes: ExitStack) -> None:
+def test_a_history_takes_the_same_time_and_calls_each_time(scenes: ExitStack) -> None:
     """Many shards in one task, each with something hidden for another time."""
     times: set[int] = set()
     calls: set[tuple[tuple[str, int], ...]] = set()

@@ -216,7 +216,7 @@ def test_a_shards_end_that_does_not_come_is_no_data_loss(scenes: ExitStack) -> N
         list(rows)
 
 
-def test_a_run_to_the_tip_waits_for_a_parents_last_record(scenes: ExitStack) -> None:
+def test_an_available_now_run_waits_for_a_parents_last_record(scenes: ExitStack) -> None:
     orders = scene(scenes)
     orders.start()
     orders.run()
@@ -228,7 +228,9 @@ def test_a_run_to_the_tip_waits_for_a_parents_last_record(scenes: ExitStack) -> 
     orders.check_all_read()
 
 
-def test_a_run_to_the_tip_reads_a_stream_that_was_recreated_before_it(scenes: ExitStack) -> None:
+def test_an_available_now_run_reads_a_stream_that_was_recreated_before_it(
+    scenes: ExitStack,
+) -> None:
     orders = scene(scenes, failOnDataLoss="false")
     orders.put(3)
     orders.start()
@@ -252,7 +254,9 @@ def test_a_read_goes_on_until_a_hidden_record_shows(scenes: ExitStack) -> None:
     orders.check_all_read()
 
 
-def test_a_run_to_the_tip_does_not_wait_for_what_came_before_its_start(scenes: ExitStack) -> None:
+def test_an_available_now_run_does_not_wait_for_what_came_before_its_start(
+    scenes: ExitStack,
+) -> None:
     orders = scene(scenes)
     orders.put(2)
     orders.world.pass_time(1000)

@@ -173,7 +173,9 @@ def test_tasks_are_as_the_options_say(spark: SparkSession, feed: Feed, tmp_path:
     assert max(sinks["single"].sizes()) <= 6, "each partition has at least one offset, and no more"
 
 
-def test_a_stream_begins_where_it_is_told(spark: SparkSession, feed: Feed, tmp_path: Path) -> None:
+def test_a_stream_begins_at_the_given_position(
+    spark: SparkSession, feed: Feed, tmp_path: Path
+) -> None:
     feed.put(20)
     middle = feed.ends(2)
     feed.put(20)
@@ -233,7 +235,7 @@ def _last(one: Put, ends: dict[str, int]) -> bool:
     return one.partition == 0 and one.offset == ends["0"] - 1
 
 
-def test_what_is_wrong_is_told_by_name(
+def test_wrong_options_are_reported_by_name(
     spark: SparkSession, feed: Feed, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(PySparkException) as raised:

@@ -19,7 +19,7 @@ from tests.support.spark.queries import Trial, await_end, check_tasks, start
     ],
     indirect=["feed"],
 )
-def test_stops_at_the_tip_as_it_was_at_the_start(trial: Trial, limit: int | None) -> None:
+def test_stops_at_the_latest_record_of_its_start(trial: Trial, limit: int | None) -> None:
     trial.create(60, shards=2)
     lower, _ = trial.feed.split_first("orders")
     trial.put(60)

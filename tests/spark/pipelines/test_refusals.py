@@ -228,7 +228,7 @@ def test_output_modes_of_stages_that_are_not_there_are_refused(
         attempt(spark, tmp_path, a_copy, output_modes={"out": "update"})
 
 
-def test_a_shuffle_of_many_more_tasks_than_can_run_is_told(
+def test_a_shuffle_of_many_more_tasks_than_can_run_is_reported(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     own = session_for_pipelines(spark)

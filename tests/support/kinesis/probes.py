@@ -77,8 +77,8 @@ def opened(position: Position, *, inclusive: bool = False) -> OpenIterator:
     return OpenIterator(position=position, inclusive=inclusive)
 
 
-def cursor(iterator: str, issued: int = 0, *, at_tip: bool = False) -> CachedIterator:
-    return CachedIterator(iterator=ShardIterator(iterator), issued=ms(issued), at_latest=at_tip)
+def cursor(iterator: str, issued: int = 0, *, at_latest: bool = False) -> CachedIterator:
+    return CachedIterator(iterator=ShardIterator(iterator), issued=ms(issued), at_latest=at_latest)
 
 
 def fetched(iterator: str, limit: int) -> FetchPage:
@@ -177,13 +177,13 @@ class ModelShard:
                 limit=request.limit,
             )
         after = place + len(rows)
-        at_tip = after == len(self.rows)
-        ended = self.closed and at_tip
+        at_latest = after == len(self.rows)
+        ended = self.closed and at_latest
         self.records_given += len(rows)
         return PageView(
             records=tuple(rows),
             next_iterator=None if ended else self._iterator(after, self.empties(self.calls)),
-            millis_behind=0 if at_tip else self._behind(self.rows[after]),
+            millis_behind=0 if at_latest else self._behind(self.rows[after]),
             time=self.now,
             limit=request.limit,
         )
@@ -199,7 +199,7 @@ QUIET = ShardState(position=P, last_caught_up_ms=ms(-60_000))
 TRIM = ShardState(position=TrimHorizon())
 FRESH = ShardCursor()
 KNOWN = ShardCursor(record_bytes=100.0)
-AT_TIP = ShardCursor(
+AT_LATEST = ShardCursor(
     position=P, cached_iterator=cursor("c", -1000), record_bytes=1024.0, proven=True
 )
 PEEK = 64

@@ -64,7 +64,7 @@ def test_latency_lasts_from_the_timestamp_to_the_end_of_the_trigger() -> None:
     assert latencies(progress, arrivals) == [350.0, 110.0]
 
 
-def test_records_that_were_not_seen_are_told() -> None:
+def test_records_that_were_not_seen_are_reported() -> None:
     progress = [
         {
             "batchId": 7,
@@ -92,7 +92,7 @@ def test_a_part_of_the_pages_is_shared_out_as_evenly_as_all(shards: int, pages: 
     assert len(work) % min(shards, CORES) == 0
 
 
-def test_the_command_runs_what_it_is_told(tmp_path: Path) -> None:
+def test_the_command_runs_the_given_parts(tmp_path: Path) -> None:
     name = "planning.partition_planning"
     command = [sys.executable, "-m", "benchmarks", "--small", name]
     environment = {**os.environ, OUTPUT_VARIABLE: str(tmp_path)}

@@ -222,7 +222,7 @@ def test_the_command_prints_the_table(
     assert capsys.readouterr().out.strip() == table([GOOD] * 3)
 
 
-def test_a_folder_without_files_is_told(
+def test_a_folder_without_files_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["targets", str(tmp_path)])

@@ -134,7 +134,7 @@ def test_a_generator_is_named_by_its_path() -> None:
     assert worker_id(None, path(PodName), query=QUERY) == "pod-7"
 
 
-def test_a_generator_may_be_told_of_the_query() -> None:
+def test_a_generator_may_get_the_query() -> None:
     assert worker_id(None, path(ForQuery), query=QUERY) == "orders-etl-1"
 
 

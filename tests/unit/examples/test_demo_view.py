@@ -112,7 +112,7 @@ def test_a_shard_that_has_left_the_offset_is_done() -> None:
     assert rows([gone], REPORT, {})[0].status is Status.DONE
 
 
-def test_the_end_is_reached_when_every_shard_is_read_to_its_tip() -> None:
+def test_the_end_is_reached_when_every_shard_is_read_to_its_latest_record() -> None:
     def row(status: Status, read: int) -> ShardRow:
         return ShardRow(
             shard="a", parents=(), slot=0, status=status, records=3, read=read, lag_ms=0

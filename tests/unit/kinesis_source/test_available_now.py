@@ -286,7 +286,7 @@ def test_a_run_that_comes_too_late_says_so(limits: Limits, start: str) -> None:
 
 
 @pytest.mark.parametrize("limits", LIMITS)
-def test_a_run_that_comes_too_late_may_be_told_to_go_on(limits: Limits) -> None:
+def test_a_run_that_is_too_late_may_continue_if_requested(limits: Limits) -> None:
     world = World(shards=1, fail_on_data_loss=False)
     world.put(5)
     available_now(world, limits)
@@ -297,7 +297,7 @@ def test_a_run_that_comes_too_late_may_be_told_to_go_on(limits: Limits) -> None:
     assert sorted(available_now(world, limits)) == sorted(put)
 
 
-def test_the_last_batch_of_a_run_to_the_tip_has_no_lag() -> None:
+def test_the_last_batch_of_an_available_now_run_has_no_lag() -> None:
     """Although its pages were cut by the limit, so that nothing showed that they were the last."""
     world = World(shards=2)
     put = world.put(30)

@@ -345,7 +345,7 @@ def test_a_steady_stream_in_one_shard_does_not_starve_another() -> None:
 # --- Lag ------------------------------------------------------------------------------------------
 
 
-def test_lag_is_told_by_stream_and_shard() -> None:
+def test_lag_is_reported_by_stream_and_shard() -> None:
     world = World(shards=2, streams=(CLICKS, ORDERS))
     world.state.create_stream("clicks", 1)
     assert world.planner.lag() == {"clicks": {}, "orders": {}}

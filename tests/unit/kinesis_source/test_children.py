@@ -76,7 +76,7 @@ def read_to_parents_end(world: World, *, lagging_hours: int) -> Offset:
     return offset
 
 
-def test_a_long_lag_behind_the_tip_is_no_loss_for_the_children() -> None:
+def test_a_long_lag_behind_the_latest_record_is_no_loss_for_the_children() -> None:
     world = World()
     offset = read_to_parents_end(world, lagging_hours=30)
     after = world.next(offset)

@@ -74,7 +74,7 @@ def test_a_query_with_a_long_interval_catches_up_all_the_same() -> None:
     assert set(read) >= set(put[:-600]), "but for the last hours"
 
 
-def test_a_shard_that_keeps_up_is_read_to_its_tip() -> None:
+def test_a_shard_that_keeps_up_is_read_to_its_latest_record() -> None:
     world, _ = backlog()
     drained(world)
     put = world.put(50, every_ms=1, size=RECORD_BYTES)
@@ -84,7 +84,7 @@ def test_a_shard_that_keeps_up_is_read_to_its_tip() -> None:
     assert sorted(batch.read) == sorted(put)
 
 
-def test_a_run_to_the_tip_is_one_batch() -> None:
+def test_an_available_now_run_is_one_batch() -> None:
     world, put = backlog()
     world.planner.stop_at_latest()
     batch = world.trigger(DEFAULT)

@@ -119,7 +119,7 @@ def test_throttling_alone_never_fails_a_query() -> None:
     assert sorted(_trigger_often(world, 60)) == sorted(put)
 
 
-def test_a_throttled_shard_lags_more_and_more_and_is_told(
+def test_a_throttled_shard_lags_more_and_more_and_is_reported(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """For longer than any retry would last; the others have no lag meanwhile."""
@@ -242,7 +242,7 @@ def test_a_start_record_that_is_gone_for_too_long_is_loss(
     )
 
 
-def test_tolerated_loss_is_told_once_and_reading_goes_on(
+def test_tolerated_loss_is_reported_once_and_reading_goes_on(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = running(shards=1, fail_on_data_loss=False)

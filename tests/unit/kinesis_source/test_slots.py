@@ -113,7 +113,7 @@ def test_several_streams_share_the_slots() -> None:
 # --- Proofs ---------------------------------------------------------------------------------------
 
 
-def test_the_proof_of_the_tip_is_renewed_eight_times_a_retention_and_no_oftener() -> None:
+def test_the_proof_of_the_latest_record_is_renewed_eight_times_a_retention_and_no_oftener() -> None:
     world = World(shards=2).settle()
     world.put(10)
     world.drain()
@@ -140,7 +140,7 @@ def test_a_proof_is_not_renewed_before_its_time() -> None:
     assert batch.ranges == ()
 
 
-def test_a_shard_without_a_proof_gets_one_at_its_first_tip() -> None:
+def test_a_shard_without_a_proof_gets_one_when_it_first_reaches_the_latest_record() -> None:
     world = World(shards=1).settle()
     position = world.offset.states[key(0)].position
     world.offset = replace(

@@ -90,7 +90,7 @@ def test_every_method_makes_its_operator() -> None:
     )
 
 
-def test_a_table_is_joined_on_its_own_key_unless_told_otherwise() -> None:
+def test_a_table_is_joined_on_its_own_key_by_default() -> None:
     pipeline = Pipeline("p")
     table = pipeline.table("t", key=("a", "b"))
     pipeline.input("kafka", "s").join_table(table)
@@ -353,7 +353,7 @@ def _place(folder: Path) -> str:
     return str(names["p"].graph.operators[0].place)
 
 
-def test_files_of_one_name_are_told_apart_below_the_working_directory(
+def test_files_of_one_name_are_distinguished_below_the_working_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -362,7 +362,7 @@ def test_files_of_one_name_are_told_apart_below_the_working_directory(
     assert _place(tmp_path) == "pipeline.py:2"
 
 
-def test_nothing_else_of_the_machine_is_told(
+def test_nothing_else_of_the_machine_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "here").mkdir()

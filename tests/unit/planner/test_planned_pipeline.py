@@ -134,7 +134,7 @@ def test_an_existing_stream_of_another_count_is_refused_and_not_altered() -> Non
     assert kafka.streams[MADE] == 4
 
 
-def test_all_that_stands_against_a_plan_is_told_before_anything_is_created() -> None:
+def test_all_problems_of_a_plan_are_reported_before_anything_is_created() -> None:
     pipeline = _delays()
     pipeline.input("kafka", "rates").partition_by("day", name="days").output("kafka", "per-day")
     kafka = _kafka(rates=2)
@@ -156,7 +156,7 @@ def test_all_that_stands_against_a_plan_is_told_before_anything_is_created() -> 
     assert kafka.created == []
 
 
-def test_a_single_partition_is_told_as_one() -> None:
+def test_a_single_partition_is_in_the_singular() -> None:
     kafka = _kafka()
     planned = _planned(kafka)
     kafka.streams[MADE] = 1

@@ -74,5 +74,5 @@ def test_few_writes_are_not_waited_for() -> None:
     assert waits(16, OUTCOME, OUTCOME) == [5.0, 0.0, 0.0]
 
 
-def test_nothing_is_waited_for_as_long_as_told() -> None:
+def test_without_work_the_wait_is_the_whole_timeout() -> None:
     assert waits(MANY, timeout_s=0.25) == [0.25]

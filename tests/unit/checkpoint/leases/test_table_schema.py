@@ -294,7 +294,7 @@ def test_the_permission_to_create_is_named(scripted: Scripted) -> None:
         ("ServiceUnavailable", 503),
     ],
 )
-def test_what_does_not_pass_in_time_is_told(
+def test_a_fault_that_does_not_pass_in_time_is_reported(
     scripted: Scripted, operation: str, method: str, action: Action, code: str, status: int
 ) -> None:
     for _ in range(ATTEMPTS):
@@ -306,21 +306,21 @@ def test_what_does_not_pass_in_time_is_told(
 
 
 @pytest.mark.parametrize("operation", ["Scan", "PutItem", "UpdateItem", "DeleteItem"])
-def test_a_table_that_vanished_is_told(scripted: Scripted, operation: str) -> None:
+def test_a_table_that_vanished_is_reported(scripted: Scripted, operation: str) -> None:
     method, action = ACTIONS[operation]
     scripted.refuses(method, "ResourceNotFoundException")
     error = refusal(scripted, action, LeaseTableError)
     assert "no such table" in error.found
 
 
-def test_a_request_that_is_refused_is_told(scripted: Scripted) -> None:
+def test_a_request_that_is_refused_is_reported(scripted: Scripted) -> None:
     scripted.refuses("scan", "ValidationException", message="TableName too short")
     error = refusal(scripted, lambda store: store.scan(), InvalidRequestError)
     assert "TableName too short" in error.found
 
 
 @pytest.mark.parametrize("code", ["UnrecognizedClientException", "ExpiredTokenException"])
-def test_credentials_that_are_no_good_are_told_without_showing_them(
+def test_credentials_that_are_no_good_are_reported_without_showing_them(
     scripted: Scripted, code: str
 ) -> None:
     scripted.refuses("scan", code, message="the token FwoGZXIvYXdz is AKIAIOSFODNN7EXAMPLE's")

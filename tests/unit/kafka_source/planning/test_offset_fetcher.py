@@ -189,7 +189,7 @@ def test_partitions_without_an_end_are_asked_again_and_then_an_error(kafka: Fake
 
 
 @pytest.mark.parametrize("start", ["earliest", "latest"])
-def test_a_partition_whose_oldest_record_is_not_told_is_asked_for_again(
+def test_a_partition_without_a_reported_oldest_record_is_requested_again(
     kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch, start: str
 ) -> None:
     stale: list[int] = [1]

@@ -210,7 +210,7 @@ def test_partitions_that_are_new_in_it_begin_at_their_oldest_records() -> None:
     assert decode(json.loads(json.dumps(encode(batch.end)))) == batch.end
 
 
-def test_what_is_gone_of_new_partitions_is_told() -> None:
+def test_lost_records_of_new_partitions_are_reported() -> None:
     start = spark('{"orders":{"0":5}}')
     end = spark('{"orders":{"0":6,"1":5,"2":3,"3":7},"clicks":{"0":9}}')
     batch = to_batch(start, end, BY_PARTITION, earliest={C0: 12, O1: 2, O2: 9})

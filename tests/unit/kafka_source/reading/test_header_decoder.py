@@ -93,7 +93,7 @@ SOME: Headers = [(b"name", b"value"), (b"", None), (b"n" * 100, b"v" * 200)]
 
 
 @pytest.mark.parametrize("copies", [1, 100])
-def test_bytes_that_end_too_early_are_told(copies: int) -> None:
+def test_bytes_that_end_too_early_are_reported(copies: int) -> None:
     whole = encoded(SOME)
     for size in range(1, len(whole)):
         assert found_in([whole] * copies + [whole[:size]]) is None
@@ -128,7 +128,7 @@ def test_bytes_that_end_too_early_are_told(copies: int) -> None:
         "number without an end",
     ],
 )
-def test_what_is_no_header_is_told(odd: bytes, copies: int) -> None:
+def test_a_value_that_is_not_a_header_is_reported(odd: bytes, copies: int) -> None:
     good = [encoded([])] * copies
     assert found_in([*good, odd]) is None
     assert found_in([odd] * copies) is None

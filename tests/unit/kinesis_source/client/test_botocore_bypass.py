@@ -413,7 +413,7 @@ def test_silence_is_the_same_error() -> None:
     assert short_ways(server) == [False, True, False]
 
 
-def test_a_cut_body_is_told_for_what_it_is() -> None:
+def test_a_truncated_body_is_reported_as_one() -> None:
     """The long way finds a body that does not parse; both are tried again."""
     with ScriptedHttp(GOOD, Cut(body=GOOD.body, sent=50)) as server:
         sdk = sdk_client(server.url)
@@ -503,7 +503,7 @@ def test_an_endpoint_that_went_away_is_the_same_error() -> None:
     sdk.close()
 
 
-def test_a_header_that_cannot_be_sent_is_not_told() -> None:
+def test_a_header_that_cannot_be_sent_is_not_shown() -> None:
     with ScriptedHttp(GOOD) as server:
         session = Session(aws_session_token="token", **KEYS)
         sdk = sdk_client(server.url, session)

@@ -83,7 +83,7 @@ def test_patience_rides_out_transient_faults(state: KinesisState) -> None:
         service.open_iterator(ORDERS, FIRST, at)
 
 
-def test_lasting_errors_are_told_apart(state: KinesisState) -> None:
+def test_lasting_errors_are_distinguished(state: KinesisState) -> None:
     service = InProcessKinesis(state)
     token = service.open_iterator(ORDERS, FIRST, TrimHorizon())
     state.faults.add(ExpiredIterator(), operation="GetRecords")

@@ -260,7 +260,7 @@ def test_no_millisecond_is_lost(ours: _Answers, millis: int) -> None:
     assert list(page.arrival_ms) == [millis]
 
 
-def test_without_a_word_about_the_tip_only_an_empty_page_is_the_tip(ours: _Answers) -> None:
+def test_without_a_reported_lag_only_an_empty_page_is_the_latest_record(ours: _Answers) -> None:
     for behind in ({}, {"MillisBehindLatest": None}):
         full = json.dumps({"Records": [record()]} | behind).encode()
         empty = json.dumps({"Records": []} | behind).encode()

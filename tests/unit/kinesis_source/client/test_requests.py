@@ -235,7 +235,7 @@ def reads() -> list[Callable[[Boto3Kinesis], object]]:
     ],
     ids=["shard", "stream", "deleting", "named"],
 )
-def test_a_missing_shard_is_told_from_a_missing_stream(
+def test_a_missing_shard_is_distinguished_from_a_missing_stream(
     read: Callable[[Boto3Kinesis], object],
     answers: list[Step],
     expected: type[SspError],

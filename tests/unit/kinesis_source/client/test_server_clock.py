@@ -80,7 +80,7 @@ def test_follows_a_step_forward_at_once() -> None:
     assert clock.now(1.0) == START + 3_600_000
 
 
-def test_an_answer_told_of_late_does_not_turn_the_clock_back() -> None:
+def test_a_response_reported_late_does_not_set_the_clock_back() -> None:
     newer = ClockReading(epoch_ms=START + 5000, local_s=5.0)
     after = update_estimate(newer, date=EpochMillis(START + 1000), requested_at=0.9, received=1.0)
     assert after.local_s == 5.0

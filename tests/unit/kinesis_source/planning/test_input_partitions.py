@@ -115,7 +115,7 @@ def test_a_shard_that_was_taken_over_brings_its_proof() -> None:
     assert (part.shards[0].start, part.shards[0].start_caught_up_ms) == (after(50), SEEN)
 
 
-def test_a_shard_that_was_taken_over_at_its_tip_reads_nothing() -> None:
+def test_a_shard_that_was_taken_over_at_its_latest_record_reads_nothing() -> None:
     end = inherit(offset({key(0): (0, after(60))}), {key(0): after(60)})
     assert plan(offset({}), end) == ()
 

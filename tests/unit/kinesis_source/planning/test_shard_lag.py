@@ -66,7 +66,7 @@ def lag_of(
     return {int(shard[-12:]): millis for shard, millis in lag.items()}
 
 
-def test_a_shard_lags_as_its_last_look_told_it_and_ages_while_looks_fail() -> None:
+def test_a_shard_lags_as_its_last_probe_reported_and_ages_while_probes_fail() -> None:
     states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
     sights = {0: LastProbe(time=ms(500), behind_ms=70), 1: LastProbe(time=ms(9000), behind_ms=0)}
     lag = lag_of(states, sights, 1)

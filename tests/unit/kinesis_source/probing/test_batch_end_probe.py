@@ -28,7 +28,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     ShardCursor,
 )
 from tests.support.kinesis.probes import (
-    AT_TIP,
+    AT_LATEST,
     DAY_MS,
     EXPIRED,
     FRESH,
@@ -59,23 +59,23 @@ from tests.support.kinesis.probes import (
 
 
 def test_a_quiet_shard_costs_one_call() -> None:
-    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(onward="d", time=9)))
+    finding = play(look(QUIET, AT_LATEST), (fetched("c", PEEK), page(onward="d", time=9)))
     assert finding == ProbeResult(
         at_latest=True,
         time=ms(9),
-        cursor=replace(AT_TIP, cached_iterator=cursor("d", 9, at_tip=True)),
+        cursor=replace(AT_LATEST, cached_iterator=cursor("d", 9, at_latest=True)),
     )
     assert not finding.has_more
 
 
-def test_a_few_records_at_the_tip_cost_one_call_as_well() -> None:
+def test_a_few_records_at_the_latest_record_cost_one_call_as_well() -> None:
     rows = [row(101, -800), row(102, -20, sub=5)]
-    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(rows, onward="d")))
+    finding = play(look(QUIET, AT_LATEST), (fetched("c", PEEK), page(rows, onward="d")))
     assert finding.records == tuple(rows)
     assert finding.end == rows[-1]
     assert finding.at_latest
     assert finding.cursor.position == AfterRecord(sequence_number=SequenceNumber("102"), sub=5)
-    assert finding.cursor.cached_iterator == cursor("d", at_tip=True)
+    assert finding.cursor.cached_iterator == cursor("d", at_latest=True)
     assert finding.cursor.proven
 
 
@@ -88,18 +88,18 @@ def test_without_a_cursor_the_start_record_must_show_itself() -> None:
     assert (finding.records, finding.end, finding.at_latest) == ((), None, True)
     assert (finding.start_lost, finding.first) == (False, None)
     assert finding.cursor == ShardCursor(
-        position=P, cached_iterator=cursor("b", at_tip=True), record_bytes=100.0, proven=True
+        position=P, cached_iterator=cursor("b", at_latest=True), record_bytes=100.0, proven=True
     )
 
 
 @pytest.mark.parametrize(
     "memory",
     [
-        replace(AT_TIP, cached_iterator=None),
-        replace(AT_TIP, cached_iterator=cursor("c", -ITERATOR_LIFE_MS)),
-        replace(AT_TIP, cached_iterator=cursor("c", 1)),  # the service's clock has gone back
-        replace(AT_TIP, position=AfterRecord(sequence_number=SequenceNumber("99"))),
-        replace(AT_TIP, position=AfterRecord(sequence_number=SequenceNumber("100"), sub=1)),
+        replace(AT_LATEST, cached_iterator=None),
+        replace(AT_LATEST, cached_iterator=cursor("c", -ITERATOR_LIFE_MS)),
+        replace(AT_LATEST, cached_iterator=cursor("c", 1)),  # the service's clock has gone back
+        replace(AT_LATEST, position=AfterRecord(sequence_number=SequenceNumber("99"))),
+        replace(AT_LATEST, position=AfterRecord(sequence_number=SequenceNumber("100"), sub=1)),
     ],
 )
 def test_a_cursor_of_no_use_is_not_used_and_its_proof_neither(memory: ShardCursor) -> None:
@@ -113,13 +113,13 @@ def test_a_cursor_of_no_use_is_not_used_and_its_proof_neither(memory: ShardCurso
 
 
 def test_the_last_moment_of_a_cursor() -> None:
-    memory = replace(AT_TIP, cached_iterator=cursor("c", 1 - ITERATOR_LIFE_MS))
+    memory = replace(AT_LATEST, cached_iterator=cursor("c", 1 - ITERATOR_LIFE_MS))
     assert play(look(QUIET, memory), (fetched("c", PEEK), page())).at_latest
 
 
 def test_a_cursor_that_the_service_finds_too_old_is_replaced() -> None:
     finding = play(
-        look(QUIET, AT_TIP),
+        look(QUIET, AT_LATEST),
         (fetched("c", PEEK), EXPIRED),
         (opened(P, inclusive=True), "a"),
         (fetched("a", PEEK + 1), page([START_ROW, row(101, -10)])),
@@ -135,13 +135,13 @@ def test_an_iterator_that_expires_later_is_left_to_the_caller() -> None:
 
 @pytest.mark.parametrize(("record_bytes", "limit"), [(1.0, 500), (0.0, 500), (200_000.0, 1)])
 def test_a_look_is_as_wide_as_records_are_small(record_bytes: float, limit: int) -> None:
-    memory = replace(AT_TIP, record_bytes=record_bytes)
+    memory = replace(AT_LATEST, record_bytes=record_bytes)
     play(look(QUIET, memory), (fetched("c", limit), page()))
 
 
 def test_the_size_of_records_is_a_running_mean() -> None:
     rows = [row(101, -10, size=2000), row(102, -5, size=4048)]
-    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(rows)))
+    finding = play(look(QUIET, AT_LATEST), (fetched("c", PEEK), page(rows)))
     assert finding.cursor.record_bytes == pytest.approx(0.7 * 1024 + 0.3 * 3024)
 
 
@@ -150,13 +150,13 @@ def test_the_size_of_records_is_a_running_mean() -> None:
 
 def test_empty_pages_are_followed() -> None:
     finding = play(
-        look(QUIET, AT_TIP),
+        look(QUIET, AT_LATEST),
         (fetched("c", PEEK), page(onward="d", behind=900)),
         (fetched("d", PEEK), page(onward="e", behind=900)),
         (fetched("e", PEEK), page([row(101, -900)], onward="f")),
     )
     assert orders(finding) == [101]
-    assert finding.cursor.cached_iterator == cursor("f", at_tip=True)
+    assert finding.cursor.cached_iterator == cursor("f", at_latest=True)
 
 
 def _empties(first: str, limit: int) -> list[Exchange]:
@@ -204,7 +204,7 @@ def test_a_fault_between_empty_pages_keeps_the_way_that_was_made(fault: Throttle
 
 
 def test_a_start_record_that_was_not_met_by_a_cursor_either_is_lost() -> None:
-    memory = replace(AT_TIP, proven=False)
+    memory = replace(AT_LATEST, proven=False)
     old = ShardState(position=P, last_caught_up_ms=ms(-DAY_MS))
     finding = play(look(old, memory), (fetched("c", PEEK), page([row(105, -900)])))
     assert finding.start_lost
@@ -228,7 +228,7 @@ def test_a_start_record_that_is_gone(
     """Nothing was lost if the last proof is younger than the retention."""
     start = ShardState(position=P, last_caught_up_ms=None if seen is None else ms(seen))
     finding = play(
-        look(start, replace(AT_TIP, cached_iterator=None)),
+        look(start, replace(AT_LATEST, cached_iterator=None)),
         (opened(P, inclusive=True), "a"),
         (fetched("a", PEEK + 1), page(rows, onward="b")),
     )
@@ -306,7 +306,10 @@ def test_a_first_record_tells_how_wide_to_look() -> None:
     )
     assert orders(finding) == [1, 2, 3]
     assert (finding.end, finding.first) == (row(3, -10), SequenceNumber("1"))
-    assert (finding.at_latest, finding.cursor.cached_iterator) == (True, cursor("c", at_tip=True))
+    assert (finding.at_latest, finding.cursor.cached_iterator) == (
+        True,
+        cursor("c", at_latest=True),
+    )
 
 
 def test_a_page_with_the_start_record_alone_is_followed_by_another() -> None:
@@ -380,14 +383,14 @@ def test_a_closed_shard_that_never_ends_is_left_for_later() -> None:
         *script,
     )
     assert (finding.end, finding.closed) == (None, False)
-    assert finding.cursor.cached_iterator == cursor(names[-1], at_tip=True)
+    assert finding.cursor.cached_iterator == cursor(names[-1], at_latest=True)
     throttled = play(
         find_first_record(TRIM, FRESH, NOW, DAY_MS, closed=True),
         (opened(TrimHorizon()), "a"),
         (fetched("a", 1), page(onward="b")),
         (fetched("b", 1), THROTTLED),
     )
-    assert throttled.cursor.cached_iterator == cursor("b", at_tip=True)
+    assert throttled.cursor.cached_iterator == cursor("b", at_latest=True)
 
 
 def test_a_first_record_after_too_long_a_time_may_not_be_the_first() -> None:

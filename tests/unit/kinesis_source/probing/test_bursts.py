@@ -67,7 +67,7 @@ class _Query:
         self._state.calls.reset()
         return self._state.calls.by_operation
 
-    def batches_to_tip(self, *, every_seconds: float, at_most: int) -> None:
+    def batches_to_latest(self, *, every_seconds: float, at_most: int) -> None:
         batches = 0
         for _ in range(2 * at_most):
             batches += self.trigger()
@@ -89,7 +89,7 @@ def test_a_burst_that_is_over_is_read_in_a_few_triggers(
     query = _Query()
     query.put(20_000, over_ms=burst_ms)
     query.wait(silent_seconds)
-    query.batches_to_tip(every_seconds=every_seconds, at_most=2 if silent_seconds < 60 else 6)
+    query.batches_to_latest(every_seconds=every_seconds, at_most=2 if silent_seconds < 60 else 6)
     query.close()
 
 
@@ -103,7 +103,7 @@ def test_a_backlog_that_has_ended_takes_two_batches_and_twelve_looks(
     query.put(50_000, over_ms=20_000)
     query.wait(silent_seconds)
     calls = query.count_calls(strict=strict)
-    query.batches_to_tip(every_seconds=2, at_most=2)
+    query.batches_to_latest(every_seconds=2, at_most=2)
     assert calls()["GetRecords"] <= 12
     query.close()
 
@@ -116,7 +116,7 @@ def test_a_backlog_that_has_ended_takes_two_batches_however_slow_they_are(
     query.put(50_000, over_ms=20_000)
     query.wait(60)
     calls = query.count_calls(strict=True)
-    query.batches_to_tip(every_seconds=every_seconds, at_most=2)
+    query.batches_to_latest(every_seconds=every_seconds, at_most=2)
     assert calls()["GetRecords"] <= 12
     query.close()
 
@@ -125,15 +125,15 @@ def test_records_of_one_moment_are_read_a_page_at_a_time() -> None:
     query = _Query()
     query.put(10_000, over_ms=1)
     query.wait(30)
-    query.batches_to_tip(every_seconds=1, at_most=4)
+    query.batches_to_latest(every_seconds=1, at_most=4)
     query.close()
 
 
-def test_after_a_silence_the_query_stays_near_the_tip_of_a_steady_flow() -> None:
+def test_after_a_silence_the_query_stays_near_the_latest_record_of_a_steady_flow() -> None:
     query = _Query()
     query.put(2_000, over_ms=1_000)
     query.wait(3600)
-    query.batches_to_tip(every_seconds=1, at_most=6)
+    query.batches_to_latest(every_seconds=1, at_most=6)
     for _ in range(10):
         query.put(1_500, over_ms=2_000)
         query.trigger()

@@ -29,7 +29,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     QuietPeriod,
 )
 from tests.support.kinesis.probes import (
-    AT_TIP,
+    AT_LATEST,
     DAY_MS,
     FRESH,
     PEEK,
@@ -60,11 +60,11 @@ BUSY_PAGE = page([row(101, -90_000), row(102, -80_000)], onward="d", behind=79_0
 
 def jump(*script: Exchange, window: int = 500) -> ProbeResult:
     """A look at a shard that has more than a page, and what follows it."""
-    memory = replace(AT_TIP, window_ms=window)
+    memory = replace(AT_LATEST, window_ms=window)
     return play(look(QUIET, memory), (fetched("c", PEEK), BUSY_PAGE), *script)
 
 
-def test_a_busy_shard_ends_at_a_record_near_the_tip() -> None:
+def test_a_busy_shard_ends_at_a_record_near_the_latest_record() -> None:
     finding = jump(
         (opened(at(-500)), "j"),
         (fetched("j", PROBE_RECORDS), page([row(900, -490)], onward="k", behind=480)),
@@ -104,7 +104,7 @@ def test_a_wide_gap_is_narrowed_by_its_logarithm() -> None:
     """Few records came lately: the tip is near now, not half a day ago."""
     old = page([row(101, -80_000_001), row(102, -80_000_000)], onward="d", behind=79_000)
     finding = play(
-        look(QUIET, replace(AT_TIP, window_ms=500)),
+        look(QUIET, replace(AT_LATEST, window_ms=500)),
         (fetched("c", PEEK), old),
         (opened(at(-500)), "i"),
         (fetched("i", PROBE_RECORDS), page()),
@@ -121,7 +121,7 @@ MIXED_REST = int(REST_BYTES / (0.7 * 1024 + 0.3 * 100))
 REST = int(REST_BYTES / (0.7 * 1024 + 0.3 * 100))
 WIDE_PEEK = REST_BYTES // 1024
 SILENT = replace(
-    AT_TIP,
+    AT_LATEST,
     reached_ms=ms(-60_000),
     quiet=QuietPeriod(since=ms(-40_250), at=ms(-1000)),
     record_bytes=1024.0,
@@ -144,7 +144,7 @@ def test_a_silence_is_narrowed_further_in_the_next_trigger_and_what_is_left_is_r
     )
     assert (finding.end, finding.at_latest, finding.found_by_time) == (rest[-1], True, True)
     assert orders(finding) == [102]
-    assert finding.cursor.cached_iterator == cursor("m", at_tip=True)
+    assert finding.cursor.cached_iterator == cursor("m", at_latest=True)
 
 
 def test_what_is_left_of_a_silence_may_be_nothing() -> None:
@@ -209,9 +209,9 @@ def test_a_record_before_the_end_is_no_end() -> None:
     assert (finding.found_by_time, finding.at_latest) == (True, True)
 
 
-def test_so_near_the_tip_there_is_no_jump() -> None:
+def test_near_the_latest_record_there_is_no_jump() -> None:
     rows = [row(101, -800), row(102, -MIN_WINDOW_MS)]
-    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page(rows, behind=3)))
+    finding = play(look(QUIET, AT_LATEST), (fetched("c", PEEK), page(rows, behind=3)))
     assert (finding.end, finding.has_more) == (rows[-1], True)
 
 
@@ -240,11 +240,11 @@ def test_a_fault_in_mid_jump_keeps_the_first_page(fault: ThrottledError, call: i
 @pytest.mark.parametrize("fault", [THROTTLED, UNREACHABLE])
 def test_a_fault_in_the_first_call_is_no_news(fault: ThrottledError) -> None:
     with pytest.raises(type(fault)):
-        play(look(QUIET, AT_TIP), (fetched("c", PEEK), fault))
+        play(look(QUIET, AT_LATEST), (fetched("c", PEEK), fault))
 
 
 def test_a_closed_shard_read_to_its_end() -> None:
-    finding = play(look(QUIET, AT_TIP), (fetched("c", PEEK), page([row(101, -9)], onward=None)))
+    finding = play(look(QUIET, AT_LATEST), (fetched("c", PEEK), page([row(101, -9)], onward=None)))
     assert (finding.closed, finding.at_latest, finding.has_more) == (True, False, False)
     assert finding.cursor.cached_iterator is None
 
@@ -255,7 +255,7 @@ def test_a_closed_shard_read_to_its_end() -> None:
 def test_a_limit_within_a_page_is_read_exactly() -> None:
     rows = [row(n, -90_000 + n) for n in range(101, 104)]
     finding = play(
-        ahead(QUIET, AT_TIP, records=3), (fetched("c", 3), page(rows, onward="d", behind=80_000))
+        ahead(QUIET, AT_LATEST, records=3), (fetched("c", 3), page(rows, onward="d", behind=80_000))
     )
     assert finding.records == tuple(rows)
     assert (finding.end, finding.found_by_time, finding.has_more) == (rows[-1], False, True)
@@ -277,13 +277,13 @@ def test_the_start_record_does_not_count() -> None:
 def test_a_limit_in_bytes_is_guessed_in_records(
     record_bytes: float | None, size: int, limit: int
 ) -> None:
-    memory = replace(AT_TIP, record_bytes=record_bytes)
+    memory = replace(AT_LATEST, record_bytes=record_bytes)
     play(ahead(QUIET, memory, size=size), (fetched("c", limit), page()))
 
 
 def test_of_two_limits_the_nearer_counts() -> None:
-    play(ahead(QUIET, AT_TIP, records=7, size=1 << 30), (fetched("c", 7), page()))
-    play(ahead(QUIET, AT_TIP, records=7, size=1024), (fetched("c", 2), page()))
+    play(ahead(QUIET, AT_LATEST, records=7, size=1 << 30), (fetched("c", 7), page()))
+    play(ahead(QUIET, AT_LATEST, records=7, size=1024), (fetched("c", 2), page()))
 
 
 # --- Against a model ------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def at(offset: int) -> AtTimestamp:
 # --- find_latest_record, by script ---------------------------------------------------------------
 
 
-def test_a_busy_shards_tip_takes_two_pages() -> None:
+def test_a_busy_shards_latest_record_takes_two_pages() -> None:
     last = row(9, -10)
     finding = play(
         find_latest_record(TrimHorizon(), NOW, oldest=OLDEST),
@@ -56,11 +56,11 @@ def test_a_busy_shards_tip_takes_two_pages() -> None:
     assert finding.end == last
     assert (finding.at_latest, finding.closed) == (True, False)
     assert finding.cursor == ShardCursor(
-        position=last.position, cached_iterator=cursor("e", at_tip=True), proven=True
+        position=last.position, cached_iterator=cursor("e", at_latest=True), proven=True
     )
 
 
-def test_a_record_at_the_tip_ends_the_search() -> None:
+def test_a_record_at_the_latest_record_ends_the_search() -> None:
     finding = play(
         find_latest_record(TrimHorizon(), NOW, oldest=OLDEST),
         (opened(at(-2000)), "a"),
@@ -72,7 +72,7 @@ def test_a_record_at_the_tip_ends_the_search() -> None:
     assert finding.at_latest
 
 
-def test_an_empty_page_is_no_tip() -> None:
+def test_an_empty_page_is_not_the_latest_record() -> None:
     finding = play(
         find_latest_record(TrimHorizon(), NOW, oldest=OLDEST),
         (opened(at(-2000)), "a"),
@@ -153,7 +153,7 @@ def test_the_last_record_is_always_found(
 
 
 @given(offsets=st.lists(_offsets, max_size=300), burst=st.integers(0, 20_000))
-def test_the_calls_for_a_tip_grow_with_the_logarithm_of_its_age(
+def test_the_calls_for_a_latest_record_grow_with_the_logarithm_of_its_age(
     offsets: list[int], burst: int
 ) -> None:
     """However many records there are: all of one instant here make up the page that is read."""
@@ -183,7 +183,7 @@ def test_the_looks_at_an_idle_shard_go_through_little_more_than_its_retention() 
     assert DAY_MS <= sum(spans) <= 1.15 * DAY_MS
 
 
-def test_a_tip_near_the_end_of_the_retention_is_not_read_up_to() -> None:
+def test_a_latest_record_near_the_end_of_the_retention_is_not_read_up_to() -> None:
     """Many records of which the youngest is 20 hours old."""
     hour = 3_600_000
     rows = _rows([-24 * hour + n * 100 for n in range(144_000)])
@@ -234,7 +234,7 @@ def test_latest_of_a_quiet_shard_takes_two_calls() -> None:
         (fetched("a", PROBE_RECORDS), page(onward="b", time=3)),
     )
     assert finding.end is None
-    assert finding.cursor.cached_iterator == cursor("b", 3, at_tip=True)
+    assert finding.cursor.cached_iterator == cursor("b", 3, at_latest=True)
 
 
 def test_latest_of_a_busy_shard_is_after_its_last_record() -> None:

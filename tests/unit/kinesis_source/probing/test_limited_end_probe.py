@@ -30,7 +30,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     ShardCursor,
 )
 from tests.support.kinesis.probes import (
-    AT_TIP,
+    AT_LATEST,
     DAY_MS,
     NOW,
     QUIET,
@@ -65,7 +65,7 @@ TARGET = BEGIN + len(PAGE_ROWS) + REST // SIZE
 
 
 def by_count(*script: Exchange, size: int = LIMIT) -> ProbeResult:
-    steps = ahead(QUIET, AT_TIP, size=size)
+    steps = ahead(QUIET, AT_LATEST, size=size)
     return play(steps, (fetched("c", 1 + PAGE), RATE_PAGE), *script)
 
 
@@ -104,7 +104,7 @@ def test_a_limit_that_reaches_to_the_latest_record_is_none() -> None:
 
 def test_a_quiet_period_that_ended_since_does_not_extend_the_batch() -> None:
     """Records may have arrived since it was seen, more than the limit has room for."""
-    memory = replace(AT_TIP, quiet=QuietPeriod(since=ms(BEGIN + 9000), at=ms(BEGIN + 20_000)))
+    memory = replace(AT_LATEST, quiet=QuietPeriod(since=ms(BEGIN + 9000), at=ms(BEGIN + 20_000)))
     there = row(90_000, TARGET + 5)
     finding = play(
         ahead(QUIET, memory, size=LIMIT),
@@ -123,7 +123,7 @@ KNOWN_ROWS = tuple(row(101 + n, BEGIN + n, size=SIZE) for n in range(9))
 def lookahead(issued: int = -1000) -> ShardCursor:
     cached = cursor("e", issued)
     known = Lookahead(position=P, records=KNOWN_ROWS, cached_iterator=cached)
-    return replace(AT_TIP, cached_iterator=None, lookahead=known)
+    return replace(AT_LATEST, cached_iterator=None, lookahead=known)
 
 
 def test_records_that_are_known_need_no_call() -> None:
@@ -163,14 +163,14 @@ def test_records_that_follow_another_position_are_forgotten() -> None:
 
 REACHED = -600_000
 INTAKE = Intake(records=1000, size_bytes=1000 * 1024, millis=1000, largest=1024, trust=4)
-KNOWN_RATE = replace(AT_TIP, reached_ms=ms(REACHED), intake=INTAKE)
+KNOWN_RATE = replace(AT_LATEST, reached_ms=ms(REACHED), intake=INTAKE)
 AIM = REACHED + 2000
 COUNTED = COUNT_BYTES // 1024
 """How many records of 1024 bytes are read to count them."""
 
 
 def test_a_quiet_shard_costs_one_call_although_its_rate_is_known() -> None:
-    known = replace(KNOWN_RATE, cached_iterator=cursor("c", at_tip=True))
+    known = replace(KNOWN_RATE, cached_iterator=cursor("c", at_latest=True))
     finding = play(ahead(QUIET, known, size=2000 * 1024), (fetched("c", COUNTED), page(onward="d")))
     assert (finding.end, finding.at_latest) == (None, True)
 
@@ -261,7 +261,7 @@ def test_an_end_by_time_is_within_the_limit_at_the_quota(
 
 def test_a_large_page_of_small_records_is_cut_and_few_of_its_rows_are_kept() -> None:
     rows = [row(101 + n, BEGIN + n, size=50) for n in range(3000)]
-    memory = replace(AT_TIP, record_bytes=50.0)
+    memory = replace(AT_LATEST, record_bytes=50.0)
     finding = play(
         ahead(QUIET, memory, records=3001, size=140_000),
         (fetched("c", 2801), page(rows[:2801], onward="d", behind=9)),
@@ -275,7 +275,7 @@ def test_a_large_page_of_small_records_is_cut_and_few_of_its_rows_are_kept() -> 
 def test_a_large_page_of_which_few_records_fit_is_cut_by_the_caller() -> None:
     rows = [row(101 + n, BEGIN + n, size=5000) for n in range(2000)]
     finding = play(
-        ahead(QUIET, replace(AT_TIP, record_bytes=50.0), size=140_000),
+        ahead(QUIET, replace(AT_LATEST, record_bytes=50.0), size=140_000),
         (fetched("c", 2801), page(rows, onward="d", behind=9)),
     )
     assert (len(finding.records), finding.end) == (EXACT_RECORDS, rows[EXACT_RECORDS - 1])

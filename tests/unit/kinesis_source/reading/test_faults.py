@@ -165,7 +165,7 @@ class Truncating(ScriptedService):
 
 
 @pytest.mark.parametrize("wrong", [{0}, {0, 2}, {1, 3, 5}, set(range(99))], ids=str)
-def test_a_last_page_that_is_not_at_the_tip_is_asked_for_again(wrong: set[int]) -> None:
+def test_a_last_page_that_is_not_at_the_latest_record_is_asked_for_again(wrong: set[int]) -> None:
     """Every other answer, or all of them: each brings records, so the shard is read to its end."""
     shard = shard_of(*range(1, 30), closed=True, script=[Page(7)] * 99)
     service = Truncating(shard, wrong.__contains__, behind=9_000)

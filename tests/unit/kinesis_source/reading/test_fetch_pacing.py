@@ -50,7 +50,7 @@ def test_the_largest_answer_blocks_a_shard_for_five_seconds() -> None:
     assert block_ms(10 << 20) == 5_000
 
 
-def test_a_long_fetch_period_binds_at_the_tip_too() -> None:
+def test_a_long_fetch_period_binds_at_the_latest_record_too() -> None:
     nothing = records(0, behind=0)
     pauses = [
         pause_ms(

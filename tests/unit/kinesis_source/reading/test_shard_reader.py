@@ -95,7 +95,7 @@ def test_the_known_first_record_is_where_reading_begins() -> None:
 # --- Pages ----------------------------------------------------------------------------------------
 
 
-def test_an_empty_page_is_not_the_tip() -> None:
+def test_an_empty_page_is_not_the_end_of_the_shard() -> None:
     shard = shard_of(1, 2, script=[Empty(), Empty(), Page(1), Empty()])
     time = FakeTime()
     rows = read(ScriptedService([shard]), shard_range(end=after(2)), time=time)
@@ -120,7 +120,7 @@ def test_an_end_that_is_slow_to_appear_is_waited_for() -> None:
     assert time.waits == pytest.approx([0.4, 0.4, 0.8])
 
 
-def test_each_stay_at_the_tip_is_waited_for_anew() -> None:
+def test_each_stay_at_the_latest_record_has_a_new_wait() -> None:
     shard = shard_of(1, 2, 3, hidden=2)
 
     def show(hidden: int) -> Do:
@@ -143,7 +143,7 @@ def test_an_end_that_never_appears_is_an_error_that_names_it() -> None:
 
 
 @pytest.mark.parametrize("steps", [(Empty(0), Empty(5_000)), (Empty(0), Empty(1), Empty(900))])
-def test_a_tip_that_answers_a_lag_now_and_then_does_not_keep_a_task_for_ever(
+def test_a_lag_now_and_then_at_the_latest_record_does_not_keep_a_task_for_ever(
     steps: tuple[Empty, ...],
 ) -> None:
     shard = shard_of(1, 2, 3, hidden=1, script=[Page(9), *steps * 10_000])
@@ -161,9 +161,7 @@ def test_the_end_of_a_closed_shard_is_awaited_in_the_same_way() -> None:
     assert 60 <= sum(time.waits) < 70
 
 
-def test_a_range_trimmed_to_nothing_is_tolerated_though_the_tip_answers_a_lag_now_and_then() -> (
-    None
-):
+def test_a_range_trimmed_to_nothing_is_tolerated_despite_a_lag_now_and_then() -> None:
     shard = shard_of(script=(Empty(0), Empty(5_000)) * 10_000)
     the_range = shard_range(A, after(1), after(3))
     assert read(ScriptedService([shard]), the_range, fail_on_data_loss=False) == []

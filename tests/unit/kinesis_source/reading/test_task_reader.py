@@ -231,7 +231,7 @@ def test_closing_the_generator_ends_all_threads() -> None:
     assert reader_threads() == []
 
 
-def test_closing_ends_threads_that_wait_for_the_tip() -> None:
+def test_closing_ends_threads_that_wait_for_the_latest_record() -> None:
     waiting = threading.Event()
     shard = ScriptedShard(shard_id=A, records=recs(1, 2), hidden=1)
     ready = ScriptedShard(shard_id=B, records=recs(*range(10_000)), closed=True)

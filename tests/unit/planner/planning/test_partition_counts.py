@@ -102,7 +102,7 @@ def test_a_count_goes_along_a_chain_of_joins_in_whatever_order_they_were_made(
     assert len(counts) == 6
 
 
-def test_the_path_is_told_along_a_chain() -> None:
+def test_a_count_has_its_path_along_a_chain() -> None:
     plan = planned(_chain(2, backwards=False), {"raw": 3, "s": 5}).plan
     assert _count(plan, "p-m1") == Count(
         partitions=5,

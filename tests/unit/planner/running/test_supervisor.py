@@ -124,7 +124,9 @@ def test_a_failure_stops_the_others_and_names_the_stage() -> None:
 
 
 @pytest.mark.parametrize("lost", [False, True])
-def test_a_failure_just_before_the_end_is_told(lost: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_just_before_the_end_is_reported(
+    lost: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The thread that looks after queries has not seen it yet."""
     scene = Scene(for_ever("one", "two", "three"))
     # Nobody looks at queries but when they are stopped.

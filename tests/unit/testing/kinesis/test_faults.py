@@ -58,7 +58,7 @@ def due(faults: Faults, *calls: Call) -> str:
     return "".join("x" if faults.take(c) else "." for c in calls)
 
 
-def test_a_fault_is_due_once_unless_told_otherwise() -> None:
+def test_a_fault_is_due_once_by_default() -> None:
     faults = Faults()
     faults.add(Throttle())
     assert due(faults, *[call("ListShards")] * 3) == "x.."

@@ -183,7 +183,9 @@ def test_a_timeout_outlasts_the_client(client: KinesisClient, kinesis: EmbeddedK
     assert client.list_streams()["StreamNames"] == ["orders"]
 
 
-def test_an_empty_page_is_not_the_tip(client: KinesisClient, kinesis: EmbeddedKinesis) -> None:
+def test_an_empty_page_is_not_the_end_of_the_shard(
+    client: KinesisClient, kinesis: EmbeddedKinesis
+) -> None:
     put(client, b"x")
     kinesis.faults.add(EmptyPage(), operation="GetRecords", count=2)
     token = first_iterator(client)
@@ -261,7 +263,7 @@ def test_dynamodb_beside_it() -> None:
         assert service.environment()["AWS_ENDPOINT_URL_DYNAMODB"] == service.dynamodb_endpoint_url
 
 
-def test_the_command_line_serves_until_it_is_told_to_stop() -> None:
+def test_the_command_line_serves_until_it_is_stopped() -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "spark_ssp.testing.kinesis", "--port", "0", "--stream", "orders:3"],
         cwd=ROOT,

@@ -91,7 +91,7 @@ def test_a_timestamp_ahead_of_the_clock_is_refused(state: KinesisState) -> None:
     iterator(state, "AT_TIMESTAMP", Timestamp=START / 1000)
 
 
-def test_at_timestamp_beyond_the_tip_waits_for_what_comes(
+def test_at_timestamp_beyond_the_latest_record_waits_for_what_comes(
     state: KinesisState, clock: ManualClock
 ) -> None:
     put(state, "a")
@@ -308,7 +308,7 @@ def test_trimming_keeps_positions_when_the_log_is_compacted(state: KinesisState)
     assert texts(read(state, token)) == "new"
 
 
-def test_changes_take_their_time_if_told_so(clock: ManualClock) -> None:
+def test_changes_take_as_long_as_configured(clock: ManualClock) -> None:
     state = KinesisState(clock=clock, delays=Delays(create_ms=10, delete_ms=20, reshard_ms=30))
     name = {"StreamName": "orders"}
     put_body = name | {"PartitionKey": "key", "Data": b"x"}
@@ -373,7 +373,7 @@ def test_a_page_that_its_limit_cut_has_no_lag(abc: KinesisState) -> None:
     assert found == [("ab", True), ("c", True), ("", True)]
 
 
-def test_empty_pages_come_before_the_tip(abc: KinesisState) -> None:
+def test_empty_pages_come_before_the_latest_record(abc: KinesisState) -> None:
     abc.answers = UnusualAnswers(empty_pages=2)
     empty = ("", False)
     found = [outline(page) for page in pages(abc, 2, count=10)]
