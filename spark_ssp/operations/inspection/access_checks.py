@@ -123,10 +123,10 @@ def caller_identity(connection: ConnectionOptions) -> str:
     retry = RetrySettings(max_attempts=2, max_backoff=1.0)
     retrier = Retrier(retry, log=log, sleep=time.sleep, random=random.random)
     try:
-        answer = _StsCalls(client, retrier, subject="credentials").ask("GetCallerIdentity", {})
+        response = _StsCalls(client, retrier, subject="credentials").ask("GetCallerIdentity", {})
     finally:
         client.close()
-    return str(answer["Arn"])
+    return str(response["Arn"])
 
 
 class _StsCalls(ServiceCalls):

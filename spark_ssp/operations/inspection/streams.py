@@ -36,7 +36,7 @@ _JUST_SUBSCRIBED: Final = ("ResourceInUseException", "LimitExceededException")
 """The errors of SubscribeToShard if the consumer has just subscribed to the shard."""
 _THREADS: Final = 16
 _EMPTY_PAGES: Final = 20
-"""Answers without records that are followed: the service returns some at gaps."""
+"""Empty pages that are followed: the service returns some at gaps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,14 +117,14 @@ def _consumers(calls: _StreamCalls, arn: str) -> tuple[Consumer, ...]:
     found: list[Consumer] = []
     request: dict[str, Any] = {"StreamARN": arn}
     while True:
-        answer = calls.ask("ListStreamConsumers", request)
+        response = calls.ask("ListStreamConsumers", request)
         found += [
             Consumer(name=entry["ConsumerName"], status=entry["ConsumerStatus"])
-            for entry in answer["Consumers"]
+            for entry in response["Consumers"]
         ]
-        if not answer.get("NextToken"):
+        if not response.get("NextToken"):
             return tuple(sorted(found, key=lambda consumer: consumer.name))
-        request = {"StreamARN": arn, "NextToken": answer["NextToken"]}
+        request = {"StreamARN": arn, "NextToken": response["NextToken"]}
 
 
 def try_subscription(
