@@ -345,4 +345,6 @@ def _write(lines: Iterable[tuple[str, int, str]]) -> None:
 
 
 os.register_at_fork(after_in_child=_OF_PROCESS.after_fork)
+# Where logging is not configured, Python writes these to standard error, as it did the lines that
+# they count.
 atexit.register(lambda: _write(_OF_PROCESS.drain()))

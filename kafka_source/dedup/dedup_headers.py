@@ -17,11 +17,10 @@ it reads a shuffle again. It depends on the task and on the content of a row.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final, NamedTuple
+from typing import Final
 
 SOURCE_HEADER: Final = "ssp-source"
 POSITION_HEADER: Final = "ssp-position"
@@ -35,7 +34,6 @@ NUMBER_PATTERN: Final = r"\d{1,18}"
 ROW_PATTERN: Final = r"\d{1,9}:[0-9a-f]{32}:\d{1,9}"
 POSITION_PATTERN: Final = f"{NUMBER_PATTERN}:{NUMBER_PATTERN}:{ROW_PATTERN}"
 """The form of a position, as a regular expression for Java, Python and RE2."""
-_POSITION: Final = re.compile(POSITION_PATTERN, re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,15 +45,6 @@ class WriteId:
     batch: int
     attempt_ms: int
     task: int
-
-
-class Position(NamedTuple):
-    """The value of the header `ssp-position`."""
-
-    batch: int
-    attempt_ms: int
-    row: str
-    """`<task>:<hash>:<n>`: identifies the row in the batch; the same in every attempt."""
 
 
 class RowCounter:
@@ -84,14 +73,6 @@ class RowCounter:
 def source_header(source: str, topic: str) -> bytes:
     """Return the value of `ssp-source`."""
     return f"{source}/{topic}".encode()
-
-
-def parse_position(text: str) -> Position | None:
-    """Parse a value of `ssp-position`; None if it has another form."""
-    if _POSITION.fullmatch(text) is None:
-        return None
-    batch, attempt_ms, row = text.split(":", 2)
-    return Position(batch=int(batch), attempt_ms=int(attempt_ms), row=row)
 
 
 def record_hash(

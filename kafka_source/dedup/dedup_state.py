@@ -26,8 +26,6 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Final, Protocol
 
-from spark_ssp.kafka_source.dedup.dedup_headers import Position
-
 ROW_ID_BYTES: Final = 16
 RowId = bytes
 """Identifies a row within a batch: a hash of 16 bytes."""
@@ -149,11 +147,6 @@ class DedupFilter:
 
 def _restore(seen: SeenBatch | None) -> _Batch | None:
     return None if seen is None else _Batch(seen.batch, seen.attempt_ms, seen)
-
-
-def row_id(position: Position) -> RowId:
-    """Return the id of the row at this position."""
-    return hash_row(position.row.encode())
 
 
 def hash_row(row: bytes) -> RowId:

@@ -207,7 +207,7 @@ def _decode_positions(
     numbers = (
         enumerate(document)
         if isinstance(document, list)
-        else ((_partition(text), position) for text, position in document.items())
+        else ((partition_number(text), position) for text, position in document.items())
     )
     return {
         partition_of(topic, partition): whole_number(position, what="position")
@@ -215,7 +215,8 @@ def _decode_positions(
     }
 
 
-def _partition(text: str) -> int:
+def partition_number(text: str) -> int:
+    """Parse a key of a stored offset. Raises ValueError."""
     number = int(text)
     if str(number) != text or number < 0:
         raise ValueError(f"{text!r} is not a partition")

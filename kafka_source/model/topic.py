@@ -7,6 +7,7 @@ offset of the next record to read. Times are milliseconds since the epoch, as in
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -72,7 +73,8 @@ def is_selected(selection: Selection, ssp: SystemStreamPartition) -> bool:
         case SubscribePattern(pattern=pattern):
             return re.search(pattern, ssp.stream) is not None
         case Assign(partitions=partitions):
-            return ssp in partitions
+            place = bisect_left(partitions, ssp)
+            return partitions[place : place + 1] == (ssp,)
 
 
 # --- Starts and ends ------------------------------------------------------------------------------

@@ -22,7 +22,13 @@ from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.grouping.merging import up_to
-from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions, decode
+from spark_ssp.kafka_source.model.offset import (
+    BEFORE_FIRST_BATCH,
+    Offset,
+    Positions,
+    decode,
+    partition_number,
+)
 from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
 from spark_ssp.kafka_source.planning.data_loss import DataLoss
 
@@ -55,7 +61,7 @@ def decode_any(document: Any) -> AnyOffset:
 def _decode_spark(document: Json) -> SparkOffset:
     try:
         positions = {
-            partition_of(StreamName(topic), _partition(number)): whole_number(
+            partition_of(StreamName(topic), partition_number(number)): whole_number(
                 position, what="position"
             )
             for topic, entries in document.items()
@@ -69,13 +75,6 @@ def _decode_spark(document: Json) -> SparkOffset:
             next_step="start the query on a new checkpoint location",
         ) from error
     return SparkOffset(positions={ssp: positions[ssp] for ssp in sorted(positions)})
-
-
-def _partition(text: str) -> int:
-    number = int(text)
-    if str(number) != text or number < 0:
-        raise ValueError(f"{text!r} is not a partition")
-    return number
 
 
 def to_start_offset(

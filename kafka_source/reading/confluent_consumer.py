@@ -58,16 +58,13 @@ class ConfluentConsumer:
 
     @property
     def buffered_rows(self) -> int:
-        """Return the number of records that `take` can return."""
         return len(self._kept)
 
     @property
     def buffered_bytes(self) -> int:
-        """Return the size of the keys and values of those records."""
         return self._buffered_bytes
 
     def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
-        """Replace the assignment by partitions with their offsets; clear all buffers."""
         self._clear()
         self._polled, self._last_error = [], None
         with self._translated():
@@ -79,18 +76,15 @@ class ConfluentConsumer:
                 self._consumer.unassign()
 
     def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
-        """Continue a partition at another offset."""
         with self._translated():
             self._consumer.incremental_unassign([_topic_partition(ssp)])
             self._consumer.incremental_assign([_topic_partition(ssp, offset)])
 
     def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
-        """Stop reading partitions."""
         with self._translated():
             self._consumer.incremental_unassign([_topic_partition(ssp) for ssp in ssps])
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
-        """Return the next events: up to `limit` fetched records, or one after a wait."""
         # The first call takes the records that were fetched already, without waiting until there
         # are `limit`.
         with self._translated():
@@ -147,7 +141,6 @@ class ConfluentConsumer:
         )
 
     def keep(self, run: RecordRun, kept: slice) -> None:
-        """Buffer the records `kept` of a run of the last poll."""
         begin, end = run.begin + kept.start, run.begin + kept.stop
         if begin == end:
             return
@@ -159,7 +152,6 @@ class ConfluentConsumer:
         self._runs.append((run.ssp, len(messages)))
 
     def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
-        """Remove buffered records as columns, up to `most` bytes."""
         sizes = np.array([*map(_size, self._kept)], np.int64)
         count = rows_within(sizes, most, header_bytes)
         messages, rest = self._kept[:count], self._kept[count:]
@@ -181,11 +173,9 @@ class ConfluentConsumer:
         return columns
 
     def last_error(self) -> str | None:
-        """Return the last error that the client reported, or None."""
         return self._last_error
 
     def close(self) -> None:
-        """Close the consumer and its connections."""
         self._clear()
         self._polled = []
         self._consumer.close()

@@ -116,7 +116,6 @@ class NativeConsumer:
         self.buffered_bytes = 0
 
     def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
-        """Replace the assignment by partitions with their offsets; clear all buffers."""
         self._clear()
         self._topics.clear()
         self._last_error = None
@@ -124,18 +123,15 @@ class NativeConsumer:
             self._check(self._library.assign(self._handle, places if positions else None))
 
     def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
-        """Continue a partition at another offset."""
         self.unassign([ssp])
         with _PartitionList(self._library, {ssp: offset}) as places:
             self._check_error(self._library.incremental_assign(self._handle, places))
 
     def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
-        """Stop reading partitions."""
         with _PartitionList(self._library, dict.fromkeys(ssps)) as places:
             self._check_error(self._library.incremental_unassign(self._handle, places))
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
-        """Return the next events: up to `limit` fetched records, or one after a wait."""
         if not self.buffered_rows:
             self._clear()
         consume = self._library.consume_batch_queue
@@ -197,7 +193,6 @@ class NativeConsumer:
         )
 
     def keep(self, run: RecordRun, kept: slice) -> None:
-        """Buffer the records `kept` of a run of the last poll."""
         batch = self._batches[-1]
         begin, end = run.begin + kept.start, run.begin + kept.stop
         if begin == end:
@@ -210,7 +205,6 @@ class NativeConsumer:
         self.buffered_bytes += int(words[:, VALUE_LENGTH].sum()) + int(words[:, KEY_LENGTH].sum())
 
     def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
-        """Remove buffered records as columns, up to `most` bytes."""
         words = np.concatenate(self._kept)
         addresses = np.concatenate(self._addresses)
         sizes = words[:, VALUE_LENGTH] + words[:, KEY_LENGTH]
@@ -247,11 +241,9 @@ class NativeConsumer:
         return self._header_lists.of(addresses, words, name_of)
 
     def last_error(self) -> str | None:
-        """Return the last error that the client reported, or None."""
         return self._last_error
 
     def close(self) -> None:
-        """Close the consumer and its connections."""
         self._clear()
         self._library.consumer_close(self._handle)
         self._library.queue_destroy(self._queue)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
@@ -53,11 +54,8 @@ class KafkaBatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
-        show_logs()
-        write = None
-        if self._options.include_repeat_headers:
-            write = _write_id(task_of_batch_write(self._source, self._batch), self._attempt_ms)
-        return WriteResult(write_rows(iterator, self._columns, self._options, write))
+        task = partial(task_of_batch_write, self._source, self._batch)
+        return _write(iterator, self._columns, self._options, task, self._attempt_ms)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: all records are written already."""
@@ -81,11 +79,8 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
-        show_logs()
-        write = None
-        if self._options.include_repeat_headers:
-            write = _write_id(task_of_query("includeRepeatHeaders"), self._attempt_ms)
-        return WriteResult(write_rows(batches, self._columns, self._options, write))
+        task = partial(task_of_query, "includeRepeatHeaders")
+        return _write(batches, self._columns, self._options, task, self._attempt_ms)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: all records are written already."""
@@ -109,8 +104,19 @@ def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _write_id(task: TaskWrite, attempt_ms: int) -> WriteId:
-    return WriteId(source=task.source, batch=task.batch, attempt_ms=attempt_ms, task=task.task)
+def _write(
+    batches: Iterator[pa.RecordBatch],
+    columns: SinkColumns,
+    options: SinkOptions,
+    task_of: Callable[[], TaskWrite],
+    attempt_ms: int,
+) -> WriteResult:
+    show_logs()
+    write = None
+    if options.include_repeat_headers:
+        task = task_of()
+        write = WriteId(source=task.source, batch=task.batch, attempt_ms=attempt_ms, task=task.task)
+    return WriteResult(write_rows(batches, columns, options, write))
 
 
 # --- Columns --------------------------------------------------------------------------------------

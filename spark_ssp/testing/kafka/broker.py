@@ -15,11 +15,11 @@ import subprocess
 import tempfile
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, Self
 
 from py4j.java_gateway import GatewayParameters, JavaGateway
@@ -62,7 +62,26 @@ _SETTINGS: Final[Mapping[str, str]] = {
 }
 
 
-class LocalKafka:
+class LocalServer(ABC):
+    """A context manager over a server of several parts, which are ended in reverse."""
+
+    _resources: ExitStack
+
+    @abstractmethod
+    def _start(self, resources: ExitStack) -> None:
+        """Start all, until it serves; `resources` are closed at the end, or if this fails."""
+
+    def __enter__(self) -> Self:
+        with ExitStack() as resources:
+            self._start(resources)
+            self._resources = resources.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._resources.close()
+
+
+class LocalKafka(LocalServer):
     """A context manager: a broker at `bootstrap_servers`, empty; nothing is kept after the block.
 
     `settings` are added to the broker's. `listeners` are further ones beside PLAINTEXT by their
@@ -92,7 +111,6 @@ class LocalKafka:
         self._process: subprocess.Popen[bytes] | None = None
         self._gateway: Any = None
         self._server: Any = None
-        self._resources = ExitStack()
 
     @property
     def bootstrap_servers(self) -> str:
@@ -146,20 +164,6 @@ class LocalKafka:
         for future in admin.create_partitions([NewPartitions(topic, partitions)]).values():
             future.result(_ANSWER_S)
         wait_for_partitions(admin, topic, partitions)
-
-    def __enter__(self) -> Self:
-        with ExitStack() as resources:
-            self._start(resources)
-            self._resources = resources.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._resources.close()
 
     def stop(self) -> None:
         """Stop in order; `start_again` continues with the same data at the same address."""
@@ -399,7 +403,7 @@ _QUORUM: Final[Mapping[str, str]] = {
 }
 
 
-class LocalKafkaCluster:
+class LocalKafkaCluster(LocalServer):
     """A context manager: `brokers` brokers, numbered from 1, of which each can be killed, frozen
     and started again at the same address with the same data.
 
@@ -432,39 +436,27 @@ class LocalKafkaCluster:
         self._numbers = range(1, brokers + 1)
         self._brokers: dict[int, LocalKafka] = {}
         self._frozen: set[int] = set()
-        self._resources = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as resources:
-            ports = free_ports(self._host, 2 * len(self._numbers))
-            voters = ",".join(
-                f"{number}@{self._host}:{port}"
-                for number, port in zip(self._numbers, ports[1::2], strict=True)
+    def _start(self, resources: ExitStack) -> None:
+        ports = free_ports(self._host, 2 * len(self._numbers))
+        voters = ",".join(
+            f"{number}@{self._host}:{port}"
+            for number, port in zip(self._numbers, ports[1::2], strict=True)
+        )
+        for number in self._numbers:
+            plaintext, controller = ports[2 * number - 2 : 2 * number]
+            self._brokers[number] = LocalKafka(
+                settings={
+                    **self._settings,
+                    "node.id": str(number),
+                    "controller.quorum.voters": voters,
+                },
+                ports={"PLAINTEXT": plaintext, "CONTROLLER": controller},
+                host=self._host,
+                java_options=self._java_options,
             )
-            for number in self._numbers:
-                plaintext, controller = ports[2 * number - 2 : 2 * number]
-                self._brokers[number] = LocalKafka(
-                    settings={
-                        **self._settings,
-                        "node.id": str(number),
-                        "controller.quorum.voters": voters,
-                    },
-                    ports={"PLAINTEXT": plaintext, "CONTROLLER": controller},
-                    host=self._host,
-                    java_options=self._java_options,
-                )
-            resources.callback(self._end)
-            self._together(LocalKafka.__enter__, self._numbers)
-            self._resources = resources.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._resources.close()
+        resources.callback(self._end)
+        self._together(LocalKafka.__enter__, self._numbers)
 
     @property
     def numbers(self) -> Sequence[int]:

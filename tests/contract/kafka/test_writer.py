@@ -25,12 +25,12 @@ from spark_ssp.kafka_source.dedup.dedup_headers import (
     POSITION_HEADER,
     SOURCE_HEADER,
     WriteId,
-    parse_position,
 )
 from spark_ssp.kafka_source.sink import producer as producing
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.producer import RecordProducer
 from spark_ssp.kafka_source.sink.writer import SinkColumns, SinkOptions, write_rows
+from tests.support.kafka.dedup_memory import parse_position
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBroker
 

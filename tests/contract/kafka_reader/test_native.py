@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 import pytest
 
+from benchmarks.kafka.memory import Shape, fill, held_by_a_task
 from spark_ssp.common.errors import InvalidRequestError
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer, RecordRun
+from spark_ssp.kafka_source.reading.generation_reader import POLL_BYTES
 from spark_ssp.kafka_source.reading.messages import MessageTimes
 from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool
 from tests.support.kafka.reading import (
@@ -162,3 +164,31 @@ def test_a_library_in_which_times_lie_elsewhere_is_found_out(
     found = pa.Table.from_batches(native.batches(range_))
     assert not MessageTimes.is_verified()
     assert found == pa.Table.from_batches(messages.batches(range_))
+
+
+# --- Memory ---------------------------------------------------------------------------------------
+
+MEGABYTES = 260
+PARTITIONS = 16
+MOST = 180_000_000
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000])
+def test_a_task_takes_less_than_what_one_answer_of_the_default_size_unpacks_to(
+    kafka_broker: KafkaBroker, topics: KafkaTopics, size: int
+) -> None:
+    """Compressed, the topic is smaller than librdkafka's default for one answer. The process has
+    not read it before, so it does not know the size of a record."""
+    topic = topics.create(PARTITIONS)
+    shape = Shape(codec="zstd", size=size)
+    each = fill(kafka_broker, topic, shape, megabytes=MEGABYTES, partitions=PARTITIONS)
+    held = held_by_a_task(
+        kafka_broker.options,
+        topic,
+        partitions=PARTITIONS,
+        records=each,
+        batches=6,
+        pause_s=0.3,
+    )
+    assert held.largest_batch < POLL_BYTES * 1.1
+    assert 0 < held.growth < MOST

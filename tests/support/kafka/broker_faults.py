@@ -25,7 +25,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import count
-from types import TracebackType
 from typing import Final, Self
 
 import pyarrow as pa
@@ -37,6 +36,7 @@ from spark_ssp.kafka_source.source import KafkaBatchReader, KafkaStreamReader
 from spark_ssp.operations.commands.topics import read_topics
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBrokers
+from tests.support.servers.process import Server
 from tests.support.waiting import until
 
 FAULTS: Final = ("kill", "freeze", "stop")
@@ -69,12 +69,7 @@ class Subject:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ending.set()
         self._thread.join()
 
@@ -168,7 +163,7 @@ class Outcome:
         )
 
 
-class Rehearsal:
+class Rehearsal(Server):
     """A context manager: `subjects`, by default everything that talks to `cluster`, under way.
     Without the sink, there are no records but some at the begin."""
 
@@ -176,52 +171,40 @@ class Rehearsal:
         self._cluster = cluster
         self._names = subjects
         self._lines = _Lines()
-        self._resources = ExitStack()
 
-    def __enter__(self) -> Self:
-        with ExitStack() as resources:
-            options = self._cluster.options
-            topics = resources.enter_context(
-                KafkaTopics({"bootstrap.servers": self._cluster.bootstrap_servers})
-            )
-            topic = topics.create(PARTITIONS)
-            logger = logging.getLogger("spark_ssp")
-            logger.addHandler(self._lines)
-            resources.callback(logger.removeHandler, self._lines)
-            self._sink = Sink(options, topic)
-            group = {"subscribe": topic, "commitOffsetsToGroup": f"group-{topic}"}
-            pattern = {"subscribePattern": f"^{topic}$", "partitionDiscoveryInterval": "200ms"}
-            of_sources = (group, {"subscribe": topic, "tasks": "2"}, pattern)
-            self._sources = {
-                name: Source({**options, **more})
-                for name, more in zip(SOURCES, of_sources, strict=True)
-                if name in self._names
-            }
-            for source in self._sources.values():
-                resources.callback(source.close)
-            system = KafkaSystem(options)
-            steps = {
-                SINK: self._sink.step,
-                **{name: source.step for name, source in self._sources.items()},
-                "batch read": lambda: _read_batch({**options, "subscribe": topic}),
-                "planner": lambda: system.partition_count(topic),
-                "command": lambda: read_topics([topic], options),
-            }
-            self._sink.step()
-            self._subjects = [Subject(name, steps[name]) for name in steps if name in self._names]
-            for subject in self._subjects:
-                resources.enter_context(subject)
-            self._until_steady("all is under way")
-            self._resources = resources.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._resources.close()
+    def _start(self, resources: ExitStack) -> None:
+        options = self._cluster.options
+        topics = resources.enter_context(
+            KafkaTopics({"bootstrap.servers": self._cluster.bootstrap_servers})
+        )
+        topic = topics.create(PARTITIONS)
+        logger = logging.getLogger("spark_ssp")
+        logger.addHandler(self._lines)
+        resources.callback(logger.removeHandler, self._lines)
+        self._sink = Sink(options, topic)
+        group = {"subscribe": topic, "commitOffsetsToGroup": f"group-{topic}"}
+        pattern = {"subscribePattern": f"^{topic}$", "partitionDiscoveryInterval": "200ms"}
+        of_sources = (group, {"subscribe": topic, "tasks": "2"}, pattern)
+        self._sources = {
+            name: Source({**options, **more})
+            for name, more in zip(SOURCES, of_sources, strict=True)
+            if name in self._names
+        }
+        for source in self._sources.values():
+            resources.callback(source.close)
+        system = KafkaSystem(options)
+        steps = {
+            SINK: self._sink.step,
+            **{name: source.step for name, source in self._sources.items()},
+            "batch read": lambda: _read_batch({**options, "subscribe": topic}),
+            "planner": lambda: system.partition_count(topic),
+            "command": lambda: read_topics([topic], options),
+        }
+        self._sink.step()
+        self._subjects = [Subject(name, steps[name]) for name in steps if name in self._names]
+        for subject in self._subjects:
+            resources.enter_context(subject)
+        self._until_steady("all is under way")
 
     def fault(self, fault: str, broker: int, *, down_s: float, settle_s: float = 0.0) -> Outcome:
         """Take a broker away for `settle_s` and then `down_s` seconds, and wait until all is well

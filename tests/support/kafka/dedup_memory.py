@@ -1,16 +1,41 @@
-"""The memory of a reader that drops duplicates: the model of its state."""
+"""The memory of a reader that drops duplicates: the model of its state; positions as values."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from spark_ssp.kafka_source.dedup.dedup_headers import Position
+from spark_ssp.kafka_source.dedup.dedup_headers import POSITION_PATTERN
 from spark_ssp.kafka_source.dedup.dedup_state import (
     DedupFilter,
+    RowId,
     SeenBatch,
     SeenBatchUpdate,
-    row_id,
+    hash_row,
 )
+
+
+class Position(NamedTuple):
+    """The value of the header `ssp-position`."""
+
+    batch: int
+    attempt_ms: int
+    row: str
+    """`<task>:<hash>:<n>`: identifies the row in the batch; the same in every attempt."""
+
+
+def parse_position(text: str) -> Position | None:
+    """Parse a value of `ssp-position`; None if it has another form."""
+    if re.fullmatch(POSITION_PATTERN, text, re.ASCII) is None:
+        return None
+    batch, attempt_ms, row = text.split(":", 2)
+    return Position(batch=int(batch), attempt_ms=int(attempt_ms), row=row)
+
+
+def row_id(position: Position) -> RowId:
+    """Return the id of the row at this position."""
+    return hash_row(position.row.encode())
 
 
 @dataclass

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spark_ssp.common.errors import DataLossError, IncompatibleStateError, InvalidOptionsError
 from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
-from spark_ssp.grouping.groupers import GroupByPartition, GroupBySystemStreamPartition
+from spark_ssp.grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kafka_source.model.ranges import plan_ranges
-from spark_ssp.kafka_source.model.topic import Assign, AtOffsets, AtTimes, LogicalOffset, TopicId
+from spark_ssp.kafka_source.model.topic import (
+    Assign,
+    AtOffsets,
+    AtTimes,
+    LogicalOffset,
+    TopicId,
+    is_selected,
+)
+from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.planning.offset_bounds import check_names_exactly
-from spark_ssp.kafka_source.planning.plan_batch import BatchRules, plan_batch
+from spark_ssp.kafka_source.planning.plan_batch import BatchRules, create_grouping, plan_batch
 from spark_ssp.kafka_source.planning.rate_limit import ReadLimits, TriggerDelay
 from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
@@ -384,3 +395,81 @@ def test_starts_by_partition_name_all_partitions() -> None:
         check_names_exactly(
             "startingOffsetsByTimestamp", times, [ssp("orders", n) for n in (0, 1, 10, 2)]
         )
+
+
+# --- Ranges ---------------------------------------------------------------------------------------
+
+
+def test_the_number_of_a_partitions_task_is_the_partitions() -> None:
+    plan = planned(BEFORE_FIRST_BATCH, found({"a": [5, 0, 5], "b": [5, 5, 5, 5]}), RULES)
+    numbers = {one.task: one.number for one in plan.ranges}
+    assert numbers == {f"Partition {number}": number for number in range(4)}
+    idle = planned(BEFORE_FIRST_BATCH, found({"a": [0, 0, 5]}), RULES)
+    assert [(one.task, one.number) for one in idle.ranges] == [("Partition 2", 2)]
+
+
+def test_tasks_of_other_names_are_numbered_in_order_idle_ones_too() -> None:
+    rules = replace(RULES, grouping=FixedTasks(grouper=GroupBySystemStreamPartition()))
+    plan = planned(BEFORE_FIRST_BATCH, found({"a": [0, 5], "b": [5]}), rules)
+    assert [one.number for one in plan.ranges] == [1, 2]
+
+
+def test_generations_count_expansions() -> None:
+    first = planned(BEFORE_FIRST_BATCH, found({"a": [5, 5]}), RULES)
+    second = planned(first.end, found({"a": [6, 6, 3, 3]}), RULES)
+    assert [
+        [(part.ssp.partition, part.generation) for part in one.partitions] for one in second.ranges
+    ] == [[(0, 0), (2, 1)], [(1, 0), (3, 1)]]
+
+
+# --- Groupers -------------------------------------------------------------------------------------
+
+LEAST: Final = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders"}
+MODULO: Final = "spark_ssp.grouping.expansion.ModuloExpansion"
+BY_PARTITION, BY_SSP = GroupByPartition(), GroupBySystemStreamPartition()
+KEEP, ANEW = OnPartitionCountChange
+
+
+@pytest.mark.parametrize(
+    ("options", "label", "grouper", "on_count_change"),
+    [
+        # As Spark's source, where no option speaks of tasks.
+        ({}, "", BY_SSP, ANEW),
+        ({"includeTask": "false"}, "", BY_SSP, ANEW),
+        ({}, "ssp", BY_SSP, ANEW),
+        # What the query did before there was this default.
+        ({}, "partition", BY_PARTITION, KEEP),
+        ({}, "single", BY_PARTITION, KEEP),
+        ({}, "partition mod 4", BY_PARTITION, KEEP),
+        # Any option about tasks.
+        ({"includeTask": "true"}, "", BY_PARTITION, KEEP),
+        ({"assignmentStore": "file:///x"}, "", BY_PARTITION, KEEP),
+        ({"onPartitionCountChange": "keep"}, "", BY_PARTITION, KEEP),
+        ({"onPartitionCountChange": "regroup"}, "", BY_PARTITION, ANEW),
+        ({"partitionExpansionAlgorithm": MODULO}, "", BY_PARTITION, KEEP),
+        ({"tasks": "4"}, "", GroupByPartition(tasks=4), KEEP),
+        ({"tasks": "4"}, "ssp", GroupByPartition(tasks=4), KEEP),
+        ({"grouper": "ssp"}, "", BY_SSP, KEEP),
+        ({"grouper": "partition"}, "ssp", BY_PARTITION, KEEP),
+        # What such an option leaves open, the checkpoint decides.
+        ({"includeTask": "true"}, "ssp", BY_SSP, KEEP),
+        ({"onPartitionCountChange": "regroup"}, "ssp", BY_SSP, ANEW),
+        ({"onPartitionCountChange": "regroup"}, "partition", BY_PARTITION, ANEW),
+    ],
+)
+def test_the_grouper_that_options_leave_open(
+    options: dict[str, str], label: str, grouper: Grouper, on_count_change: OnPartitionCountChange
+) -> None:
+    found = create_grouping(parse_options({**LEAST, **options}), label)
+    assert (found.grouper, found.on_count_change) == (grouper, on_count_change)
+
+
+@given(
+    st.sets(st.tuples(st.sampled_from(["a", "b"]), st.integers(0, 12)), min_size=1),
+    st.tuples(st.sampled_from(["a", "b", "c"]), st.integers(0, 12)),
+)
+def test_assigned_partitions_are_selected_and_no_others(
+    assigned: set[tuple[str, int]], asked: tuple[str, int]
+) -> None:
+    selection = Assign(partitions=tuple(sorted(ssp(*one) for one in assigned)))
+    assert is_selected(selection, ssp(*asked)) is (asked in assigned)

@@ -35,9 +35,9 @@ PLANNED = part("orders", 0, 0, 100, topic_id="new")
 SECOND = part("orders", 1, 0, 100, topic_id="new")
 
 
-def fault(kind: ErrorKind) -> ReadError:
+def fault(kind: ErrorKind, ssp: SystemStreamPartition | None = PLANNED.ssp) -> ReadError:
     error = StreamNotFoundError("a", found="b", expected="c", next_step="d")
-    return ReadError(ssp=PLANNED.ssp, kind=kind, error=error)
+    return ReadError(ssp=ssp, kind=kind, error=error)
 
 
 @dataclass
@@ -117,9 +117,10 @@ def read(
     fail: str = "true",
     placements: int = 1,
     timeout: str = "60s",
+    ssp: SystemStreamPartition | None = PLANNED.ssp,
 ) -> list[int]:
     """The offsets from which the partition was read."""
-    consumer = Consumer(brokers, time, after, fault(kind), placements)
+    consumer = Consumer(brokers, time, after, fault(kind, ssp), placements)
     wave = GenerationReader(
         task=task(PLANNED),
         options=kafka_options(pollTimeout=timeout, failOnDataLoss=fail),
@@ -138,6 +139,21 @@ def at_once(function: Callable[[], T]) -> Future[T]:
     future: Future[T] = Future()
     future.set_result(function())
     return future
+
+
+@pytest.mark.parametrize("ssp", [None, PLANNED.ssp])
+def test_only_errors_that_do_not_keep_from_reading_are_passed_over(
+    ssp: SystemStreamPartition | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they are of the partition or of the brokers."""
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
+    for kind in (ErrorKind.TRANSIENT, ErrorKind.GROUP_ACCESS):
+        assert read(Brokers(["new"]), ManualTime(), after=1, kind=kind, ssp=ssp) == [0]
+    brokers = Brokers(["new"])
+    for kind in (ErrorKind.ACCESS, ErrorKind.PERMANENT):
+        with pytest.raises(StreamNotFoundError):
+            read(brokers, ManualTime(), after=1, kind=kind, ssp=ssp)
+    assert brokers.looks == 0, "they are raised at once"
 
 
 def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_past_it(

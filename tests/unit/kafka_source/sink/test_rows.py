@@ -24,14 +24,13 @@ from spark_ssp.kafka_source.dedup.dedup_headers import (
     POSITION_HEADER,
     SOURCE_HEADER,
     Header,
-    Position,
     RowCounter,
     WriteId,
-    parse_position,
     record_hash,
 )
 from spark_ssp.kafka_source.sink.table_sink import resolve_columns
 from spark_ssp.kafka_source.sink.writer import SinkColumns
+from tests.support.kafka.dedup_memory import Position, parse_position
 
 
 def _schema(**columns: DataType) -> StructType:

@@ -1,4 +1,5 @@
-"""A topic that was deleted and restored with the same records: the id that a user accepts."""
+"""The planner against a broker: a topic restored with the same records, and one that had a count
+which no batch saw."""
 
 from __future__ import annotations
 
@@ -59,3 +60,34 @@ def test_a_restored_topic_is_read_on_where_the_query_was(
     end = query.planner.next_offset(planned, None)
     assert end is not None
     assert values(query.planner.ranges(planned, end), options) == list(range(12, 20))
+
+
+@pytest.mark.parametrize(("counts", "lines"), [((4, 6, 8), 1), ((2, 4, 8), 0)])
+def test_a_count_that_is_no_multiple_is_warned_of(
+    kafka_broker: KafkaBroker,
+    topics: KafkaTopics,
+    caplog: pytest.LogCaptureFixture,
+    counts: tuple[int, ...],
+    lines: int,
+) -> None:
+    cluster = BrokerCluster(kafka_broker.bootstrap_servers, topics)
+    first, *later = counts
+    topic = cluster.create(first)
+    options = {
+        **kafka_broker.options,
+        "subscribe": topic,
+        "startingOffsets": "earliest",
+        "includeTask": "true",
+    }
+    query = FakeQuery(cluster.service(IsolationLevel.READ_UNCOMMITTED), parse_options(options))
+    records = [Record(key=b"key-%d" % number, value=b"") for number in range(200)]
+    cluster.put(topic, records)
+    assert sum(query.counts()) == 200
+    for count in later:
+        cluster.expand(topic, count)
+        cluster.put(topic, records)
+    query.restart()
+    assert sum(query.counts()) == 400
+    told = [line for line in caplog.messages if "in between" in line]
+    assert len(told) == lines
+    assert all(f"topic {topic} grew from 4 to 8 partitions" in line for line in told)
