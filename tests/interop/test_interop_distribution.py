@@ -63,7 +63,7 @@ def test_a_query_reads_each_user_record_of_its_shards(scene: Scene) -> None:
 
 def _share(scene: Scene, anne: Worker, bert: Worker) -> bool:
     shares = [scene.watch.held_by(each) for each in (anne, bert)]
-    return all(shares) and sum(map(len, shares)) == SHARDS
+    return {len(share) for share in shares} == {SHARDS // 2}  # another share is still moving
 
 
 def _put(feed: RemoteFeed, serial: int) -> list[_Placed]:
