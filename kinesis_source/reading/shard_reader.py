@@ -1,8 +1,8 @@
 """Reads one shard's range, page by page, in order, until its end.
 
-This is the only loop that fetches records for Spark. `range_filter` selects the records of a page,
-`data_loss_checks` decides what a missing record means, `fetch_rate` sets the pace, and `fetch_size`
-the sizes.
+This is the only loop that fetches records for Spark. `page_rows` selects the records of a page and
+builds their rows, `data_loss_checks` decides what a missing record means, and `fetch_pacing` sets
+the pace and the sizes.
 
 A range may begin with an expected record: its start record, or the record with which the batch is
 known to begin. The iterator is opened *at* the expected record, which must come first: that proves
