@@ -5,9 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from spark_ssp.testing.kinesis import UnusualAnswers
-from tests.support.simulation.query import (
-    Stage,
-)
+from tests.support.simulation.query import Stage
 from tests.support.simulation.world import LONGEST_HIDDEN_MS
 
 MINUTE_MS = 60_000

@@ -35,16 +35,9 @@ from spark_ssp.testing.kinesis.state.faults import (
     LostReply,
     Throttle,
 )
-from tests.simulation.draws import (
-    small_index,
-    unusual_answers,
-)
+from tests.simulation.draws import small_index, unusual_answers
 from tests.simulation.histories import Histories
-from tests.support.simulation.query import (
-    UNDISTURBED,
-    Disturbance,
-    Stage,
-)
+from tests.support.simulation.query import UNDISTURBED, Disturbance, Stage
 from tests.support.simulation.world import HOUR_MS
 
 

@@ -17,10 +17,7 @@ from hypothesis import event
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from spark_ssp.common.errors import (
-    DataLossError,
-    SspError,
-)
+from spark_ssp.common.errors import DataLossError, SspError
 from tests.simulation.draws import (
     MINUTE_MS,
     fetches,

@@ -12,13 +12,7 @@ from confluent_kafka import Producer
 
 from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError
 from spark_ssp.kafka_source.reading.pool import ConsumerPool
-from tests.support.kafka.reading import (
-    TaskReading,
-    open_messages,
-    open_native,
-    part,
-    task,
-)
+from tests.support.kafka.reading import TaskReading, open_messages, open_native, part, task
 from tests.support.kafka.topics import KafkaTopics, Record, produce
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.waiting import until

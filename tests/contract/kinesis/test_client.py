@@ -11,9 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spark_ssp.common.errors import (
-    StreamNotFoundError,
-)
+from spark_ssp.common.errors import StreamNotFoundError
 from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
@@ -29,9 +27,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.testing.kinesis.state.faults import (
-    Faults,
-)
+from spark_ssp.testing.kinesis.state.faults import Faults
 from tests.contract.services import MIDDLE, Quirk
 from tests.contract.subjects import ABSENT, FIRST, LAST_KEY, SECOND, Subject
 

@@ -7,20 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from spark_ssp.common.errors import (
-    AccessError,
-    ServiceUnavailableError,
-    SspError,
-)
-from spark_ssp.kinesis_source.client.api import (
-    ExpiredIteratorError,
-    ThrottledError,
-)
-from spark_ssp.kinesis_source.model.shard import (
-    ShardIterator,
-    StreamRef,
-    TrimHorizon,
-)
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError
+from spark_ssp.kinesis_source.client.api import ExpiredIteratorError, ThrottledError
+from spark_ssp.kinesis_source.model.shard import ShardIterator, StreamRef, TrimHorizon
 from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
     DropConnection,

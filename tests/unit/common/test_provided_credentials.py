@@ -13,11 +13,7 @@ from typing import Any
 import boto3
 import botocore.session
 import pytest
-from botocore.credentials import (
-    Credentials,
-    DeferredRefreshableCredentials,
-    RefreshableCredentials,
-)
+from botocore.credentials import Credentials, DeferredRefreshableCredentials, RefreshableCredentials
 
 from spark_ssp.common.aws.error_translation import (
     CredentialsProviderError,

@@ -12,13 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_ssp.common.logs import RepeatFilter
-from spark_ssp.common.times import (
-    clock_text,
-    date_text,
-    duration_text,
-    seconds_text,
-    time_text,
-)
+from spark_ssp.common.times import clock_text, date_text, duration_text, seconds_text, time_text
 
 INT64: Final = st.integers(min_value=-(1 << 63), max_value=(1 << 63) - 1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)

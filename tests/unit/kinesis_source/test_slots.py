@@ -8,10 +8,7 @@ from dataclasses import replace
 import pytest
 
 from spark_ssp.grouping.identifiers import SlotId, StreamName
-from spark_ssp.kinesis_source.model.shard import (
-    EpochMillis,
-    StreamRef,
-)
+from spark_ssp.kinesis_source.model.shard import EpochMillis, StreamRef
 from spark_ssp.kinesis_source.options.values import SlotAssignment
 from tests.support.fakes.planner_world import RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id

@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.grouping.identifiers import (
-    ShardId,
-    ShardKey,
-    SlotId,
-    StreamName,
-)
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model import offset as kinesis
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,

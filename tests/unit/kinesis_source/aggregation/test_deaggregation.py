@@ -28,9 +28,7 @@ from spark_ssp.kinesis_source.aggregation.deaggregation import (
     last_sub,
     split,
 )
-from spark_ssp.kinesis_source.model.shard import (
-    TrimHorizon,
-)
+from spark_ssp.kinesis_source.model.shard import TrimHorizon
 from spark_ssp.kinesis_source.reading import page_rows
 from spark_ssp.kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
 from spark_ssp.kinesis_source.reading.page_rows import build_rows, slice_page

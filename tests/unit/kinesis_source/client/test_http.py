@@ -9,9 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from spark_ssp.common.errors import (
-    ServiceUnavailableError,
-)
+from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.kinesis_source.client.api import ThrottledError
 from tests.support.fakes.scripted_http import (
     GOOD,

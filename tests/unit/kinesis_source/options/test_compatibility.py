@@ -5,17 +5,10 @@ from __future__ import annotations
 import pytest
 
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kinesis_source.model.shard import (
-    AtTimestamp,
-    EpochMillis,
-    StreamRef,
-)
+from spark_ssp.kinesis_source.model.shard import AtTimestamp, EpochMillis, StreamRef
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from tests.support.kinesis.option_examples import (
-    ROLE,
-    problems,
-)
+from tests.support.kinesis.option_examples import ROLE, problems
 
 
 def test_a_query_of_databricks_source_keeps_its_options() -> None:

@@ -212,7 +212,7 @@ def test_a_recreated_stream_is_noticed_by_its_shards(world: World) -> None:
     assert world.discovery.description(ORDERS).created > before
 
 
-def test_new_shards_are_told(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_new_shards_are_reported(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.shards()
     world.split()
     world.clock.advance(INTERVAL_MS)

@@ -17,10 +17,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.probing.batch_end_probe import (
-    MAX_TIME_PROBES,
-    REST_BYTES,
-)
+from spark_ssp.kinesis_source.probing.batch_end_probe import MAX_TIME_PROBES, REST_BYTES
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     MAX_EMPTY_PAGES,
     MIN_WINDOW_MS,

@@ -11,15 +11,8 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.common.errors import (
-    AccessError,
-    DataLossError,
-    ServiceUnavailableError,
-)
-from spark_ssp.kinesis_source.model.shard import (
-    RecordPage,
-    TrimHorizon,
-)
+from spark_ssp.common.errors import AccessError, DataLossError, ServiceUnavailableError
+from spark_ssp.kinesis_source.model.shard import RecordPage, TrimHorizon
 from spark_ssp.kinesis_source.reading.shard_reader import MAX_YOUNG_EXPIRIES
 from tests.support.fakes.scripted import (
     NOW,

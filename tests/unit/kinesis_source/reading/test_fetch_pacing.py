@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ssp.kinesis_source.model.shard import (
-    RecordPage,
-)
+from spark_ssp.kinesis_source.model.shard import RecordPage
 from spark_ssp.kinesis_source.reading.fetch_pacing import backoff_ms, block_ms, pause_ms
 from tests.support.kinesis.pages import page
 

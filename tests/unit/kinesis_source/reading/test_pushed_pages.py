@@ -12,12 +12,7 @@ import pytest
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import SubscriptionError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange
-from spark_ssp.kinesis_source.model.shard import (
-    ConsumerArn,
-    Position,
-    RecordPage,
-    ShardIterator,
-)
+from spark_ssp.kinesis_source.model.shard import ConsumerArn, Position, RecordPage, ShardIterator
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.pushed_pages import (
     MIN_PUSHED_BYTES,

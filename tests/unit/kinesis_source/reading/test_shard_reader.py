@@ -7,11 +7,7 @@ from collections import deque
 
 import pytest
 
-from spark_ssp.common.errors import (
-    DataLossError,
-    ServiceUnavailableError,
-    StreamNotFoundError,
-)
+from spark_ssp.common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
 from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,

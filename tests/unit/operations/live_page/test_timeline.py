@@ -13,12 +13,7 @@ from spark_ssp.operations.live_page.timeline import (
     SourceTimeline,
     lag_level,
 )
-from spark_ssp.operations.snapshot import (
-    QuerySnapshot,
-    ReadState,
-    ShardSnapshot,
-    SourceFormat,
-)
+from spark_ssp.operations.snapshot import QuerySnapshot, ReadState, ShardSnapshot, SourceFormat
 from tests.support.operations.histories import (
     PERIOD_MS,
     START_MS,

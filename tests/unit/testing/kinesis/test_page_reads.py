@@ -8,12 +8,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.testing.kinesis import (
-    Delays,
-    KinesisState,
-    ManualClock,
-    UnusualAnswers,
-)
+from spark_ssp.testing.kinesis import Delays, KinesisState, ManualClock, UnusualAnswers
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
 from spark_ssp.testing.kinesis.state.shard import decode_number
 from tests.support.kinesis.embedded_calls import FIRST, iterator, outcome, read, texts
