@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.common.aws.error_translation import THROTTLES
-from spark_ssp.common.spark.reader_counters import COUNTERS, ReaderCounters
+from spark_ssp.common.spark.reader_status import COUNTERS, ReaderCounters
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.batch_planner import BatchPlanner
 from spark_ssp.kinesis_source.model.offset import Offset

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Final
 from spark_ssp.common.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from spark_ssp.checkpoint.assignments.errors import (
+    from spark_ssp.checkpoint.assignments.store import (
         AssignmentConflictError as AssignmentConflictError,
     )
-    from spark_ssp.checkpoint.assignments.errors import (
+    from spark_ssp.checkpoint.assignments.store import (
         AssignmentContradictionError as AssignmentContradictionError,
     )
-    from spark_ssp.checkpoint.assignments.errors import AssignmentStoreError as AssignmentStoreError
-    from spark_ssp.checkpoint.errors import LeaseTableError as LeaseTableError
-    from spark_ssp.checkpoint.errors import MalformedLeaseError as MalformedLeaseError
+    from spark_ssp.checkpoint.assignments.store import AssignmentStoreError as AssignmentStoreError
+    from spark_ssp.checkpoint.leases.lease import LeaseTableError as LeaseTableError
+    from spark_ssp.checkpoint.leases.lease import MalformedLeaseError as MalformedLeaseError
     from spark_ssp.checkpoint.worker_identity import HostAndQueryGenerator as HostAndQueryGenerator
     from spark_ssp.checkpoint.worker_identity import ProcessorIdGenerator as ProcessorIdGenerator
     from spark_ssp.checkpoint.worker_identity import Query as Query
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
     from spark_ssp.common.errors import StreamNotFoundError as StreamNotFoundError
     from spark_ssp.common.errors import UnsupportedError as UnsupportedError
     from spark_ssp.common.spark.query_lag import query_lag as query_lag
-    from spark_ssp.grouping.expansion import ModuloExpansion as ModuloExpansion
-    from spark_ssp.grouping.expansion import (
+    from spark_ssp.grouping.fixed_tasks import ModuloExpansion as ModuloExpansion
+    from spark_ssp.grouping.fixed_tasks import PartitionCountError as PartitionCountError
+    from spark_ssp.grouping.fixed_tasks import (
         PartitionExpansionAlgorithm as PartitionExpansionAlgorithm,
     )
-    from spark_ssp.grouping.fixed_tasks import PartitionCountError as PartitionCountError
     from spark_ssp.grouping.fixed_tasks import PartitionExpansionError as PartitionExpansionError
     from spark_ssp.kafka_source.client.admin_client import disconnect_kafka as disconnect_kafka
     from spark_ssp.kafka_source.dedup.deduplicate import drop_duplicates as drop_duplicates
@@ -125,10 +125,10 @@ if TYPE_CHECKING:
     from spark_ssp.testing.kinesis.state.faults import by_chance as by_chance
 
 _NAMES: Final = {
-    "spark_ssp.checkpoint.assignments.errors": (
+    "spark_ssp.checkpoint.assignments.store": (
         "AssignmentConflictError AssignmentContradictionError AssignmentStoreError"
     ),
-    "spark_ssp.checkpoint.errors": "LeaseTableError MalformedLeaseError",
+    "spark_ssp.checkpoint.leases.lease": "LeaseTableError MalformedLeaseError",
     "spark_ssp.checkpoint.worker_identity": (
         "HostAndQueryGenerator ProcessorIdGenerator Query UuidGenerator"
     ),
@@ -171,8 +171,8 @@ _NAMES: Final = {
         "StreamNotFoundError UnsupportedError"
     ),
     "spark_ssp.common.spark.query_lag": "query_lag",
-    "spark_ssp.grouping.expansion": "ModuloExpansion PartitionExpansionAlgorithm",
-    "spark_ssp.grouping.fixed_tasks": "PartitionCountError PartitionExpansionError",
+    "spark_ssp.grouping.fixed_tasks": "ModuloExpansion PartitionCountError"
+    " PartitionExpansionAlgorithm PartitionExpansionError",
 }
 """The public names of each module, separated by spaces."""
 _MODULES: Final = {name: module for module, names in _NAMES.items() for name in names.split()}

@@ -29,7 +29,7 @@ from benchmarks.kafka.feed import KEYS, new_topic
 from benchmarks.support.processes import cpu_seconds, used_since
 from benchmarks.support.report import Report, ratio, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING
+from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING
 from spark_ssp.kafka_source.dedup.dedup_headers import (
     POSITION_HEADER,
     SOURCE_HEADER,

@@ -23,7 +23,7 @@ from typing import Final
 
 from benchmarks.leases.workers import PERIOD_S, Reader, lease_options, new_table, settings_of
 from benchmarks.support.report import Report, spread
-from spark_ssp.checkpoint.agent.settings import AgentSettings
+from spark_ssp.checkpoint.coordination.protocol import AgentSettings
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.testing.kinesis.server import DynamoDbServer
 

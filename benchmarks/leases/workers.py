@@ -9,12 +9,10 @@ from itertools import count
 from typing import Any, Final
 
 from spark_ssp.checkpoint.agent.client import AgentClient
-from spark_ssp.checkpoint.agent.settings import AgentSettings
-from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.protocol import AgentSettings, Report, Status
 from spark_ssp.checkpoint.coordination.state import Settings
-from spark_ssp.checkpoint.leases.checkpoint_position import Processed, StartAtTrimHorizon
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, Processed, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.lease_store import TableSettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import SequenceNumber, ShardId, WorkerId
 from spark_ssp.testing.kinesis.server import DynamoDbServer

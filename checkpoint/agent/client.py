@@ -22,10 +22,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import IO, Final, NoReturn
 
-from spark_ssp.checkpoint.agent.framing import FrameDecoder, encode_frame
-from spark_ssp.checkpoint.agent.settings import AgentSettings
-from spark_ssp.checkpoint.agent.status_change import StatusChange, apply_change
-from spark_ssp.checkpoint.coordination.protocol import LeaseClient, Report, Status
+from spark_ssp.checkpoint.coordination.protocol import (
+    AgentSettings,
+    FrameDecoder,
+    LeaseClient,
+    Report,
+    Status,
+    StatusChange,
+    apply_change,
+    encode_frame,
+)
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.helper_process import module_path, start_helper

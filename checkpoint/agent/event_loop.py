@@ -17,11 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from spark_ssp.checkpoint.agent.settings import AgentSettings
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.protocol import AgentSettings, Report, Status
 from spark_ssp.checkpoint.coordination.state import METRICS_EVERY_MS, Monotonic, State
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
@@ -33,7 +31,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Write,
 )
 from spark_ssp.checkpoint.leases.kcl_tables import KclTables
-from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.lease import LeaseKey, ShardEnded
 from spark_ssp.checkpoint.leases.lease_store import LeaseStore, Rows
 from spark_ssp.checkpoint.leases.worker_metrics import (
     KclObservation,

@@ -34,11 +34,15 @@ from spark_ssp.checkpoint.agent.event_loop import (
     WriteCompleted,
     run_guarded,
 )
-from spark_ssp.checkpoint.agent.framing import FrameDecoder, encode_frame
-from spark_ssp.checkpoint.agent.settings import AgentSettings
-from spark_ssp.checkpoint.agent.status_change import to_change
 from spark_ssp.checkpoint.agent.tables import open_tables
-from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.protocol import (
+    AgentSettings,
+    FrameDecoder,
+    Report,
+    Status,
+    encode_frame,
+    to_change,
+)
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
 from spark_ssp.common.errors import SspError
 from spark_ssp.common.logs import show_logs

@@ -11,13 +11,35 @@ deleted, a writer that paused for long could create it again and take it for the
 from __future__ import annotations
 
 import re
+from functools import partial
+from pathlib import Path
 from typing import Final
 
-from spark_ssp.checkpoint.assignments.errors import conflict, store_subject
-from spark_ssp.checkpoint.assignments.serialization import decode_text, encode_text
-from spark_ssp.checkpoint.assignments.store import StoredAssignment, Version
-from spark_ssp.checkpoint.assignments.uri import StoreUri
-from spark_ssp.common.documents.immutable_files import WriteOnceFiles
+from spark_ssp.checkpoint.assignments.store import (
+    AssignmentStoreError,
+    StoredAssignment,
+    Version,
+    conflict,
+    decode_text,
+    encode_text,
+    store_subject,
+)
+from spark_ssp.checkpoint.assignments.uri import StoreKind, StoreUri
+from spark_ssp.common.aws.error_translation import safe_text
+from spark_ssp.common.documents.write_once_files import (
+    PACKAGES,
+    FsspecFiles,
+    LocalFiles,
+    WriteOnceFiles,
+    missing_package,
+)
+from spark_ssp.common.errors import (
+    AccessError,
+    InvalidOptionsError,
+    OptionProblem,
+    ServiceUnavailableError,
+    SspError,
+)
 from spark_ssp.grouping.assignment import TaskAssignment
 
 _NAME: Final = re.compile(r"([0-9]{8,})\.json", re.ASCII)
@@ -70,3 +92,69 @@ class FileAssignmentStore:
 def file_name(version: Version) -> str:
     """Return the file name of a version."""
     return f"{version:08}.json"
+
+
+# --- Folders on disks and through fsspec ---------------------------------------------------------
+
+
+def open_files(uri: StoreUri) -> WriteOnceFiles:
+    """Return the folder of a URI. InvalidOptionsError if a package is missing."""
+    if uri.kind is StoreKind.LOCAL:
+        return LocalFiles(Path(uri.path), partial(_os_error, uri), needs_links=True)
+    package = missing_package(uri.scheme)
+    if package is not None:
+        raise InvalidOptionsError(
+            "kafka-ssp",
+            [
+                OptionProblem(
+                    option="assignmentStore",
+                    found=f"{uri.scheme}:// without the package {package}",
+                    expected=f"{package} installed on the driver",
+                    next_step=f"pip install {package}",
+                )
+            ],
+        )
+    try:
+        return FsspecFiles(
+            f"{uri.scheme}://{uri.container}/{uri.path}", partial(_storage_error, uri)
+        )
+    except Exception as error:
+        raise _storage_error(uri, error) from error
+
+
+def _os_error(uri: StoreUri, error: Exception) -> SspError:
+    subject = store_subject(uri.text)
+    found = f"{type(error).__name__} ({getattr(error, 'strerror', None)})"
+    if isinstance(error, PermissionError):
+        return AccessError(
+            subject,
+            found=found,
+            expected="a folder that the driver may read and write, on a file system with hard "
+            "links",
+            next_step="give the driver's user access to it, or name another assignmentStore",
+        )
+    return AssignmentStoreError(
+        subject,
+        found=found,
+        expected="a folder, existing or to be created, on a file system with hard links",
+        next_step="correct the path, or name another assignmentStore",
+    )
+
+
+def _storage_error(uri: StoreUri, error: Exception) -> SspError:
+    subject = store_subject(uri.text)
+    found = f"{type(error).__name__} ({safe_text(str(error))})"
+    if isinstance(error, PermissionError):
+        return AccessError(
+            subject,
+            found=found,
+            expected="permission to list, read and create files in it",
+            next_step="grant it to the account of the driver's environment",
+        )
+    return ServiceUnavailableError(
+        subject,
+        found=found,
+        expected="an answer from the storage",
+        next_step=f"check the path, the credentials that {PACKAGES.get(uri.scheme, 'fsspec')} "
+        "finds, and the network",
+    )

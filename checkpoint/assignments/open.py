@@ -18,8 +18,7 @@ def open_assignment_store(uri: str, connection: ConnectionOptions | None = None)
     aws = connection or ConnectionOptions()
     match parsed.kind:
         case StoreKind.LOCAL | StoreKind.FSSPEC:
-            from spark_ssp.checkpoint.assignments.file_systems import open_files
-            from spark_ssp.checkpoint.assignments.files import FileAssignmentStore
+            from spark_ssp.checkpoint.assignments.files import FileAssignmentStore, open_files
 
             return FileAssignmentStore(parsed, open_files(parsed))
         case StoreKind.S3:
@@ -28,6 +27,6 @@ def open_assignment_store(uri: str, connection: ConnectionOptions | None = None)
 
             return FileAssignmentStore(parsed, open_s3(parsed, aws))
         case StoreKind.DYNAMODB:
-            from spark_ssp.checkpoint.assignments.dynamodb import open_dynamodb
+            from spark_ssp.checkpoint.assignments.aws import open_dynamodb
 
             return open_dynamodb(parsed, aws)

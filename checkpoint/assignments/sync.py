@@ -16,12 +16,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
-from spark_ssp.checkpoint.assignments.errors import (
+from spark_ssp.checkpoint.assignments.store import (
     AssignmentConflictError,
     AssignmentContradictionError,
+    AssignmentStore,
     store_subject,
 )
-from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from spark_ssp.common.aws.s3_names import is_bucket
+from spark_ssp.common.documents.write_once_files import is_bucket
 from spark_ssp.common.options.spec import BadValueError, Fault, shown
 
 EXAMPLES: Final = (

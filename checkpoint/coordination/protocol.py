@@ -3,17 +3,39 @@
 Only the reader knows what is read and committed; only the agent writes to the lease table. Once or
 twice per trigger they exchange one `Report` for one `Status`. Between exchanges the agent renews
 held leases, takes free ones and hands over requested ones.
+
+On the pipes between the two processes a message is a frame: a four-byte length, then a pickle. Both
+ends run the same code under the same user, and no other process has the pipes. The agent's first
+answer is a whole `Status`; each later one is a `StatusChange`, relative to the answer before: of
+thousands of rows few change between two exchanges.
 """
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass, field, replace
+from typing import Final, Protocol
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Progress
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, Progress
+from spark_ssp.checkpoint.leases.lease_store import TableSettings
 from spark_ssp.common.errors import SspError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """The settings of a lease agent. Its `repr` shows no secret; its pickle contains them and is
+    sent only through the agent's pipe."""
+
+    application: str
+    """The application's name, after which KCL 3's own tables are named, regardless of the lease
+    table's."""
+    table: TableSettings
+    coordination: Settings
+    connection: ConnectionOptions
+    """`endpoint_url` is `dynamodbEndpointUrl`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,3 +111,73 @@ class LeaseClient(Protocol):
     def close(self) -> None:
         """Let the agent write the committed progress, release all leases and exit, without waiting
         for `reading` to become empty. The client cannot be used afterwards."""
+
+
+# --- On the pipes --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatusChange:
+    """A status without the rows that the one before it has."""
+
+    changed: tuple[Lease, ...]
+    removed: tuple[LeaseKey, ...]
+    held: tuple[LeaseKey, ...]
+    others: Status
+    """The status without `held` and `rows`."""
+
+
+def to_change(before: Mapping[LeaseKey, Lease], status: Status) -> StatusChange:
+    """Return the change to a status from one with the rows `before`."""
+    rows = status.rows
+    return StatusChange(
+        # Most rows are the same objects as before.
+        changed=tuple(
+            row for key, row in rows.items() if (old := before.get(key)) is not row and old != row
+        ),
+        removed=tuple(sorted(before.keys() - rows.keys())),
+        held=tuple(status.held),
+        others=replace(status, held={}, rows={}),
+    )
+
+
+def apply_change(before: Mapping[LeaseKey, Lease], change: StatusChange) -> Status:
+    """Return the status that a change leads to from one with the rows `before`."""
+    changed = {row.key: row for row in change.changed}
+    rows = {**before, **changed}
+    for key in change.removed:
+        del rows[key]
+    if changed.keys() - before.keys():
+        rows = dict(sorted(rows.items()))
+    return replace(change.others, held={key: rows[key] for key in change.held}, rows=rows)
+
+
+_HEAD: Final = 4
+
+
+def encode_frame(value: object) -> bytes:
+    """Return the frame of a value."""
+    body = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return len(body).to_bytes(_HEAD, "big") + body
+
+
+class FrameDecoder:
+    """Decodes values from chunks of any size."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[object]:
+        """Return the values that are now complete, in order."""
+        self._pending += data
+        values: list[object] = []
+        begin = 0
+        while len(self._pending) - begin >= _HEAD:
+            body = begin + _HEAD
+            end = body + int.from_bytes(self._pending[begin:body], "big")
+            if len(self._pending) < end:
+                break
+            values.append(pickle.loads(memoryview(self._pending)[body:end].toreadonly()))
+            begin = end
+        del self._pending[:begin]
+        return values

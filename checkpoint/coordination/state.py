@@ -9,10 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_ssp.checkpoint.errors import MalformedLeaseError
-from spark_ssp.checkpoint.leases.checkpoint_position import Progress
 from spark_ssp.checkpoint.leases.conditional_writes import Write
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, MalformedLeaseError, Progress
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from spark_ssp.common.errors import SspError
 from spark_ssp.grouping.identifiers import WorkerId

@@ -5,16 +5,18 @@ never overwrite each other. Each write has the lease as its writer last observed
 renewals also write the worker's id to `sspOwner`, which the KCL does not have.
 
 `to_update` expresses a write as changes of attributes, for every store. `is_applied` recognises a
-write whose reply was lost in the row that was found.
+write whose reply was lost in the row that was found, and `reconcile` uses it: a retry finds the row
+changed by the first attempt, and if that counted as a conflict, a worker would give up a lease that
+it holds. Without an attempt that may have taken effect a failed condition is always a conflict: two
+workers with the same id must not mistake each other's writes for their own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Progress, is_forward
-from spark_ssp.checkpoint.leases.lease import AttributeValue, Lease
+from spark_ssp.checkpoint.leases.lease import AttributeValue, Lease, Progress, is_forward
 from spark_ssp.checkpoint.leases.lease_serializer import (
     Attribute,
     encode,
@@ -336,3 +338,32 @@ def is_applied(write: Write, found: Lease | None) -> bool:
 
 def _has_next_counter(seen: Lease, found: Lease) -> bool:
     return found.counter == seen.counter + 1
+
+
+Attempt = Callable[[], Outcome]
+
+
+def reconcile(
+    write: Write,
+    attempt: Attempt,
+    *,
+    retrying: Callable[[Attempt], Outcome],
+    may_have_applied: Callable[[Exception], bool],
+) -> Outcome:
+    """Run `attempt` through `retrying`, which repeats it after transient errors; return the
+    result."""
+    doubtful = False
+
+    def once() -> Outcome:
+        nonlocal doubtful
+        try:
+            return attempt()
+        except Exception as error:
+            doubtful = doubtful or may_have_applied(error)
+            raise
+
+    outcome = retrying(once)
+    if doubtful and isinstance(outcome, Conflict) and is_applied(write, outcome.found):
+        lease = write.lease if outcome.found is None else outcome.found
+        return Done(lease=lease)
+    return outcome

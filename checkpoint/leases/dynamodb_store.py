@@ -1,39 +1,44 @@
 """The lease table in DynamoDB.
 
 Reads are consistent: a write based on an outdated row would only fail its condition.
+
+KCL 3 uses an index over the owners; a table created here has it. An existing table without it is
+not changed: KCL 3 adds it when it needs it, and this project does not read it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NoReturn
+from enum import StrEnum
+from typing import Any, Final, Literal, NoReturn
 
 from botocore.exceptions import ClientError
 
-from spark_ssp.checkpoint.dynamodb_calls import DynamoDbCalls, has_code, may_have_applied
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Conflict,
     DeleteRow,
     Done,
     Outcome,
     PutRow,
+    RowChange,
+    UpdateRow,
     Write,
+    reconcile,
     to_update,
 )
-from spark_ssp.checkpoint.leases.dynamodb_expressions import request_of
-from spark_ssp.checkpoint.leases.lease import Item, Lease, LeaseKey
+from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls, has_code, may_have_applied
+from spark_ssp.checkpoint.leases.lease import AttributeValue, Item, Lease, LeaseKey, LeaseTableError
 from spark_ssp.checkpoint.leases.lease_serializer import Attribute, text
-from spark_ssp.checkpoint.leases.lease_store import Rows
-from spark_ssp.checkpoint.leases.row_parsing import LeaseCache, parse_lease, parse_rows
-from spark_ssp.checkpoint.leases.table_schema import (
-    Readiness,
+from spark_ssp.checkpoint.leases.lease_store import (
+    LeaseCache,
+    Rows,
     TableSettings,
-    creation_request,
-    readiness,
+    parse_lease,
+    parse_rows,
 )
-from spark_ssp.checkpoint.leases.write_reconciliation import reconcile
 from spark_ssp.common.aws.error_translation import MalformedAnswerError
+from spark_ssp.common.aws.service_calls import create_table, describe_table
 from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.times import seconds_text
 
@@ -74,38 +79,14 @@ class DynamoDbLeaseStore:
         dynamodb:CreateTable, and with tags dynamodb:TagResource."""
         deadline = self._monotonic() + self._settings.wait_s
         while True:
-            found = readiness(self._settings.name, self._description())
+            found = readiness(self._settings.name, describe_table(self._calls, self._settings.name))
             if found is Readiness.READY:
                 return
             if found is Readiness.ABSENT:
-                self._create()
+                create_table(self._calls, creation_request(self._settings))
             if self._monotonic() >= deadline:
                 raise self._not_ready(found)
             self._sleep(_POLL_S)
-
-    def _description(self) -> Mapping[str, Any] | None:
-        def describe() -> Mapping[str, Any] | None:
-            try:
-                answer = self._calls.once("DescribeTable", {"TableName": self._settings.name})
-            except ClientError as error:
-                if has_code(error, "ResourceNotFoundException"):
-                    return None
-                raise
-            table: Mapping[str, Any] = answer["Table"]
-            return table
-
-        return self._calls.patiently("DescribeTable", describe)
-
-    def _create(self) -> None:
-        def create() -> None:
-            try:
-                self._calls.once("CreateTable", creation_request(self._settings))
-            except ClientError as error:
-                # Another worker was faster, or this is the retry of a call whose reply was lost.
-                if not has_code(error, "ResourceInUseException"):
-                    raise
-
-        self._calls.patiently("CreateTable", create)
 
     def _not_ready(self, found: Readiness) -> ServiceUnavailableError:
         return ServiceUnavailableError(
@@ -170,3 +151,165 @@ class DynamoDbLeaseStore:
             "ConsistentRead": True,
         }
         return self._calls.ask("GetItem", request).get("Item")
+
+
+# --- Requests ------------------------------------------------------------------------------------
+
+Operation = Literal["PutItem", "UpdateItem", "DeleteItem"]
+
+_EXISTS: Final = f"attribute_exists({Attribute.KEY.value})"
+_ABSENT: Final = f"attribute_not_exists({Attribute.KEY.value})"
+_ALL_OLD: Final = "ALL_OLD"
+
+
+def request_of(table: str, key: LeaseKey, change: RowChange) -> tuple[Operation, dict[str, Any]]:
+    """Return the API operation and its arguments. The answer to a failed condition contains the
+    row."""
+    row: dict[str, Any] = {"TableName": table, "Key": {Attribute.KEY.value: text(key)}}
+    match change:
+        case PutRow(item=item):
+            return "PutItem", {
+                "TableName": table,
+                "Item": dict(item),
+                "ConditionExpression": _ABSENT,
+                "ReturnValuesOnConditionCheckFailure": _ALL_OLD,
+            }
+        case UpdateRow():
+            return "UpdateItem", row | _update(change)
+        case DeleteRow():
+            return "DeleteItem", row
+
+
+def _update(change: UpdateRow) -> dict[str, Any]:
+    terms = _Terms()
+    conditions = [_EXISTS]
+    for name, value in sorted(change.expected.items()):
+        if value is None:
+            conditions.append(f"attribute_not_exists({terms.name(name)})")
+        else:
+            conditions.append(f"{terms.name(name)} = {terms.value(value)}")
+    clauses = {
+        "SET": [f"{terms.name(n)} = {terms.value(v)}" for n, v in sorted(change.sets.items())],
+        "ADD": [
+            f"{terms.name(n)} {terms.value({'N': str(amount)})}"
+            for n, amount in sorted(change.adds.items())
+        ],
+        "REMOVE": [terms.name(n) for n in sorted(change.removes)],
+    }
+    update = " ".join(f"{word} {', '.join(parts)}" for word, parts in clauses.items() if parts)
+    request: dict[str, Any] = {
+        "UpdateExpression": update,
+        "ConditionExpression": " AND ".join(conditions),
+        "ExpressionAttributeNames": terms.names,
+        "ReturnValues": "ALL_NEW",
+        "ReturnValuesOnConditionCheckFailure": _ALL_OLD,
+    }
+    if terms.values:
+        request["ExpressionAttributeValues"] = terms.values
+    return request
+
+
+class _Terms:
+    """Placeholders for attribute names, which may be reserved words, and values."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self.values: dict[str, Mapping[str, Any]] = {}
+
+    def name(self, attribute: str) -> str:
+        self.names[f"#{attribute}"] = attribute
+        return f"#{attribute}"
+
+    def value(self, value: AttributeValue) -> str:
+        placeholder = f":v{len(self.values)}"
+        self.values[placeholder] = value
+        return placeholder
+
+
+# --- The table's schema --------------------------------------------------------------------------
+
+OWNER_INDEX: Final = "LeaseOwnerToLeaseKeyIndex"
+
+
+class Readiness(StrEnum):
+    """The next step for a table."""
+
+    ABSENT = "absent"
+    READY = "ready"
+    WAIT = "wait"
+
+
+def creation_request(settings: TableSettings) -> dict[str, Any]:
+    """Return the arguments of CreateTable."""
+    index: dict[str, Any] = {
+        "IndexName": OWNER_INDEX,
+        "KeySchema": [
+            {"AttributeName": Attribute.OWNER.value, "KeyType": "HASH"},
+            {"AttributeName": Attribute.KEY.value, "KeyType": "RANGE"},
+        ],
+        "Projection": {"ProjectionType": "KEYS_ONLY"},
+    }
+    request: dict[str, Any] = {
+        "TableName": settings.name,
+        "KeySchema": [{"AttributeName": Attribute.KEY.value, "KeyType": "HASH"}],
+        "AttributeDefinitions": [
+            {"AttributeName": name.value, "AttributeType": "S"}
+            for name in (Attribute.KEY, Attribute.OWNER)
+        ],
+        "GlobalSecondaryIndexes": [index],
+        "BillingMode": "PAY_PER_REQUEST",
+    }
+    if settings.capacity is not None:
+        units = {
+            "ReadCapacityUnits": settings.capacity.read,
+            "WriteCapacityUnits": settings.capacity.write,
+        }
+        request["BillingMode"] = "PROVISIONED"
+        request["ProvisionedThroughput"] = units
+        index["ProvisionedThroughput"] = units
+    if settings.tags:
+        request["Tags"] = [{"Key": key, "Value": value} for key, value in settings.tags]
+    return request
+
+
+def readiness(name: str, table: Mapping[str, Any] | None) -> Readiness:
+    """Return the next step for the table described (None: it does not exist).
+
+    LeaseTableError if it never can be used: it has another key, or a status that does not pass.
+    """
+    if table is None:
+        return Readiness.ABSENT
+    status = str(table.get("TableStatus"))
+    if status == "DELETING":
+        return Readiness.WAIT
+    _check_key(name, table)
+    if status in ("ACTIVE", "UPDATING"):
+        return Readiness.READY
+    if status == "CREATING":
+        return Readiness.WAIT
+    raise LeaseTableError(
+        f"table {name}",
+        found=f"status {status}",
+        expected="status ACTIVE",
+        next_step="repair the table (for example its encryption key), or name another one",
+    )
+
+
+def _check_key(name: str, table: Mapping[str, Any]) -> None:
+    types = {
+        entry["AttributeName"]: entry["AttributeType"]
+        for entry in table.get("AttributeDefinitions", ())
+    }
+    key = [
+        (entry["KeyType"], entry["AttributeName"], types.get(entry["AttributeName"]))
+        for entry in table.get("KeySchema", ())
+    ]
+    if key != [("HASH", Attribute.KEY.value, "S")]:
+        found = ", ".join(f"{kind} {attribute} ({of_type})" for kind, attribute, of_type in key)
+        raise LeaseTableError(
+            f"table {name}",
+            found=f"a table with key {found or 'unknown'}",
+            expected=f"a lease table with key HASH {Attribute.KEY.value} (S)",
+            next_step="it belongs to another application: choose another applicationName, or "
+            "another table by leaseTable",
+        )

@@ -10,11 +10,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from spark_ssp.checkpoint.dynamodb_calls import DynamoDbCalls, has_code
+from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls, has_code
 from spark_ssp.checkpoint.leases.lease import Item
 from spark_ssp.checkpoint.leases.lease_serializer import Attribute, text
 from spark_ssp.checkpoint.leases.lease_store import Rows
@@ -36,25 +36,13 @@ RECHECK_S: Final = 60.0
 """Time for which a table is skipped that is missing or may not be read."""
 
 
-class KclTables(Protocol):
-    """The rows of KCL 3 workers. Thread-safe. Raises SspError."""
-
-    def read(self, rows: Rows) -> KclRows:
-        """Return the rows; `rows` is a fresh scan of the lease table."""
-
-    def write_own_metrics(self, worker: WorkerId, location: RowLocation, now: int) -> None:
-        """Write or refresh our metric row. `now` is in seconds since the epoch."""
-
-    def remove_own_metrics(self, worker: WorkerId, location: RowLocation) -> None:
-        """Delete our metric row if it exists."""
-
-
 CallsOf = Callable[[str], DynamoDbCalls]
 """Returns the calls of a table by its name."""
 
 
-class DynamoDbKclTables:
-    """`KclTables` in DynamoDB, under the KCL's default names."""
+class KclTables:
+    """The rows of KCL 3 workers in DynamoDB, under the KCL's default names. Thread-safe. Raises
+    SspError."""
 
     def __init__(
         self,
@@ -77,7 +65,8 @@ class DynamoDbKclTables:
         self._warned: set[str] = set()
 
     def read(self, rows: Rows) -> KclRows:
-        """Return the rows, without those of tables that are missing or may not be read."""
+        """Return the rows, without those of tables that are missing or may not be read. `rows` is a
+        fresh scan of the lease table."""
         return kcl_rows(
             rows.foreign,
             metrics=self._items(self._metrics_table),
@@ -137,7 +126,8 @@ class DynamoDbKclTables:
     # --- Our metric row --------------------------------------------------------------------------
 
     def write_own_metrics(self, worker: WorkerId, location: RowLocation, now: int) -> None:
-        """Write or refresh our metric row. A row of another type with this key is never changed."""
+        """Write or refresh our metric row. `now` is in seconds since the epoch. A row of another
+        type with this key is never changed."""
         row = own_metric_row(worker, location, now)
         names = {f"#{name}": name for name in row}
         sets = ", ".join(f"#{name} = :{name}" for name in sorted(row))

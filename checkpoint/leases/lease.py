@@ -3,6 +3,10 @@
 The attributes are those of the Kinesis Client Library (KCL); `lease_serializer.py` has their names.
 The holder of a lease increments its counter with every renewal; every other write has the observed
 counter as a condition.
+
+A checkpoint has a position (KCL: `ExtendedSequenceNumber`): a sequence number or one of four words.
+A sequence number is the last record processed; its successor is next. TRIM_HORIZON, LATEST and
+AT_TIMESTAMP are starts: nothing is processed. SHARD_END means that all records are processed.
 """
 
 from __future__ import annotations
@@ -12,8 +16,92 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NewType
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Progress, ShardEnded
-from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName, WorkerId
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.grouping.identifiers import (
+    EpochMillis,
+    HashRange,
+    SequenceNumber,
+    ShardId,
+    StreamName,
+    WorkerId,
+)
+
+# --- Positions -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartAtTrimHorizon:
+    """Start at the oldest record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAtLatest:
+    """Start with the records that arrive from `since_ms` on, in the service's time.
+
+    None if a KCL worker wrote it: the time when the shard is first read.
+    """
+
+    since_ms: EpochMillis | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartAtTimestamp:
+    """Start with the first record that arrived at `at_ms` or later.
+
+    None if a KCL worker wrote it: the KCL has the time in its configuration, not in the row.
+    """
+
+    at_ms: EpochMillis | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processed:
+    """All up to and including user record `sub` of the Kinesis record `sequence_number`.
+
+    `sub` is the KCL's `checkpointSubSequenceNumber`: the index within an aggregate of the KPL, 0
+    for a plain record. `last_caught_up_ms`, which only this project writes, is a time by the
+    service's clock at which the shard was read up to its latest record: all records that follow
+    arrived after it. It distinguishes a record that expired after it was read from data loss.
+    """
+
+    sequence_number: SequenceNumber
+    sub: int = 0
+    last_caught_up_ms: EpochMillis | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardEnded:
+    """All records of the closed shard are processed."""
+
+
+Start = StartAtTrimHorizon | StartAtLatest | StartAtTimestamp
+Progress = Start | Processed | ShardEnded
+
+
+def is_forward(before: Progress, after: Progress) -> bool:
+    """Return whether `after` is at or beyond `before`.
+
+    Any record is beyond every start, and the end is beyond every record. Two different starts
+    cannot be compared, so neither is beyond the other; but LATEST with a time is more precise than
+    without.
+    """
+    match before, after:
+        case (_, ShardEnded()):
+            return True
+        case (ShardEnded(), _):
+            return False
+        case (Processed() as old, Processed() as new):
+            return _order(old) <= _order(new)
+        case (_, Processed()) | (StartAtLatest(since_ms=None), StartAtLatest()):
+            return True
+    return before == after
+
+
+def _order(progress: Processed) -> tuple[int, int]:
+    return int(progress.sequence_number), progress.sub
+
+
+# --- Leases --------------------------------------------------------------------------------------
 
 LeaseKey = NewType("LeaseKey", str)
 """The key of a row: the shard id; with several streams `account:stream:epoch:shardId`."""
@@ -125,3 +213,36 @@ class Lease:
         unchanged when it becomes the holder.
         """
         return self.holder is not None and self.holder == self.ssp_owner
+
+
+# --- Errors --------------------------------------------------------------------------------------
+
+
+class LeaseTableError(IncompatibleStateError):
+    """The table of the option `leaseTable` cannot be used as a lease table."""
+
+    kind = "lease-table"
+
+
+class MalformedLeaseError(IncompatibleStateError):
+    """A row of the lease table has the shape of a lease but cannot be parsed."""
+
+    kind = "malformed-lease"
+
+    def __init__(
+        self, subject: str, *, key: str | None = None, found: str, expected: str, next_step: str
+    ) -> None:
+        """`key` is the row's key, if it has one."""
+        super().__init__(subject, found=found, expected=expected, next_step=next_step)
+        self.key = key
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (_rebuild, (self.subject, self.key, self.found, self.expected, self.next_step))
+
+
+def _rebuild(
+    subject: str, key: str | None, found: str, expected: str, next_step: str
+) -> MalformedLeaseError:
+    return MalformedLeaseError(
+        subject, key=key, found=found, expected=expected, next_step=next_step
+    )

@@ -20,20 +20,18 @@ from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from spark_ssp.checkpoint.errors import MalformedLeaseError
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
+    AttributeValue,
+    Item,
+    Lease,
+    MalformedLeaseError,
+    PendingCheckpoint,
     Processed,
     Progress,
     ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
     StartAtTrimHorizon,
-)
-from spark_ssp.checkpoint.leases.lease import (
-    AttributeValue,
-    Item,
-    Lease,
-    PendingCheckpoint,
     StreamIdentifier,
 )
 from spark_ssp.common.options.spec import shown

@@ -30,7 +30,7 @@ from pyspark.sql.types import StructType
 
 from spark_ssp.common.errors import InvalidRowsError, UnsupportedError
 from spark_ssp.common.spark.pyspark_api import LIMITS_STATE_BYTES, check_state_in_pandas
-from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING, is_rocksdb
+from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING, is_rocksdb
 from spark_ssp.kafka_source.dedup.dedup_headers import (
     POSITION_HEADER,
     POSITION_PATTERN,

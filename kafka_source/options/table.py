@@ -25,8 +25,7 @@ from spark_ssp.common.options.spec import (
 )
 from spark_ssp.common.options.trigger import TRIGGER
 from spark_ssp.common.options.values import boolean, choice, duration, integer, size
-from spark_ssp.grouping.expansion import load_expansion_algorithm
-from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange
+from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange, load_expansion_algorithm
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.topic import AtTime, Bound, LogicalOffset, NoMatch, TopicId
 from spark_ssp.kafka_source.options.consumer_groups import COMMIT_OFFSETS_TO_GROUP, GROUP_ID_PREFIX

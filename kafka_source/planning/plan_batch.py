@@ -16,16 +16,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from spark_ssp.grouping.expansion import (
-    ModuloExpansion,
-    PartitionExpansionAlgorithm,
-    load_expansion_algorithm,
-)
 from spark_ssp.grouping.fixed_tasks import (
     REGROUP_OR_AFRESH,
     FixedTasks,
+    ModuloExpansion,
     OnPartitionCountChange,
     PartitionCountError,
+    PartitionExpansionAlgorithm,
+    load_expansion_algorithm,
 )
 from spark_ssp.grouping.groupers import (
     AllSspToSingleTask,

@@ -25,9 +25,9 @@ from pyspark.sql.types import (
 )
 
 from spark_ssp.common.logs import show_logs
+from spark_ssp.common.spark.batch_plan import TaskWrite, task_of_batch_write, task_of_query
 from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
-from spark_ssp.common.spark.record_columns import RecordColumn, find_columns, is_text, of_types
-from spark_ssp.common.spark.task_context import TaskWrite, task_of_batch_write, task_of_query
+from spark_ssp.common.spark.schema_check import RecordColumn, find_columns, is_text, of_types
 from spark_ssp.kafka_source.dedup.dedup_headers import WriteId
 from spark_ssp.kafka_source.sink.producer import acquire_producer, release_producer
 from spark_ssp.kafka_source.sink.writer import SinkColumns, SinkOptions, write_rows

@@ -1,6 +1,6 @@
 """Calls Kinesis by boto3: the only implementation of `KinesisService` that uses a network.
 
-botocore's own retries are off: calls are retried by `common.aws.retries`, so that the retry
+botocore's own retries are off: calls are retried by `common.aws.service_calls`, so that the retry
 options apply exactly and each retry is logged.
 """
 
@@ -30,7 +30,7 @@ from spark_ssp.common.aws.error_translation import (
     unreadable,
 )
 from spark_ssp.common.aws.provided_credentials import renew_refused
-from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
+from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings, retry_settings
 from spark_ssp.common.errors import AccessError, InvalidRequestError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client import messages

@@ -49,7 +49,8 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeVar
 
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
+    Lease,
     Processed,
     Progress,
     ShardEnded,
@@ -57,7 +58,6 @@ from spark_ssp.checkpoint.leases.checkpoint_position import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
 from spark_ssp.kinesis_source.leases.lease_table import LeaseTableView

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from spark_ssp.checkpoint.coordination.protocol import Report, Status
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
+    Lease,
+    LeaseKey,
     Processed,
     Progress,
     ShardEnded,
@@ -22,7 +24,6 @@ from spark_ssp.checkpoint.leases.checkpoint_position import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
 from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text

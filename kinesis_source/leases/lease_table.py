@@ -11,10 +11,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_ssp.checkpoint.coordination.protocol import Status
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
+    Item,
+    Lease,
+    LeaseKey,
     Processed,
+    StreamIdentifier,
+    lease_key,
 )
-from spark_ssp.checkpoint.leases.lease import Item, Lease, LeaseKey, StreamIdentifier, lease_key
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
 from spark_ssp.kinesis_source.model.shard import (

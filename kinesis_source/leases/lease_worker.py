@@ -21,10 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from spark_ssp.checkpoint.agent.client import start_agent
-from spark_ssp.checkpoint.agent.settings import AgentSettings
-from spark_ssp.checkpoint.coordination.protocol import LeaseClient
+from spark_ssp.checkpoint.coordination.protocol import AgentSettings, LeaseClient
 from spark_ssp.checkpoint.coordination.state import Settings
-from spark_ssp.checkpoint.leases.table_schema import Capacity, TableSettings
+from spark_ssp.checkpoint.leases.lease_store import Capacity, TableSettings
 from spark_ssp.checkpoint.worker_identity import Query, worker_id
 from spark_ssp.common.errors import AccessError, UnsupportedError
 from spark_ssp.common.file_lock import FileLock

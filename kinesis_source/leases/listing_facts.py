@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease import Lease, ShardEnded
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.leases.lease_decision import Create, Decision
 from spark_ssp.kinesis_source.model.shard import Shard, StreamRef

@@ -18,14 +18,14 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from spark_ssp.common.logs import abbreviate, show_logs
-from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
-from spark_ssp.common.spark.record_columns import RecordColumn, find_columns, is_text, of_types
-from spark_ssp.common.spark.task_context import (
+from spark_ssp.common.spark.batch_plan import (
     TaskWrite,
     least_tasks,
     task_of_batch_write,
     task_of_query,
 )
+from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
+from spark_ssp.common.spark.schema_check import RecordColumn, find_columns, is_text, of_types
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
 from spark_ssp.kinesis_source.client.boto3_client import connect

@@ -100,7 +100,7 @@ class _OneLine(logging.Formatter):
 
 
 def abbreviate(names: Sequence[str], most: int = 10) -> str:
-    """Join names for a log line, abbreviated beyond `most`."""
+    """Join names for a log line or an error, abbreviated beyond `most`."""
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most} more"
 

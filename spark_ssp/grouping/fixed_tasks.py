@@ -14,6 +14,10 @@ The previous assignment decides; the plain grouper only where there is none:
 Where SEP-5 and Samza's code differ: counts are kept per system and stream, and count partitions,
 not tasks. With `AllSspToSingleTask` no count can move a key, since all partitions go to one
 task.
+
+An expansion can keep tasks if every key of a partition, by then, came from one partition before.
+That is so when a key's partition is hash(key) mod n and the count is multiplied, since
+(h mod kn) mod n = h mod n.
 """
 
 from __future__ import annotations
@@ -21,15 +25,57 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol, runtime_checkable
 
 from spark_ssp.common.errors import IncompatibleStateError, SspError
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.options.plugins import PluginSpec
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment, counts_up_to, is_whole
-from spark_ssp.grouping.expansion import ModuloExpansion, PartitionExpansionAlgorithm
 from spark_ssp.grouping.groupers import AllSspToSingleTask, Grouper, tasks_of
 from spark_ssp.grouping.identifiers import SystemStream, SystemStreamPartition, TaskName
 
 Owners = dict[SystemStreamPartition, TaskName]
+
+
+@runtime_checkable
+class PartitionExpansionAlgorithm(Protocol):
+    """Maps a partition to the one that had its keys before the system added partitions.
+
+    A class is named by its dotted path (`my_company.kafka.Halving`) and made without arguments.
+    """
+
+    def partition_before_expansion(
+        self, current: int, current_count: int, initial_count: int
+    ) -> int:
+        """Return the partition that had all the keys of partition `current` when there were
+        `initial_count` partitions, a divisor of `current_count`.
+
+        A pure function into `range(initial_count)`. A partition below
+        `initial_count` maps to itself: its keys stayed. It is called for each observed change of
+        the count, which may be several expansions: the result must not depend on counts between.
+        """
+
+
+class ModuloExpansion:
+    """The default: for streams whose producers choose partition hash(key) mod n, as Kafka's do."""
+
+    def partition_before_expansion(
+        self, current: int, current_count: int, initial_count: int
+    ) -> int:
+        """Return `current` modulo the initial count."""
+        return current % initial_count
+
+
+def load_expansion_algorithm(dotted_path: str) -> PartitionExpansionAlgorithm:
+    """Return an instance of the class at `dotted_path`. Raises BadValueError."""
+    return _PLUGGABLE.load(dotted_path)
+
+
+_PLUGGABLE: Final = PluginSpec(
+    protocol=PartitionExpansionAlgorithm,  # type: ignore[type-abstract]
+    method="partition_before_expansion",
+    example="my_company.kafka.Halving",
+)
 
 
 class PartitionCountError(SspError):
@@ -186,9 +232,7 @@ def _check_origin(
 
 
 def _listed(owners: Owners) -> str:
-    numbers = sorted(_numbers(owners))
-    shown = ", ".join(str(number) for number in numbers[:10])
-    return shown if len(numbers) <= 10 else f"{shown} and {len(numbers) - 10} more"
+    return abbreviate([str(number) for number in sorted(_numbers(owners))])
 
 
 _REGROUP: Final = "set onPartitionCountChange to regroup if the query keeps no state by task"

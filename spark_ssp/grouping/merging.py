@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from spark_ssp.common.logs import abbreviate
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment, counts_up_to, is_whole
 from spark_ssp.grouping.groupers import tasks_of
 from spark_ssp.grouping.identifiers import SystemStream, SystemStreamPartition
@@ -177,6 +178,4 @@ def _by_stream(ssps: Iterable[SystemStreamPartition]) -> dict[SystemStream, froz
 
 
 def _listed(numbers: frozenset[int]) -> str:
-    ordered = sorted(numbers)
-    shown = ", ".join(str(number) for number in ordered[:10])
-    return shown if len(ordered) <= 10 else f"{shown} and {len(ordered) - 10} more"
+    return abbreviate([str(number) for number in sorted(numbers)])

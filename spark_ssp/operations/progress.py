@@ -28,8 +28,8 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from spark_ssp.common.spark.progress_offsets import Status, lacks_status, status_in
 from spark_ssp.common.spark.query_lag import source_statuses
+from spark_ssp.common.spark.reader_status import Status, lacks_status, status_in
 from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 
 _REMEMBERED_RUNS: Final = 1000

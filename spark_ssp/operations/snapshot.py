@@ -21,7 +21,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from spark_ssp.common.spark.progress_offsets import Status, parsed, status_in
+from spark_ssp.common.spark.reader_status import Status, parsed, status_in
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kafka_source.model import offset as kafka_offset
 from spark_ssp.kinesis_source.model import offset as kinesis_offset

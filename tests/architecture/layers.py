@@ -47,10 +47,10 @@ LINKED: Final = frozenset({"checkpoint", "kafka_source", "kinesis_source"})
 FOLDERS: Final[dict[str, dict[str, str]]] = {
     "checkpoint": {
         ".": "",
-        "assignments": ".",
-        "leases": ".",
-        "coordination": ". leases",
-        "agent": ". coordination leases",
+        "assignments": "",
+        "leases": "",
+        "coordination": "leases",
+        "agent": "coordination leases",
     },
     "kafka_source": {
         "model": "",
@@ -99,8 +99,8 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         ".": "",
         "spark": ".",
         "options": ".",
-        "aws": ". options",
         "documents": ". options",
+        "aws": ". documents options",
     },
 }
 """Within each package, lowest layer first: the folders that a folder imports; "." is the package's
@@ -110,8 +110,6 @@ EDGE: Final[dict[str, str]] = {
     "checkpoint.agent.client": "starts the lease agent and exchanges messages with it",
     "checkpoint.agent.event_loop": "logs lease changes",
     "checkpoint.agent.process": "runs the lease agent: threads, pipes, signals, clock",
-    "checkpoint.agent.tables": "calls DynamoDB",
-    "checkpoint.assignments.file_systems": "reads and writes files",
     "checkpoint.leases.dynamodb_store": "calls DynamoDB",
     "checkpoint.leases.kcl_tables": "calls DynamoDB",
     "checkpoint.worker_identity": "generates ids from the host name and random bytes",
@@ -179,21 +177,20 @@ EDGE: Final[dict[str, str]] = {
     "operations.terminal": "reads the width of the terminal, is the clock of the commands",
     "planner.graph_state": "reads the working directory",
     "planner.planned_pipeline": "logs created streams, and tables that start incomplete",
-    "planner.planning.plan_history": "reads and writes files",
     "planner.running.start": "logs a warning",
     "planner.running.supervisor": "watches queries in a thread",
     "common.aws.botocore_bypass": "calls AWS services",
     "common.aws.clients": "creates AWS clients",
     "common.aws.http_exchange": "sends requests and reads responses",
     "common.aws.provided_credentials": "calls the user's code, keeps credentials",
-    "common.aws.retries": "waits and retries",
+    "common.aws.service_calls": "waits and retries",
     "common.aws.store": "waits and retries",
     "common.call_threads": "makes calls in threads, is the clock and the lock of them",
+    "common.documents.write_once_files": "reads and writes files",
     "common.file_lock": "locks files",
     "common.helper_process": "starts processes",
     "common.logs": "configures logging",
     "common.options.allowlists": "reads the environment, resolves links of paths",
-    "common.private_folder": "creates and checks a folder",
     "common.spark.reader_status": "writes and reads files, locks them",
     "common.spark.gc_freeze": "counts the tasks of a process",
 }
@@ -206,11 +203,9 @@ CORE: Final = frozenset(
         "checkpoint.assignments.sync",
         "checkpoint.assignments.uri",
         "checkpoint.coordination",
-        "checkpoint.leases.checkpoint_position",
         "checkpoint.leases.conditional_writes",
         "checkpoint.leases.lease",
         "checkpoint.leases.lease_serializer",
-        "checkpoint.leases.write_reconciliation",
         "kafka_source.dedup.dedup_headers",
         "kafka_source.dedup.dedup_state",
         "kafka_source.model.offset",
@@ -275,8 +270,8 @@ CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
 
 SDK: Final = frozenset(
     {
-        "checkpoint.assignments.dynamodb",
-        "checkpoint.dynamodb_calls",
+        "checkpoint.assignments.aws",
+        "checkpoint.leases.dynamodb_calls",
         "checkpoint.leases.dynamodb_store",
         "checkpoint.leases.kcl_tables",
         "kafka_source.properties.iam_token",
@@ -287,7 +282,6 @@ SDK: Final = frozenset(
         "common.aws.clients",
         "common.aws.error_translation",
         "common.aws.provided_credentials",
-        "common.aws.s3_files",
         "common.aws.service_calls",
         "common.aws.store",
     }
@@ -361,11 +355,8 @@ SPARK: Final = frozenset(
         "common.spark.batch_plan",
         "common.spark.pyspark_api",
         "common.spark.query_lag",
-        "common.spark.record_columns",
-        "common.spark.row_batches",
-        "common.spark.rows_in_pandas",
+        "common.spark.row_conversions",
         "common.spark.schema_check",
-        "common.spark.task_context",
     }
 )
 """The modules that may import PySpark."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import boto3
 
 from spark_ssp.common.aws.clients import client_config
-from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import (
     KinesisService,

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
 from botocore.exceptions import ClientError
 
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease import Lease, ShardEnded
 from spark_ssp.checkpoint.leases.lease_serializer import decode
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kcl.workers import Worker

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Processed, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.lease import Processed, StartAtTrimHorizon
 from spark_ssp.grouping.identifiers import SequenceNumber
 from tests.interop.scene import Seen
 from tests.interop.verdict import Verdict, verdict_on

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Processed
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease import Lease, Processed
 from tests.interop.scene import Scene, Seen
 from tests.support.kcl.workers import Read
 

@@ -9,10 +9,15 @@ validated here, and handlers registered by other code do not run.
 
 Credentials come from botocore's signer at each call, which refreshes them; connections come from
 botocore's pool, with its certificates, time-outs and limits. Errors are botocore's too.
+
+Signatures are AWS's version 4 ("Create a signed AWS API request" in the IAM user guide), of a POST
+without a query, as the JSON protocol sends.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import re
 import socket
 import threading
@@ -40,7 +45,6 @@ from botocore.parsers import create_parser
 from urllib3.response import HTTPResponse
 
 from spark_ssp.common.aws.http_exchange import Response, is_supported, post
-from spark_ssp.common.aws.signing import ALGORITHM, RequestSigner, Scope, signing_key
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -56,6 +60,66 @@ Encode = Callable[[Request], bytes]
 SEND_SECONDS: Final = "SparkSspSendSeconds"
 """The key in `ResponseMetadata` of the time that a request took to leave this machine. It is absent
 if botocore has sent the request."""
+
+# --- Signatures ----------------------------------------------------------------------------------
+
+ALGORITHM: Final = "AWS4-HMAC-SHA256"
+_END: Final = "aws4_request"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scope:
+    """The scope of a signature, except the day."""
+
+    region: str
+    service: str
+
+    def on(self, day: str) -> str:
+        """Return the signed form of the scope on a day (YYYYMMDD)."""
+        return f"{day}/{self.region}/{self.service}/{_END}"
+
+
+def signing_key(secret_key: str, day: str, scope: Scope) -> bytes:
+    """The key for all signatures of a day (YYYYMMDD) in this scope."""
+    key = f"AWS4{secret_key}".encode()
+    for part in (day, scope.region, scope.service, _END):
+        key = hmac.digest(key, part.encode(), "sha256")
+    return key
+
+
+class RequestSigner:
+    """Signs POST requests to `path` that differ only in their bodies.
+
+    `headers` are those to sign, by their names in lower case, without spaces at the ends of values
+    or two in a row within; `host` and `x-amz-date` (YYYYMMDDTHHMMSSZ) must be among them. `key` is
+    the `signing_key` of that day.
+    """
+
+    __slots__ = ("_header", "_key", "_request", "_text")
+
+    def __init__(
+        self, *, access_key: str, key: bytes, scope: Scope, path: str, headers: Mapping[str, str]
+    ) -> None:
+        moment = headers["x-amz-date"]
+        scoped = scope.on(moment[:8])
+        names = sorted(headers)
+        signed = ";".join(names)
+        lines = "".join(f"{name}:{headers[name]}\n" for name in names)
+        self._key = key
+        self._request = f"POST\n{path}\n\n{lines}\n{signed}\n"
+        self._text = f"{ALGORITHM}\n{moment}\n{scoped}\n"
+        self._header = (
+            f"{ALGORITHM} Credential={access_key}/{scoped}, SignedHeaders={signed}, Signature="
+        )
+
+    def authorization(self, body: bytes) -> str:
+        """Return the header `Authorization` of the request with this body."""
+        request = self._request + hashlib.sha256(body).hexdigest()
+        text = self._text + hashlib.sha256(request.encode()).hexdigest()
+        return self._header + hmac.digest(self._key, text.encode(), "sha256").hex()
+
+
+# --- Patterns ------------------------------------------------------------------------------------
 
 _KEPT: Final = frozenset({"content-type", "user-agent", "x-amz-target"})
 _MADE: Final = frozenset(

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
-import random
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -39,7 +37,7 @@ from spark_ssp.common.aws.provided_credentials import (
     is_plain,
     provided_credentials,
 )
-from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings, retry_settings
+from spark_ssp.common.aws.service_calls import Retrier, RetrySettings, retry_settings
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.common.options.endpoints import ConnectionOptions
 
@@ -195,12 +193,7 @@ def _from_chain(chain: CredentialResolver, retry: RetrySettings) -> Credentials:
             )
         return credentials
 
-    retrier = Retrier(
-        replace(retry, max_attempts=min(retry.max_attempts, _MAX_LOADS)),
-        log=RetryLog(time.monotonic),
-        sleep=time.sleep,
-        random=random.random,
-    )
+    retrier = Retrier(replace(retry, max_attempts=min(retry.max_attempts, _MAX_LOADS)))
     try:
         credentials = retrier.run(load, operation="the default chain", subject="AWS credentials")
     except _NothingReturnedError:

@@ -1,4 +1,4 @@
-"""Documents that carry a version: an offset, an assignment, a plan.
+"""Documents that carry a version: an offset, an assignment, a plan; and a cache of offsets.
 
 An unknown version, another layout or an unknown key is an error and never a guess: a key that a
 later release added may change which records are read. `docs/design/stored-documents.md` has the
@@ -7,6 +7,7 @@ policy for versions and keys.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
@@ -121,3 +122,35 @@ def whole_number(value: object, *, what: str = "whole number") -> int:
     if type(value) is not int or value < 0:
         raise ValueError(f"{value!r} is no {what}")
     return value
+
+
+Written = TypeVar("Written")
+Read = TypeVar("Read")
+
+
+class OffsetCache(Generic[Written, Read]):
+    """Encodes and decodes the offsets of one query, with a cache of the last two.
+
+    Spark passes the offsets of a batch several times, and that of an idle query at every trigger.
+    Comparing two documents is cheaper than decoding one.
+    """
+
+    def __init__(self, encode: Callable[[Written], Json], decode: Callable[[Any], Read]) -> None:
+        self._encode = encode
+        self._decode = decode
+        self._recent: deque[tuple[Json, Written | Read]] = deque(maxlen=2)
+
+    def encode(self, offset: Written) -> Json:
+        """Encode an offset. The returned document must not be changed."""
+        document = self._encode(offset)
+        self._recent.append((document, offset))
+        return document
+
+    def decode(self, document: Any) -> Written | Read:
+        """Decode an offset. The document must not be changed afterwards."""
+        for known, offset in self._recent:
+            if known == document:
+                return offset
+        decoded = self._decode(document)
+        self._recent.append((document, decoded))
+        return decoded

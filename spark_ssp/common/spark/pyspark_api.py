@@ -336,7 +336,7 @@ class RecordBatchStreamWriter(_StreamWriter):
         """Write the rows of one task: record batches, or rows for PySpark 4.0."""
         if WRITES_ARROW:
             return self.write_batches(iterator)
-        from spark_ssp.common.spark.row_batches import record_batches
+        from spark_ssp.common.spark.row_conversions import record_batches
 
         return self.write_batches(record_batches(iterator, self._schema, self._used))
 
@@ -352,7 +352,7 @@ def transform_with_state(
         _check_protobuf()
         return grouped.transformWithState(processor, output, "append", "none")
     check_state_in_pandas(grouped)
-    from spark_ssp.common.spark.rows_in_pandas import RowsInPandas
+    from spark_ssp.common.spark.row_conversions import RowsInPandas
 
     frames = RowsInPandas(processor, list(columns))
     return grouped.transformWithStateInPandas(frames, output, "append", "none")

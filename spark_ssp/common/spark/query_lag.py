@@ -8,8 +8,13 @@ from typing import Any
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ssp.common.spark.progress_offsets import Status, is_status, parsed
-from spark_ssp.common.spark.reader_status import STATUS_OF, status_request
+from spark_ssp.common.spark.reader_status import (
+    STATUS_OF,
+    Status,
+    is_status,
+    parsed,
+    status_request,
+)
 
 
 def query_lag(query: StreamingQuery, *, spark: SparkSession | None = None) -> list[Status | None]:

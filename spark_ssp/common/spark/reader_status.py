@@ -1,4 +1,4 @@
-"""Passes the status of stream readers (lag, drain token) to users whose progress does not carry it.
+"""The status of a stream reader (lag, drain token, counts), in the progress or in a file.
 
 Before PySpark 4.2 Spark does not call `reportLatestOffset`. So a reader writes its status to a file
 on the driver's machine, with digests of its newest end offsets, and a batch read that is planned on
@@ -12,6 +12,7 @@ end offsets are equally far, so they have the same lag; with leases they have no
 
 from __future__ import annotations
 
+import ast
 import fcntl
 import hashlib
 import json
@@ -21,12 +22,12 @@ import uuid
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from spark_ssp.common.errors import AccessError
-from spark_ssp.common.private_folder import check_private, make_private, private_folder
-from spark_ssp.common.spark.progress_offsets import Status
+from spark_ssp.common.file_lock import check_private, make_private, private_folder
 
 STATUS_OF: Final = "statusOf"
 """The option of such a read: digests of end offsets, separated by commas."""
@@ -35,6 +36,81 @@ _RECENT: Final = 8
 """End offsets by which a reader is found: a progress report is older than the batch that runs."""
 
 _log = logging.getLogger(__name__)
+
+
+Status = dict[str, Any]
+"""The JSON document that a reader of this package reports: in the progress under `latestOffset`."""
+
+_MARKS: Final = ("maxMillisBehindLatest", "maxOffsetsBehindLatest")
+
+
+def parsed(offset: Any) -> Any:
+    """Return an offset of a progress report: JSON text or a parsed document; before PySpark 4.2 the
+    text of a Python value."""
+    if not isinstance(offset, str):
+        return offset
+    try:
+        return json.loads(offset)
+    except ValueError:
+        return ast.literal_eval(offset)
+
+
+def is_status(document: Any) -> bool:
+    """Return whether a document is a status: a Kinesis source's has an entry for each stream."""
+    if not isinstance(document, dict):
+        return False
+    nested = [one for one in document.values() if isinstance(one, dict)]
+    return any(mark in one for one in (document, *nested) for mark in _MARKS)
+
+
+def lacks_status(source: Mapping[str, Any]) -> bool:
+    """Return whether a source's part of a progress report repeats the end offset where a status
+    could be, as before PySpark 4.2."""
+    end = parsed(source["endOffset"])
+    return isinstance(end, dict) and parsed(source["latestOffset"]) == end
+
+
+def status_in(source: Mapping[str, Any]) -> Status | None:
+    """Return the status in a source's part of a progress report; None if it contains none."""
+    document = parsed(source["latestOffset"])
+    return document if is_status(document) else None
+
+
+COUNTERS = "counters"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderCounters:
+    """Cumulative counts of a stream reader on the driver, as its status shows them under
+    `counters`, without those that are None. They start at 0 with each run of a query.
+
+    Of a source with several streams each stream's entry shows the same counts: those of the reader.
+    """
+
+    retries: int
+    """Calls of the driver that failed and were made again, throttled ones included."""
+    throttles: int | None = None
+    """Of these, the calls that a service refused because of their rate."""
+    reshards: int
+    """Splits and merges whose shards the reader went on to read; of Kafka, expansions of topics."""
+    data_loss_warnings: int
+    """Losses found by the driver that `failOnDataLoss=false` tolerated."""
+    agent_restarts: int | None = None
+    """Processes of the lease agent that were replaced; None without leases."""
+
+    def document(self) -> dict[str, int]:
+        """Return the counts as JSON."""
+        counts = {
+            "retries": self.retries,
+            "throttles": self.throttles,
+            "reshards": self.reshards,
+            "dataLossWarnings": self.data_loss_warnings,
+            "agentRestarts": self.agent_restarts,
+        }
+        return {name: count for name, count in counts.items() if count is not None}
+
+
+# --- Files of readers ----------------------------------------------------------------------------
 
 
 def digest(offset: Any) -> str:

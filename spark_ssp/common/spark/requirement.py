@@ -1,8 +1,9 @@
-"""The error for an environment without the PySpark that this package needs."""
+"""What this package requires of Spark: PySpark, and RocksDB for state."""
 
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
+from typing import Final
 
 from spark_ssp.common.errors import UnsupportedError
 
@@ -20,3 +21,13 @@ def pyspark_error() -> UnsupportedError:
         next_step="on a platform that provides Spark, run the program there with its Python; "
         "elsewhere pip install 'spark-ssp[pyspark]'",
     )
+
+
+# The state store provider that `transformWithState` requires, for deduplication and tables.
+PROVIDER_SETTING: Final = "spark.sql.streaming.stateStore.providerClass"
+PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def is_rocksdb(provider: str | None) -> bool:
+    """Return whether a provider is RocksDB: Spark's class, or a vendor's of the same name."""
+    return provider is not None and provider.rpartition(".")[2] == PROVIDER.rpartition(".")[2]

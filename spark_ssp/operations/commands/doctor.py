@@ -17,9 +17,9 @@ from typing import Final
 import click
 
 from spark_ssp.common.errors import SspError
+from spark_ssp.common.file_lock import check_private, private_folder
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.options.spec import OptionTable, read_options
-from spark_ssp.common.private_folder import check_private, private_folder
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka
 from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
 from spark_ssp.kafka_source.properties.translation import PREFIX

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
     Processed,
     Progress,
     ShardEnded,

@@ -15,10 +15,9 @@ from typing import Any
 
 import click
 
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease import Lease, ShardEnded
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.common.spark.progress_offsets import Status
+from spark_ssp.common.spark.reader_status import Status
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model import offset as kafka_offset

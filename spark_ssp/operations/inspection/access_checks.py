@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from spark_ssp.checkpoint.errors import LeaseTableError
+from spark_ssp.checkpoint.leases.lease import LeaseTableError
 from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.error_translation import DeniedCall, access_error, quoted, safe_text
-from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings
-from spark_ssp.common.aws.service_calls import ServiceCalls
+from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings, ServiceCalls
 from spark_ssp.common.errors import InvalidOptionsError, ServiceUnavailableError, SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions, is_loopback
 from spark_ssp.common.times import duration_text, seconds_text

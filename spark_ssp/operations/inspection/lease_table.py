@@ -12,13 +12,19 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from spark_ssp.checkpoint.agent.tables import connect_tables
-from spark_ssp.checkpoint.errors import LeaseTableError
-from spark_ssp.checkpoint.leases.checkpoint_position import Progress, ShardEnded
-from spark_ssp.checkpoint.leases.lease import Lease, StreamIdentifier
-from spark_ssp.checkpoint.leases.lease_store import Rows
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease import (
+    Lease,
+    LeaseTableError,
+    Progress,
+    ShardEnded,
+    StreamIdentifier,
+)
+from spark_ssp.checkpoint.leases.lease_store import (
+    Rows,
+    TableSettings,
+)
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows
-from spark_ssp.common.aws.retries import retry_settings
+from spark_ssp.common.aws.service_calls import retry_settings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, StreamName, WorkerId
 from spark_ssp.kinesis_source.leases.lease_table import STREAM_ATTRIBUTE

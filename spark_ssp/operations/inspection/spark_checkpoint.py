@@ -20,10 +20,8 @@ from urllib.parse import unquote, urlsplit
 import fsspec
 
 from spark_ssp.common.aws.error_translation import safe_text
-from spark_ssp.common.aws.s3_files import S3Calls, S3Files
-from spark_ssp.common.aws.s3_names import S3Folder, is_bucket
-from spark_ssp.common.aws.store import StoreLocation
-from spark_ssp.common.documents.immutable_files import missing_package
+from spark_ssp.common.aws.store import S3Calls, S3Files, StoreLocation
+from spark_ssp.common.documents.write_once_files import S3Folder, is_bucket, missing_package
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_ssp.common.aws.clients import create_client
-from spark_ssp.common.aws.retries import Retrier, RetryLog, retry_settings
-from spark_ssp.common.aws.service_calls import ServiceCalls
+from spark_ssp.common.aws.service_calls import Retrier, RetryLog, ServiceCalls, retry_settings
 from spark_ssp.common.errors import AccessError, InvalidRequestError, SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName

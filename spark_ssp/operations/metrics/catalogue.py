@@ -137,4 +137,4 @@ BY_COUNTER: Final = {
     "dataLossWarnings": DATA_LOSS_WARNINGS,
     "agentRestarts": AGENT_RESTARTS,
 }
-"""The metric of each count in a reader's status (`spark_ssp.common.spark.reader_counters`)."""
+"""The metric of each count in a reader's status (`spark_ssp.common.spark.reader_status`)."""

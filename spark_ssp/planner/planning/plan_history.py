@@ -11,21 +11,20 @@ supports. The folder `_plans` conflicts with no stage: names begin with a letter
 from __future__ import annotations
 
 import errno
-import os
 import re
-import secrets
-from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from spark_ssp.common.aws.s3_names import S3Folder, is_bucket
-from spark_ssp.common.documents.immutable_files import (
-    CONDITIONS,
+from spark_ssp.common.documents.write_once_files import (
     PACKAGES,
+    FsspecFiles,
+    LocalFiles,
+    S3Folder,
     WriteOnceFiles,
+    is_bucket,
     missing_package,
 )
 from spark_ssp.common.errors import SspError, UnsupportedError
@@ -163,12 +162,17 @@ def open_folder(root: str) -> WriteOnceFiles:
     """
     scheme = _SCHEME.match(root)
     if scheme is None:
-        return _LocalFolder(Path(root) / FOLDER)
+        return _local_folder(Path(root))
     if scheme[1].lower() == "file":
-        return _LocalFolder(Path(unquote(urlsplit(root).path)) / FOLDER)
+        return _local_folder(Path(unquote(urlsplit(root).path)))
     if scheme[1].lower() in _S3:
         return _open_s3(root)
-    return _StoreFolder(root, scheme[1])
+    return _open_by_fsspec(root, scheme[1])
+
+
+def _local_folder(root: Path) -> WriteOnceFiles:
+    # Some mounted stores do not support links.
+    return LocalFiles(root / FOLDER, _as_os_error, needs_links=False)
 
 
 # --- S3 ------------------------------------------------------------------------------------------
@@ -178,8 +182,7 @@ def _open_s3(root: str) -> WriteOnceFiles:
     """Open the folder with AWS's default credentials chain, AWS_REGION and AWS_ENDPOINT_URL: a
     client of Spark Connect cannot read Spark's S3 settings."""
     # Loaded only if needed: the AWS SDK is large.
-    from spark_ssp.common.aws.s3_files import S3Calls, S3Files
-    from spark_ssp.common.aws.store import StoreLocation
+    from spark_ssp.common.aws.store import S3Calls, S3Files, StoreLocation
 
     folder = s3_folder(root)
     where = StoreLocation(
@@ -210,115 +213,25 @@ def s3_folder(root: str) -> S3Folder:
     return S3Folder(bucket=bucket, path="/".join([*parts, FOLDER]))
 
 
-# --- This machine --------------------------------------------------------------------------------
+# --- Other stores --------------------------------------------------------------------------------
 
 
-class _LocalFolder:
-    """A folder of this machine."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def names(self) -> Iterable[str]:
-        try:
-            return os.listdir(self._path)
-        except FileNotFoundError:
-            return ()
-
-    def read(self, name: str) -> bytes:
-        return (self._path / name).read_bytes()
-
-    def create(self, name: str, content: bytes) -> bool:
-        """Create a file atomically: written under a temporary name, then linked. Of two concurrent
-        calls only one succeeds."""
-        self._path.mkdir(parents=True, exist_ok=True)
-        temporary = self._path / f".{secrets.token_hex(8)}.{name}"
-        try:
-            # The umask determines a plan's permissions, as for any other file of the user.
-            with open(temporary, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            self._publish(temporary, self._path / name, content)
-        except FileExistsError:
-            return False
-        finally:
-            temporary.unlink(missing_ok=True)
-        return True
-
-    def _publish(self, temporary: Path, final: Path, content: bytes) -> None:
-        try:
-            os.link(temporary, final)
-        except FileExistsError:
-            raise
-        except OSError:
-            # Some mounted stores do not support links.
-            with open(final, "xb") as file:
-                file.write(content)
-
-    def close(self) -> None:
-        """Do nothing: no file stays open."""
-
-
-# --- fsspec --------------------------------------------------------------------------------------
-
-
-class _StoreFolder:
-    """A folder of a store, accessed by fsspec. Google's and Azure's stores create a file atomically
-    if it is absent; others, such as HDFS, check for it first and then write."""
-
-    def __init__(self, root: str, scheme: str) -> None:
-        import fsspec
-
-        # As in Hadoop, `hdfs:/a` is `hdfs:///a`. fsspec would parse it as a path.
-        uri = re.sub(r":/(?!/)", ":///", root, count=1).rstrip("/") + "/" + FOLDER
-        try:
-            if "://" not in uri:
-                raise ValueError("a scheme without a path")
-            # No caching: another process may have added a plan.
-            store, path = fsspec.core.url_to_fs(
-                uri, use_listings_cache=False, skip_instance_cache=True
-            )
-        except (ImportError, ValueError) as error:
-            raise UnsupportedError(
-                f"plans under {shown_root(root)}",
-                found=f"a root of {scheme}, which cannot be opened ({type(error).__name__})",
-                expected="a folder of this machine, s3a://, or a store that fsspec supports",
-                next_step=_next_step(scheme),
-            ) from error
-        except Exception as error:
-            raise _as_os_error(error) from error
-        self._store: Any = store
-        self._path = path
-        self._condition = CONDITIONS.get(scheme)
-
-    def names(self) -> Iterable[str]:
-        try:
-            with _as_errors_of_a_store():
-                found = self._store.ls(self._path, detail=False)
-        except FileNotFoundError:
-            return ()
-        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
-
-    def read(self, name: str) -> bytes:
-        with _as_errors_of_a_store():
-            return bytes(self._store.cat_file(f"{self._path}/{name}"))
-
-    def create(self, name: str, content: bytes) -> bool:
-        with _as_errors_of_a_store():
-            # Google's and Azure's stores need no folders; adlfs would create a container.
-            if self._condition is None:
-                with suppress(NotImplementedError, FileExistsError):
-                    self._store.makedirs(self._path, exist_ok=True)
-            condition = self._condition or {"mode": "create"}
-            try:
-                self._store.pipe_file(f"{self._path}/{name}", content, **condition)
-            except FileExistsError:
-                return False
-        return True
-
-    def close(self) -> None:
-        """Do nothing: fsspec manages its connections."""
+def _open_by_fsspec(root: str, scheme: str) -> WriteOnceFiles:
+    # As in Hadoop, `hdfs:/a` is `hdfs:///a`. fsspec would parse it as a path.
+    uri = re.sub(r":/(?!/)", ":///", root, count=1).rstrip("/") + "/" + FOLDER
+    try:
+        if "://" not in uri:
+            raise ValueError("a scheme without a path")
+        return FsspecFiles(uri, _as_os_error)
+    except (ImportError, ValueError) as error:
+        raise UnsupportedError(
+            f"plans under {shown_root(root)}",
+            found=f"a root of {scheme}, which cannot be opened ({type(error).__name__})",
+            expected="a folder of this machine, s3a://, or a store that fsspec supports",
+            next_step=_next_step(scheme),
+        ) from error
+    except Exception as error:
+        raise _as_os_error(error) from error
 
 
 def _next_step(scheme: str) -> str:
@@ -331,16 +244,6 @@ def _next_step(scheme: str) -> str:
     return f"check the root, or install the package that fsspec needs for {scheme}"
 
 
-@contextmanager
-def _as_errors_of_a_store() -> Iterator[None]:
-    """Convert errors of the libraries behind fsspec into OSError with only the error's type."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        raise _as_os_error(error) from error
-
-
 def _as_os_error(error: Exception) -> OSError:
-    return OSError(errno.EIO, type(error).__name__)
+    """Return an error as OSError: one of the libraries behind fsspec with only its type."""
+    return error if isinstance(error, OSError) else OSError(errno.EIO, type(error).__name__)

@@ -23,7 +23,7 @@ from urllib3.util import Timeout
 from benchmarks.support.slow_link import SlowLink
 from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.http_exchange import post
-from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.sink.process_wide import LearnedRates

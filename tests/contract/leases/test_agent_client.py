@@ -25,12 +25,10 @@ from spark_ssp.checkpoint.agent.client import (
     RESTART_WINDOW_S,
     AgentClient,
 )
-from spark_ssp.checkpoint.agent.settings import AgentSettings
-from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.coordination.protocol import AgentSettings, Report
 from spark_ssp.checkpoint.coordination.state import Settings
-from spark_ssp.checkpoint.errors import LeaseTableError
-from spark_ssp.checkpoint.leases.lease import LeaseKey
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease import LeaseKey, LeaseTableError
+from spark_ssp.checkpoint.leases.lease_store import TableSettings
 from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from tests.support.leases.values import ANNE, lease
@@ -47,8 +45,8 @@ STAND_IN: Final = """
 import pickle, sys
 sys.path[:] = pickle.load(sys.stdin.buffer)
 from spark_ssp.checkpoint.coordination.protocol import Status
-from spark_ssp.checkpoint.errors import LeaseTableError
-from spark_ssp.checkpoint.agent.framing import FrameDecoder, encode_frame
+from spark_ssp.checkpoint.leases.lease import LeaseTableError
+from spark_ssp.checkpoint.coordination.protocol import FrameDecoder, encode_frame
 from dataclasses import replace
 
 asked = 0

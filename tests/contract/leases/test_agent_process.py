@@ -16,12 +16,10 @@ import psutil
 import pytest
 
 from spark_ssp.checkpoint.agent.client import AgentClient
-from spark_ssp.checkpoint.agent.settings import AgentSettings
-from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.protocol import AgentSettings, Report, Status
 from spark_ssp.checkpoint.coordination.state import Settings
-from spark_ssp.checkpoint.errors import LeaseTableError
-from spark_ssp.checkpoint.leases.lease import LeaseKey
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease import LeaseKey, LeaseTableError
+from spark_ssp.checkpoint.leases.lease_store import TableSettings
 from spark_ssp.common.errors import AccessError, InvalidOptionsError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import WorkerId

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from spark_ssp.checkpoint.dynamodb_calls import DynamoDbCalls
 from spark_ssp.checkpoint.leases.conditional_writes import Create
+from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls
 from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
-from spark_ssp.checkpoint.leases.kcl_tables import RECHECK_S, DynamoDbKclTables
-from spark_ssp.checkpoint.leases.lease_store import Rows
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.kcl_tables import RECHECK_S, KclTables
+from spark_ssp.checkpoint.leases.lease_store import Rows, TableSettings
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows, LeaderRow, MetricRow, RowLocation
-from spark_ssp.common.aws.retries import Retrier, RetryLog
+from spark_ssp.common.aws.service_calls import Retrier, RetryLog
 from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError
 from tests.support.leases.stores import ATTEMPTS, RETRY, Mishap, answer, client, hooked, lease_store
 from tests.support.leases.values import ANNE, BERT, lease
@@ -44,7 +43,7 @@ class Scene:
     asking: DynamoDBClient
     mishaps: deque[Mishap]
     store: DynamoDbLeaseStore
-    kcl: DynamoDbKclTables
+    kcl: KclTables
     now: list[float] = field(default_factory=lambda: [1000.0])
 
     def read(self) -> KclRows:
@@ -83,7 +82,7 @@ def scene(request: pytest.FixtureRequest) -> Iterator[Scene]:
     def calls(table: str) -> DynamoDbCalls:
         return DynamoDbCalls(asking, table, retrier)
 
-    kcl = DynamoDbKclTables(application, application, calls, monotonic=lambda: now[0])
+    kcl = KclTables(application, application, calls, monotonic=lambda: now[0])
     yield Scene(
         application=application,
         behind=behind,

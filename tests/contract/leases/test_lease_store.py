@@ -10,8 +10,6 @@ from typing import Final
 
 import pytest
 
-from spark_ssp.checkpoint.errors import LeaseTableError, MalformedLeaseError
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded, StartAtTimestamp
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
@@ -26,7 +24,16 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Take,
     Write,
 )
-from spark_ssp.checkpoint.leases.lease import AttributeValue, Item, Lease, PendingCheckpoint
+from spark_ssp.checkpoint.leases.lease import (
+    AttributeValue,
+    Item,
+    Lease,
+    LeaseTableError,
+    MalformedLeaseError,
+    PendingCheckpoint,
+    ShardEnded,
+    StartAtTimestamp,
+)
 from spark_ssp.checkpoint.leases.lease_serializer import ForeignRow, encode
 from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.grouping.identifiers import EpochMillis, HashRange, ShardId, WorkerId

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded, is_forward
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
@@ -23,7 +22,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Take,
     Write,
 )
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease import Lease, ShardEnded, is_forward
 from spark_ssp.grouping.identifiers import ShardId, WorkerId
 from tests.support.leases.stores import Maker, Table, in_memory
 from tests.support.leases.values import ANNE, BERT, CARL, alike, lease, processed

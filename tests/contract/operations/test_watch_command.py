@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Progress, ShardEnded, StartAtTrimHorizon
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease import Lease, Progress, ShardEnded, StartAtTrimHorizon
 from spark_ssp.grouping.identifiers import ShardId, WorkerId
 from spark_ssp.operations.commands.watch import with_owners
 from spark_ssp.operations.snapshot import LeaseCounts, ShardSnapshot

@@ -12,21 +12,28 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from spark_ssp.checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
-from spark_ssp.checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
-from spark_ssp.checkpoint.assignments.errors import AssignmentConflictError, AssignmentStoreError
+from spark_ssp.checkpoint.assignments.aws import (
+    DynamoDbAssignmentStore,
+    dynamodb_where,
+    s3_folder,
+    s3_where,
+)
 from spark_ssp.checkpoint.assignments.files import FileAssignmentStore
 from spark_ssp.checkpoint.assignments.open import open_assignment_store
-from spark_ssp.checkpoint.assignments.serialization import encode_text
 from spark_ssp.checkpoint.assignments.store import (
+    AssignmentConflictError,
     AssignmentStore,
+    AssignmentStoreError,
     StoredAssignment,
     Version,
+    encode_text,
 )
 from spark_ssp.checkpoint.assignments.sync import AssignmentSync
-from spark_ssp.checkpoint.assignments.uri import parse_store_uri
-from spark_ssp.common.aws.retries import RetrySettings
-from spark_ssp.common.aws.s3_files import S3Calls, S3Files
+from spark_ssp.checkpoint.assignments.uri import (
+    parse_store_uri,
+)
+from spark_ssp.common.aws.service_calls import RetrySettings
+from spark_ssp.common.aws.store import S3Calls, S3Files, StoreCalls
 from spark_ssp.common.errors import (
     AccessError,
     InvalidOptionsError,
@@ -356,7 +363,7 @@ def test_a_table_of_something_else_is_named(moto_dynamodb: str) -> None:
     )
     place = parse_store_uri("dynamodb://leases-of-others/orders")
     retry = RetrySettings(max_attempts=1, max_backoff=1)
-    store = DynamoDbAssignmentStore(place, ItemCalls(client, dynamodb_where(place), retry=retry))
+    store = DynamoDbAssignmentStore(place, StoreCalls(client, dynamodb_where(place), retry=retry))
     with pytest.raises(InvalidRequestError, match="whose only key is name"):
         store.read()
     store.close()

@@ -133,7 +133,7 @@ def test_a_run_that_looked_too_early_is_told_by_s3(
     first = record(root, made_plan(), after=None)
     looks: Iterator[list[str]] = iter([[]])
     monkeypatch.setattr(
-        "spark_ssp.common.aws.s3_files.S3Files.names", lambda _: next(looks, ["1.json"])
+        "spark_ssp.common.aws.store.S3Files.names", lambda _: next(looks, ["1.json"])
     )
     with pytest.raises(PlanConflictError, match="found plan 1"):
         record(root, made_plan(8), after=None)
@@ -156,7 +156,7 @@ def mishaps(client: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Queue, Queue]
         return made
 
     monkeypatch.setattr("spark_ssp.common.aws.store.create_client", create_client)
-    monkeypatch.setattr("spark_ssp.common.aws.retries.backoff", lambda *_: 0.0)
+    monkeypatch.setattr("spark_ssp.common.aws.service_calls.backoff", lambda *_: 0.0)
     return reads, puts
 
 

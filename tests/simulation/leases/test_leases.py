@@ -17,8 +17,7 @@ from hypothesis import event, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
-from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.lease import LeaseKey, ShardEnded
 from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.leases.memory_store import Fault
 from tests.support.simulation.effort import AMOUNT, EFFORT, Effort

@@ -21,12 +21,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
+    Item,
+    Lease,
     Processed,
     ShardEnded,
     StartAtTrimHorizon,
 )
-from spark_ssp.checkpoint.leases.lease import Item, Lease
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.common.errors import DataLossError, SspError
 from spark_ssp.grouping.identifiers import SequenceNumber, ShardId, StreamName

@@ -12,9 +12,8 @@ from typing import Final
 
 import pytest
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Processed
-from spark_ssp.checkpoint.leases.lease import Lease
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease import Lease, Processed
+from spark_ssp.checkpoint.leases.lease_store import TableSettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.cluster.network import Network

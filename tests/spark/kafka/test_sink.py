@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_ssp.common.errors import InvalidRowsError, UnsupportedError
-from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING
+from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING
 from spark_ssp.kafka_source.dedup.deduplicate import drop_duplicates
 from spark_ssp.planner.graph.systems import SparkFormat
 from spark_ssp.planner.running.start import writing

@@ -15,10 +15,8 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Processed, ShardEnded
-from spark_ssp.checkpoint.leases.lease import Lease
-from spark_ssp.checkpoint.leases.lease_store import LeaseStore
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease import Lease, Processed, ShardEnded
+from spark_ssp.checkpoint.leases.lease_store import LeaseStore, TableSettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from spark_ssp.kinesis_source.graceful_stop import stop_gracefully

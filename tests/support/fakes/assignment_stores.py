@@ -15,14 +15,18 @@ import fsspec
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 
-from spark_ssp.checkpoint.assignments.aws import dynamodb_where, s3_folder, s3_where
-from spark_ssp.checkpoint.assignments.dynamodb import DynamoDbAssignmentStore, ItemCalls
+from spark_ssp.checkpoint.assignments.aws import (
+    DynamoDbAssignmentStore,
+    dynamodb_where,
+    s3_folder,
+    s3_where,
+)
 from spark_ssp.checkpoint.assignments.files import FileAssignmentStore
 from spark_ssp.checkpoint.assignments.open import open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
-from spark_ssp.common.aws.retries import RetrySettings
-from spark_ssp.common.aws.s3_files import S3Calls, S3Files
+from spark_ssp.common.aws.service_calls import RetrySettings
+from spark_ssp.common.aws.store import S3Calls, S3Files, StoreCalls
 from tests.support.leases.stores import Given, Mishap, hook_calls
 
 ATTEMPTS: Final = 4
@@ -86,7 +90,7 @@ def on_aws(uri: str, endpoint_url: str) -> Place:
         if place.kind is StoreKind.S3:
             calls = S3Calls(asking, s3_where(place), retry=retry, sleep=slept.append)
             return FileAssignmentStore(place, S3Files(s3_folder(place), calls))
-        items = ItemCalls(asking, dynamodb_where(place), retry=retry, sleep=slept.append)
+        items = StoreCalls(asking, dynamodb_where(place), retry=retry, sleep=slept.append)
         return DynamoDbAssignmentStore(place, items)
 
     def put(version: int, text: str) -> None:

@@ -24,7 +24,7 @@ import orjson
 from botocore.awsrequest import HeadersDict
 
 from spark_ssp.common.aws.clients import client_config
-from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import ShardIterator, StreamRef

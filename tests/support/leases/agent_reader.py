@@ -16,8 +16,7 @@ import sys
 from typing import Any, Self
 
 from spark_ssp.checkpoint.agent.client import AgentClient
-from spark_ssp.checkpoint.agent.settings import AgentSettings
-from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.coordination.protocol import AgentSettings, Report
 from spark_ssp.checkpoint.leases.lease import Lease
 
 MODULE = "tests.support.leases.agent_reader"

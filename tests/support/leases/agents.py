@@ -18,12 +18,11 @@ from spark_ssp.checkpoint.agent.event_loop import (
     TableOpened,
     run_guarded,
 )
-from spark_ssp.checkpoint.agent.settings import AgentSettings
-from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.protocol import AgentSettings, Report, Status
 from spark_ssp.checkpoint.coordination.state import Settings
+from spark_ssp.checkpoint.leases.kcl_tables import KclTables
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
-from spark_ssp.checkpoint.leases.lease_store import LeaseStore, Rows
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease_store import LeaseStore, Rows, TableSettings
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows, RowLocation
 from spark_ssp.common.errors import SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
@@ -33,8 +32,8 @@ from tests.support.leases.memory_store import MemoryLeaseStore
 FAILOVER_MS: Final = 10_000
 
 
-class ManualKclTables:
-    """`KclTables` whose rows a test sets; our own are recorded."""
+class ManualKclTables(KclTables):
+    """Tables whose rows a test sets; our own are recorded."""
 
     def __init__(self) -> None:
         self.rows = KclRows()

@@ -12,9 +12,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from decimal import Decimal
 from enum import StrEnum
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, TypeVar
 
-from spark_ssp.checkpoint.errors import LeaseTableError
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Conflict,
     DeleteRow,
@@ -24,15 +23,14 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     RowChange,
     UpdateRow,
     Write,
+    reconcile,
     to_update,
 )
 from spark_ssp.checkpoint.leases.lease import AttributeValue, Item
 from spark_ssp.checkpoint.leases.lease_serializer import Attribute, number
-from spark_ssp.checkpoint.leases.lease_store import Rows
-from spark_ssp.checkpoint.leases.row_parsing import parse_lease, parse_rows
-from spark_ssp.checkpoint.leases.write_reconciliation import reconcile
+from spark_ssp.checkpoint.leases.lease_store import Rows, parse_lease, parse_rows
 from spark_ssp.common.aws.error_translation import Severity
-from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings
+from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings
 from spark_ssp.common.errors import ServiceUnavailableError
 
 T = TypeVar("T")
@@ -74,16 +72,14 @@ class MemoryLeaseStore:
         self,
         items: Iterable[Item] = (),
         *,
-        prepared: bool = True,
         faults: Callable[[Call], Fault | None] = lambda call: None,
         retry: RetrySettings = DEFAULT_RETRY,
         sleep: Callable[[float], None] = lambda seconds: None,
         random: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`prepared`: the table exists. `faults` is called before each attempt."""
+        """`faults` is called before each attempt."""
         self._lock = threading.Lock()
         self._items: dict[str, dict[str, Any]] = {}
-        self._prepared = prepared
         self._faults = faults
         self._retrier = Retrier(
             retry,
@@ -117,9 +113,7 @@ class MemoryLeaseStore:
     # --- LeaseStore ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Create the table."""
-        with self._lock:
-            self._prepared = True
+        """Do nothing: the table exists."""
 
     def scan(self) -> Rows:
         """Return all rows."""
@@ -163,8 +157,6 @@ class MemoryLeaseStore:
         if fault in (Fault.THROTTLED, Fault.UNAVAILABLE):
             raise _InjectedError(fault)
         with self._lock:
-            if not self._prepared:
-                _no_table()
             result = action()
         if fault is Fault.REPLY_LOST:
             raise _InjectedError(fault)
@@ -192,15 +184,6 @@ def _severity_of(error: Exception) -> Severity:
     if not isinstance(error, _InjectedError):
         return Severity.PERMANENT
     return Severity.THROTTLE if error.fault is Fault.THROTTLED else Severity.FAULT
-
-
-def _no_table() -> NoReturn:
-    raise LeaseTableError(
-        "leases in memory",
-        found="no such table",
-        expected="a lease table",
-        next_step="prepare the store before its first use",
-    )
 
 
 # --- Changes as in DynamoDB ----------------------------------------------------------------------

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.lease_coordinator import Settings, State, Steps
+from spark_ssp.checkpoint.coordination.state import Settings, State, Steps
 from spark_ssp.checkpoint.leases.conditional_writes import Create, Done, Write, to_update
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.checkpoint.leases.lease_serializer import encode
-from spark_ssp.checkpoint.leases.lease_store import Rows
-from spark_ssp.checkpoint.leases.row_parsing import parse_lease
+from spark_ssp.checkpoint.leases.lease_store import Rows, parse_lease
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from tests.support.leases.memory_store import changed
 from tests.support.leases.values import ANNE

@@ -21,14 +21,13 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError, ReadTimeoutError
 from botocore.httpsession import URLLib3Session
 
-from spark_ssp.checkpoint.dynamodb_calls import DECODERS, DynamoDbCalls
+from spark_ssp.checkpoint.leases.dynamodb_calls import DECODERS, DynamoDbCalls
 from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from spark_ssp.checkpoint.leases.lease import Item
-from spark_ssp.checkpoint.leases.lease_store import LeaseStore
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease_store import LeaseStore, TableSettings
 from spark_ssp.common.aws.botocore_bypass import Answer, DirectCalls, Request
 from spark_ssp.common.aws.clients import create_client
-from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings
+from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore
 

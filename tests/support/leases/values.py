@@ -7,15 +7,18 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
+    Item,
+    Lease,
+    PendingCheckpoint,
     Processed,
     Progress,
     ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
     StartAtTrimHorizon,
+    StreamIdentifier,
 )
-from spark_ssp.checkpoint.leases.lease import Item, Lease, PendingCheckpoint, StreamIdentifier
 from spark_ssp.grouping.identifiers import (
     MAX_HASH_KEY,
     EpochMillis,

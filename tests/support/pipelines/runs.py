@@ -8,7 +8,7 @@ from typing import Final, TypeVar
 
 from pyspark.sql import SparkSession
 
-from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING
+from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING
 from spark_ssp.planner.running import PipelineStageError
 
 _log = logging.getLogger(__name__)

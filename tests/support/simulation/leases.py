@@ -12,14 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spark_ssp.checkpoint.errors import MalformedLeaseError
-from spark_ssp.checkpoint.leases.checkpoint_position import (
-    Processed,
-    Progress,
-    ShardEnded,
-    StartAtTrimHorizon,
-    is_forward,
-)
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
@@ -37,10 +29,20 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Write,
     to_update,
 )
-from spark_ssp.checkpoint.leases.lease import Item, Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease import (
+    Item,
+    Lease,
+    LeaseKey,
+    MalformedLeaseError,
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtTrimHorizon,
+    is_forward,
+)
 from spark_ssp.checkpoint.leases.lease_serializer import Attribute, decode, encode
 from spark_ssp.checkpoint.leases.lease_store import Rows
-from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.grouping.identifiers import SequenceNumber, ShardId, WorkerId
 from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore, changed, permits

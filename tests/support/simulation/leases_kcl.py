@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded, StartAtTrimHorizon
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
@@ -23,7 +22,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Take,
     Write,
 )
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, ShardEnded, StartAtTrimHorizon
 from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.simulation.leases import FAILOVER_MS, NEVER, World, position_of, progress_of
 

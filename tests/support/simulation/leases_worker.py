@@ -7,11 +7,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.lease_coordinator import Settings, State
 from spark_ssp.checkpoint.coordination.protocol import Report, Status
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.coordination.state import Settings, State
 from spark_ssp.checkpoint.leases.conditional_writes import Assign, Evict, Outcome, Write
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, ShardEnded
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.grouping.identifiers import WorkerId

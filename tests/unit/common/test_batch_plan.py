@@ -7,8 +7,13 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.common.spark.batch_plan import BatchPlan, PlannedPartition, PlanUses, with_plan
-from spark_ssp.common.spark.task_context import MicroBatch
+from spark_ssp.common.spark.batch_plan import (
+    BatchPlan,
+    MicroBatch,
+    PlannedPartition,
+    PlanUses,
+    with_plan,
+)
 from spark_ssp.grouping.identifiers import EpochMillis, ShardId, ShardKey, StreamName
 from spark_ssp.kafka_source.batch_read import has_fixed_end
 from spark_ssp.kafka_source.model.topic import (

@@ -34,8 +34,7 @@ from spark_ssp.common.spark.pyspark_api import (
     ReadMaxRows,
     check_state_in_pandas,
 )
-from spark_ssp.common.spark.row_batches import BATCH_ROWS, record_batches
-from spark_ssp.common.spark.rows_in_pandas import RowsInPandas
+from spark_ssp.common.spark.row_conversions import BATCH_ROWS, RowsInPandas, record_batches
 from spark_ssp.kafka_source.sink.table_sink import resolve_columns
 from spark_ssp.kafka_source.sink.writer import iter_rows
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from spark_ssp.common.errors import AccessError
-from spark_ssp.common.spark.progress_offsets import parsed
 from spark_ssp.common.spark.reader_status import (
     STATUS_OF,
     StatusFile,
     find_statuses,
+    parsed,
     status_request,
 )
 

@@ -9,7 +9,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.common.aws.signing import RequestSigner, Scope, signing_key
+from spark_ssp.common.aws.botocore_bypass import RequestSigner, Scope, signing_key
 from tests.support.fakes.direct_calls import signed_by_the_sdk
 
 TEXT = st.text(st.characters(codec="utf-8", categories=["L", "N", "P"]), min_size=1, max_size=40)

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-import spark_ssp.checkpoint.assignments.errors
+import spark_ssp.checkpoint.assignments.store
 import spark_ssp.grouping.fixed_tasks
 import spark_ssp.kafka_source.client.error_translation
 import spark_ssp.kinesis_source.client.api
@@ -37,7 +37,7 @@ from tests.support.pipelines.examples import KnownCounts, same
 KAFKA: Final = GUIDE / "kafka.md"
 PIPELINES: Final = GUIDE / "pipelines.md"
 OF_KINDS: Final = (
-    spark_ssp.checkpoint.assignments.errors,
+    spark_ssp.checkpoint.assignments.store,
     spark_ssp.kafka_source.client.error_translation,
     spark_ssp.planner,
     spark_ssp.planner.running,

@@ -9,12 +9,13 @@ import pytest
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.common.options.spec import BadValueError
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT
-from spark_ssp.grouping.expansion import ModuloExpansion, load_expansion_algorithm
 from spark_ssp.grouping.fixed_tasks import (
     FixedTasks,
+    ModuloExpansion,
     OnPartitionCountChange,
     PartitionCountError,
     PartitionExpansionError,
+    load_expansion_algorithm,
 )
 from spark_ssp.grouping.groupers import (
     AllSspToSingleTask,
@@ -273,7 +274,7 @@ class Demanding(MovesOld):
 
 
 def test_an_algorithm_is_loaded_by_its_dotted_path() -> None:
-    loaded = load_expansion_algorithm("spark_ssp.grouping.expansion.ModuloExpansion")
+    loaded = load_expansion_algorithm("spark_ssp.grouping.fixed_tasks.ModuloExpansion")
     assert isinstance(loaded, ModuloExpansion)
     assert loaded.partition_before_expansion(7, 8, 2) == 1
 
@@ -283,7 +284,7 @@ def test_an_algorithm_is_loaded_by_its_dotted_path() -> None:
     [
         ("ModuloExpansion", "'ModuloExpansion'"),
         ("not_to_be_had.Modulo", "cannot be imported (ModuleNotFoundError)"),
-        ("spark_ssp.grouping.expansion.Missing", "has no Missing"),
+        ("spark_ssp.grouping.fixed_tasks.Missing", "has no Missing"),
         ("spark_ssp.grouping.identifiers.ShardKey", "no method partition_before_expansion"),
         (f"{__name__}.Demanding", "whose constructor raised TypeError"),
         ("os.abort", "which is not a class"),  # not called

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_ssp.checkpoint.assignments.errors import AssignmentStoreError
 from spark_ssp.checkpoint.assignments.open import open_assignment_store
-from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.checkpoint.assignments.store import AssignmentStore, AssignmentStoreError
 from spark_ssp.common.errors import DataLossError
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.kafka_source.batch_planner import lag_metrics

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_ssp.checkpoint.assignments.errors import AssignmentContradictionError
 from spark_ssp.checkpoint.assignments.open import open_assignment_store
-from spark_ssp.checkpoint.assignments.store import AssignmentStore
+from spark_ssp.checkpoint.assignments.store import AssignmentContradictionError, AssignmentStore
 from spark_ssp.common.errors import (
     DataLossError,
     IncompatibleStateError,
@@ -113,8 +112,8 @@ def test_an_expansion_algorithm_that_is_wrong(
     kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Tests are imported by their files, not by this name.
-    monkeypatch.setattr("spark_ssp.grouping.expansion.Wrong", Wrong, raising=False)
-    path = "spark_ssp.grouping.expansion.Wrong"
+    monkeypatch.setattr("spark_ssp.grouping.fixed_tasks.Wrong", Wrong, raising=False)
+    path = "spark_ssp.grouping.fixed_tasks.Wrong"
     query = FakeQuery(kafka, kafka_options(partitionExpansionAlgorithm=path))
     query.batch()
     kafka.expand("orders", 4)

@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 from pyspark.sql.datasource import InputPartition
 
-from spark_ssp.checkpoint.agent.settings import AgentSettings
-from spark_ssp.checkpoint.coordination.protocol import Report, Status
+from spark_ssp.checkpoint.coordination.protocol import AgentSettings, Report, Status
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
-from spark_ssp.checkpoint.leases.table_schema import Capacity, TableSettings
+from spark_ssp.checkpoint.leases.lease_store import Capacity, TableSettings
 from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError
 from spark_ssp.common.spark.pyspark_api import (
     ReadAllAvailable,

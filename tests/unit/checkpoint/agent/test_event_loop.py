@@ -15,13 +15,11 @@ from spark_ssp.checkpoint.agent.event_loop import (
     ReportReceived,
 )
 from spark_ssp.checkpoint.coordination.protocol import Report
-from spark_ssp.checkpoint.errors import LeaseTableError
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
 from spark_ssp.checkpoint.leases.conditional_writes import Take
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseTableError, ShardEnded
 from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows, MetricRow, RowLocation
-from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError
 from tests.support.leases.agents import FAILOVER_MS, ManualAgent, World
 from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore

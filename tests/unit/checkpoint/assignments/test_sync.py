@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.checkpoint.assignments.errors import (
+from spark_ssp.checkpoint.assignments.store import (
     AssignmentConflictError,
     AssignmentContradictionError,
+    StoredAssignment,
+    Version,
 )
-from spark_ssp.checkpoint.assignments.store import StoredAssignment, Version
 from spark_ssp.checkpoint.assignments.sync import AssignmentSync, Decision, decide
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment

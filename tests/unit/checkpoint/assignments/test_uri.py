@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ssp.checkpoint.assignments.serialization import decode_text, encode_text
+from spark_ssp.checkpoint.assignments.store import decode_text, encode_text
 from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.spec import BadValueError

@@ -9,7 +9,6 @@ import pytest
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
 from spark_ssp.checkpoint.coordination.protocol import Report
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
@@ -19,7 +18,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     RequestHandoff,
     Write,
 )
-from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.lease import LeaseKey, ShardEnded
 from spark_ssp.common.errors import ServiceUnavailableError
 from tests.support.leases.agents import FAILOVER_MS, World
 from tests.support.leases.states import do, effect, fresh, holding, kinds, scan, writes

@@ -9,7 +9,6 @@ import pytest
 from spark_ssp.checkpoint.coordination import lease_coordinator
 from spark_ssp.checkpoint.coordination.protocol import Report
 from spark_ssp.checkpoint.coordination.state import State
-from spark_ssp.checkpoint.leases.checkpoint_position import Progress
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
@@ -17,7 +16,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Evict,
     Renew,
 )
-from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.lease import LeaseKey, Progress
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError
 from tests.support.leases.states import do, effect, fresh, holding, kinds, scan, steps, writes
 from tests.support.leases.values import ANNE, BERT, SHARD, lease, processed

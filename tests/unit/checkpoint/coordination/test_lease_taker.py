@@ -8,13 +8,11 @@ from typing import Any
 import pytest
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.lease_coordinator import State
 from spark_ssp.checkpoint.coordination.lease_taker import plan_takes, rotate
 from spark_ssp.checkpoint.coordination.protocol import Report
-from spark_ssp.checkpoint.coordination.state import ObservedLease
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.coordination.state import ObservedLease, State
 from spark_ssp.checkpoint.leases.conditional_writes import Conflict, RequestHandoff, Take
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, StreamIdentifier
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, ShardEnded, StreamIdentifier
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from spark_ssp.grouping.identifiers import StreamName, WorkerId
 from tests.support.leases.states import FAILOVER, do, fresh, holding, kinds, scan, steps, writes

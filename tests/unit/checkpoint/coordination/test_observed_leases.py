@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.lease_coordinator import State
 from spark_ssp.checkpoint.coordination.protocol import Report
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.coordination.state import State
 from spark_ssp.checkpoint.leases.conditional_writes import Conflict, Create, Done, Take
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, ShardEnded
 from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from spark_ssp.common.errors import ServiceUnavailableError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.lease_coordinator import State
+from spark_ssp.checkpoint.coordination.state import State
 from spark_ssp.common.errors import ServiceUnavailableError
 from tests.support.leases.states import FAILOVER, do, fresh, holding, scan, steps
 from tests.support.leases.values import ANNE, BERT, lease, processed

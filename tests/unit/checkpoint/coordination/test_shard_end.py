@@ -7,17 +7,19 @@ from dataclasses import replace
 import pytest
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.lease_coordinator import State
 from spark_ssp.checkpoint.coordination.protocol import Report
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.coordination.state import State
+from spark_ssp.checkpoint.leases.conditional_writes import Checkpoint, Create, Done, SetChildren
+from spark_ssp.checkpoint.leases.lease import (
+    Lease,
+    LeaseKey,
     Progress,
     ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
     StartAtTrimHorizon,
+    StreamIdentifier,
 )
-from spark_ssp.checkpoint.leases.conditional_writes import Checkpoint, Create, Done, SetChildren
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, StreamIdentifier
 from spark_ssp.common.errors import AccessError
 from spark_ssp.grouping.identifiers import StreamName
 from tests.support.leases.states import do, effect, holding, kinds, scan, steps, writes

@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.lease_coordinator import State
 from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.coordination.state import State
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from tests.support.leases.states import fresh, holding, scan, steps

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.lease_coordinator import State
 from spark_ssp.checkpoint.coordination.lease_renewer import NOMINAL_KBPS
 from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.coordination.state import State
 from spark_ssp.checkpoint.leases.conditional_writes import Renew
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers

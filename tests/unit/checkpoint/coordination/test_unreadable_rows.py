@@ -8,14 +8,18 @@ import pickle
 import pytest
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
-from spark_ssp.checkpoint.coordination.lease_coordinator import State
 from spark_ssp.checkpoint.coordination.protocol import Report
-from spark_ssp.checkpoint.errors import MalformedLeaseError
-from spark_ssp.checkpoint.leases.checkpoint_position import ShardEnded
+from spark_ssp.checkpoint.coordination.state import State
 from spark_ssp.checkpoint.leases.conditional_writes import Take
-from spark_ssp.checkpoint.leases.lease import AttributeValue, Lease, LeaseKey
+from spark_ssp.checkpoint.leases.lease import (
+    AttributeValue,
+    Lease,
+    LeaseKey,
+    MalformedLeaseError,
+    ShardEnded,
+)
 from spark_ssp.checkpoint.leases.lease_serializer import encode
-from spark_ssp.checkpoint.leases.row_parsing import parse_rows
+from spark_ssp.checkpoint.leases.lease_store import parse_rows
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from tests.support.leases.agents import FAILOVER_MS, World
 from tests.support.leases.states import do, fresh, holding, kinds, scan, steps, writes

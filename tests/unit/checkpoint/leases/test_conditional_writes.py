@@ -10,13 +10,6 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from spark_ssp.checkpoint.leases.checkpoint_position import (
-    Processed,
-    Progress,
-    ShardEnded,
-    StartAtLatest,
-    StartAtTimestamp,
-)
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
     Checkpoint,
@@ -33,10 +26,17 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     is_applied,
     to_update,
 )
-from spark_ssp.checkpoint.leases.dynamodb_expressions import request_of
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.dynamodb_store import request_of
+from spark_ssp.checkpoint.leases.lease import (
+    Lease,
+    Processed,
+    Progress,
+    ShardEnded,
+    StartAtLatest,
+    StartAtTimestamp,
+)
 from spark_ssp.checkpoint.leases.lease_serializer import encode
-from spark_ssp.checkpoint.leases.row_parsing import parse_lease
+from spark_ssp.checkpoint.leases.lease_store import parse_lease
 from spark_ssp.grouping.identifiers import EpochMillis, ShardId
 from tests.support.leases.memory_store import changed, permits
 from tests.support.leases.values import ANNE, BERT, CARL, any_lease, any_progress, lease, processed

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import pytest
 
-from spark_ssp.checkpoint.dynamodb_calls import DECODERS
 from spark_ssp.checkpoint.leases.conditional_writes import Conflict, Renew
+from spark_ssp.checkpoint.leases.dynamodb_calls import DECODERS
 from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from spark_ssp.checkpoint.leases.lease_serializer import encode
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease_store import TableSettings
 from spark_ssp.common.aws.botocore_bypass import DirectCalls
 from tests.support.fakes.direct_calls import short_ways
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp, reply

@@ -13,20 +13,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from spark_ssp.checkpoint.errors import MalformedLeaseError
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
+    AttributeValue,
+    Item,
+    Lease,
+    MalformedLeaseError,
+    PendingCheckpoint,
     Processed,
     Progress,
     ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
     StartAtTrimHorizon,
-)
-from spark_ssp.checkpoint.leases.lease import (
-    AttributeValue,
-    Item,
-    Lease,
-    PendingCheckpoint,
     StreamIdentifier,
     lease_key,
 )

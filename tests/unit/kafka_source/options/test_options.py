@@ -12,8 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
-from spark_ssp.grouping.expansion import ModuloExpansion
-from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange
+from spark_ssp.grouping.fixed_tasks import ModuloExpansion, OnPartitionCountChange
 from spark_ssp.grouping.groupers import (
     AllSspToSingleTask,
     GroupByPartition,

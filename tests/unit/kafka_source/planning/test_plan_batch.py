@@ -425,7 +425,7 @@ def test_generations_count_expansions() -> None:
 # --- Groupers -------------------------------------------------------------------------------------
 
 LEAST: Final = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders"}
-MODULO: Final = "spark_ssp.grouping.expansion.ModuloExpansion"
+MODULO: Final = "spark_ssp.grouping.fixed_tasks.ModuloExpansion"
 BY_PARTITION, BY_SSP = GroupByPartition(), GroupBySystemStreamPartition()
 KEEP, ANEW = OnPartitionCountChange
 

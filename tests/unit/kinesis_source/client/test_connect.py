@@ -20,10 +20,10 @@ import pytest
 from botocore.credentials import Credentials, ReadOnlyCredentials
 
 from spark_ssp.checkpoint.agent.tables import connect_tables
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
+from spark_ssp.checkpoint.leases.lease_store import TableSettings
 from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.provided_credentials import forget_providers
-from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.errors import AccessError
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client import boto3_client

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.aws.error_translation import Severity
-from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings, backoff
+from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings, backoff
 from spark_ssp.kinesis_source.client.error_translation import severity_of
 from spark_ssp.kinesis_source.client.messages import MalformedAnswerError
 
 DOWN = sdk.EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")
-LOGGER = "spark_ssp.common.aws.retries"
+LOGGER = "spark_ssp.common.aws.service_calls"
 
 
 class Clock:

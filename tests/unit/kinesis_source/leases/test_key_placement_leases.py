@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Processed
+from spark_ssp.checkpoint.leases.lease import Processed
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.grouping.identifiers import WorkerId
 from spark_ssp.kinesis_source.aggregation.deaggregation import KeyFilter, split

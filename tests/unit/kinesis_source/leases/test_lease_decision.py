@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.checkpoint.coordination.protocol import Status
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
+    Lease,
     Processed,
     Progress,
     ShardEnded,
@@ -19,7 +20,6 @@ from spark_ssp.checkpoint.leases.checkpoint_position import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.grouping.identifiers import (
     ShardId,
     ShardKey,

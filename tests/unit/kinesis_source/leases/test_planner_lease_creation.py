@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.checkpoint.leases.checkpoint_position import StartAtLatest, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.lease import StartAtLatest, StartAtTrimHorizon
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.common.errors import DataLossError, IncompatibleStateError
 from spark_ssp.grouping.identifiers import StreamName

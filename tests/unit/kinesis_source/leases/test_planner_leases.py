@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Processed, ShardEnded
-from spark_ssp.checkpoint.leases.lease import LeaseKey
+from spark_ssp.checkpoint.leases.lease import LeaseKey, Processed, ShardEnded
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.common.errors import IncompatibleStateError, ServiceUnavailableError
 from spark_ssp.grouping.identifiers import StreamName

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from spark_ssp.checkpoint.leases.checkpoint_position import Processed, Progress, ShardEnded
-from spark_ssp.checkpoint.leases.lease import Lease
+from spark_ssp.checkpoint.leases.lease import Lease, Processed, Progress, ShardEnded
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName, WorkerId
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import SequenceNumber, ShardEnd, ShardState, TrimHorizon

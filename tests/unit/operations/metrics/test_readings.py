@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_ssp.common.spark.reader_counters import ReaderCounters
+from spark_ssp.common.spark.reader_status import ReaderCounters
 from spark_ssp.operations.metrics.catalogue import METRICS
 from spark_ssp.operations.metrics.readings import QueryStates, Reading
 from spark_ssp.operations.snapshot import query_snapshot

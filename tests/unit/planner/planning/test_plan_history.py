@@ -16,8 +16,7 @@ import botocore.session
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from spark_ssp.common.aws.s3_names import S3Folder
-from spark_ssp.common.documents.immutable_files import CONDITIONS
+from spark_ssp.common.documents.write_once_files import CONDITIONS, S3Folder
 from spark_ssp.common.errors import (
     AccessError,
     IncompatibleStateError,

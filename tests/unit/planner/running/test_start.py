@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_ssp.common.spark.state_store import PROVIDER, PROVIDER_SETTING
+from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING
 from spark_ssp.planner.graph.operators import OperatorName
 from spark_ssp.planner.graph.systems import SparkFormat
 from spark_ssp.planner.running import SessionSettingError

@@ -1,22 +1,30 @@
-"""Values through pipes, and how an agent asks."""
+"""Values through pipes, changes of a status among them, and how an agent asks."""
 
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.checkpoint.agent.framing import FrameDecoder, encode_frame
-from spark_ssp.checkpoint.agent.settings import AgentSettings, with_short_timeouts
-from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.agent.tables import with_short_timeouts
+from spark_ssp.checkpoint.coordination.protocol import (
+    AgentSettings,
+    FrameDecoder,
+    Report,
+    Status,
+    apply_change,
+    encode_frame,
+    to_change,
+)
 from spark_ssp.checkpoint.coordination.state import Settings
-from spark_ssp.checkpoint.errors import LeaseTableError
-from spark_ssp.checkpoint.leases.table_schema import TableSettings
-from spark_ssp.common.aws.retries import RetrySettings
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, LeaseTableError
+from spark_ssp.checkpoint.leases.lease_store import TableSettings
+from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from tests.support.leases.values import ANNE, lease
+from tests.support.leases.values import ANNE, BERT, lease
 
 _values = st.one_of(st.none(), st.text(), st.binary(max_size=300), st.lists(st.integers()))
 
@@ -96,3 +104,49 @@ def test_what_the_user_asks_for_is_never_exceeded() -> None:
         hasty,
         RetrySettings(max_attempts=1, max_backoff=0.007),
     )
+
+
+_KEYS = st.integers(min_value=0, max_value=5)
+
+
+@st.composite
+def _statuses(draw: st.DrawFn) -> Status:
+    leases = [
+        lease(
+            shard=f"shardId-{number:012d}",
+            counter=draw(st.integers(min_value=0, max_value=3)),
+            owner=draw(st.sampled_from([ANNE, BERT])),
+            extra_attributes=draw(st.sampled_from([{}, {"colour": {"S": "blue"}}])),
+        )
+        for number in sorted(draw(st.sets(_KEYS)))
+    ]
+    rows = {row.key: row for row in leases}
+    held = sorted(draw(st.sets(st.sampled_from(sorted(rows)))) if rows else [])
+    return Status(
+        held={key: rows[key] for key in held},
+        asked_for=frozenset(held[:1]),
+        rows=rows,
+        outage_ms=draw(st.integers(min_value=0, max_value=9)),
+        released=draw(st.booleans()),
+        problem=None,
+    )
+
+
+@given(st.lists(_statuses(), min_size=1, max_size=5))
+def test_changes_give_each_status_in_turn(statuses: list[Status]) -> None:
+    sent: Mapping[LeaseKey, Lease] = {}
+    received: Mapping[LeaseKey, Lease] = {}
+    for status in statuses:
+        found = apply_change(received, to_change(sent, status))
+        assert found == status
+        assert list(found.rows) == sorted(found.rows)
+        assert [row.extra_attributes for row in found.rows.values()] == [
+            row.extra_attributes for row in status.rows.values()
+        ]
+        sent, received = status.rows, found.rows
+
+
+@given(_statuses())
+def test_a_status_that_stays_has_no_rows(status: Status) -> None:
+    change = to_change(status.rows, status)
+    assert (change.changed, change.removed) == ((), ())

@@ -1,25 +1,34 @@
-"""Calls to one DynamoDB table."""
+"""Calls to one DynamoDB table, and the project's errors for those that fail."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
-import orjson
 from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnectionError
 
-from spark_ssp.checkpoint.error_translation import TableLocation, translate
+from spark_ssp.checkpoint.leases.lease import LeaseTableError
 from spark_ssp.common.aws.botocore_bypass import DirectCalls
 from spark_ssp.common.aws.error_translation import (
-    MalformedAnswerError,
+    DeniedCall,
     Severity,
+    access_error,
     code_of,
+    quoted,
+    safe_text,
     severity_of,
 )
-from spark_ssp.common.aws.retries import Retrier
-from spark_ssp.common.aws.service_calls import Answer, ServiceCalls, readable
-from spark_ssp.common.errors import SspError
+from spark_ssp.common.aws.service_calls import (
+    Answer,
+    Retrier,
+    ServiceCalls,
+    check_body,
+    readable,
+    reject_cut_bodies,
+)
+from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError, SspError
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -53,15 +62,8 @@ class DynamoDbCalls(ServiceCalls):
             role_option=role_option,
         )
         super().__init__(client, retrier, subject=self.location.subject)
-        self.check_bodies(client)
+        reject_cut_bodies(client)
         self._direct = direct
-
-    @staticmethod
-    def check_bodies(client: BaseClient) -> None:
-        """Make the client reject truncated bodies. Repeating this has no effect."""
-        client.meta.events.register(
-            "before-parse.dynamodb", _check_body, unique_id="spark-ssp-check-body"
-        )
 
     def once(self, operation: str, request: Mapping[str, Any]) -> Answer:
         """One attempt. Raises the SDK's errors."""
@@ -80,17 +82,6 @@ class DynamoDbCalls(ServiceCalls):
 
     def _translated(self, error: Exception, operation: str) -> SspError:
         return translate(error, self.location, operation, attempts=self._retrier.max_attempts)
-
-
-def _check_body(response_dict: Mapping[str, Any], **_: object) -> None:
-    """Raise MalformedAnswerError for a truncated body.
-
-    botocore parses it as an answer without fields, which means a missing row or an empty table.
-    """
-    if response_dict["status_code"] < 300 and not isinstance(
-        orjson.loads(response_dict["body"]), dict
-    ):
-        raise MalformedAnswerError("an answer that is not a JSON object")
 
 
 _Item = dict[str, dict[str, str | list[str] | bool]]
@@ -131,7 +122,7 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
     try:
         return decoder.decode(body)
     except ValueError:
-        _check_body({"status_code": 200, "body": body})
+        check_body({"status_code": 200, "body": body})
         return None
 
 
@@ -152,3 +143,75 @@ def has_code(error: ClientError, code: str) -> bool:
 def may_have_applied(error: Exception) -> bool:
     """Return whether the service may have applied the request that failed with this error."""
     return severity_of(error) is Severity.FAULT and not isinstance(error, _NEVER_SENT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableLocation:
+    """A table, its region and its endpoint."""
+
+    table: str
+    region: str
+    endpoint: str
+    role_arn: str | None = None
+    role_option: str = "roleArn"
+
+    @property
+    def subject(self) -> str:
+        """The subject of errors about this table."""
+        return f"lease table {self.table}"
+
+    def __str__(self) -> str:
+        return f"region {self.region} at {safe_text(self.endpoint)}"
+
+
+def translate(
+    error: Exception, location: TableLocation, operation: str, *, attempts: int
+) -> SspError:
+    """Return the error to raise when a call has failed for good, after `attempts` attempts."""
+    access = access_error(
+        error,
+        DeniedCall(
+            subject=location.subject,
+            service="dynamodb",
+            operation=operation,
+            resource=f"the table {location.table}",
+            place=str(location),
+            role_arn=location.role_arn,
+            role_option=location.role_option,
+        ),
+    )
+    if access is not None:
+        return access
+    if severity_of(error) is not Severity.PERMANENT:
+        return ServiceUnavailableError(
+            location.subject,
+            found=f"{quoted(error)} on {operation}, {attempts} times",
+            expected=f"an answer from {location}",
+            next_step=_retry_advice(severity_of(error)),
+        )
+    if code_of(error) == "ResourceNotFoundException":
+        return LeaseTableError(
+            location.subject,
+            found=f"no such table on {operation} in {location}",
+            expected="the table that existed at the start",
+            next_step="restore it from a backup, or start the query again, which creates it: "
+            "shards in the query's checkpoint continue there, others begin at TRIM_HORIZON",
+        )
+    return InvalidRequestError(
+        location.subject,
+        found=f"{quoted(error)} on {operation}",
+        expected=f"a request that {location} accepts",
+        next_step="check applicationName, leaseTable, region and dynamodbEndpointUrl",
+    )
+
+
+def _retry_advice(severity: Severity) -> str:
+    if severity is Severity.THROTTLE:
+        return (
+            "raise the table's capacity or set it to on demand; retry.maxAttempts and "
+            "retry.maxBackoff limit the retries"
+        )
+    return (
+        "check dynamodbEndpointUrl, region and the network, or wait for the service; "
+        "retry.maxAttempts and retry.maxBackoff limit the retries"
+    )

@@ -12,13 +12,16 @@ import boto3
 import pytest
 from botocore.stub import ANY, Stubber
 
-from spark_ssp.checkpoint.dynamodb_calls import DynamoDbCalls
-from spark_ssp.checkpoint.errors import LeaseTableError
 from spark_ssp.checkpoint.leases.conditional_writes import Create, Delete, Renew
-from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
-from spark_ssp.checkpoint.leases.table_schema import Capacity, TableSettings, creation_request
+from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls
+from spark_ssp.checkpoint.leases.dynamodb_store import (
+    DynamoDbLeaseStore,
+    creation_request,
+)
+from spark_ssp.checkpoint.leases.lease import LeaseTableError
+from spark_ssp.checkpoint.leases.lease_store import Capacity, TableSettings
 from spark_ssp.common.aws.clients import client_config
-from spark_ssp.common.aws.retries import Retrier, RetryLog, RetrySettings
+from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings
 from spark_ssp.common.errors import (
     AccessError,
     InvalidOptionsError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 
-from spark_ssp.checkpoint.leases.checkpoint_position import (
+from spark_ssp.checkpoint.leases.lease import (
     Processed,
     Progress,
     ShardEnded,
