@@ -26,10 +26,11 @@ from spark_ssp.checkpoint.leases.lease_store import (
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows
 from spark_ssp.common.aws.service_calls import retry_settings
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.grouping.identifiers import ShardId, StreamName, WorkerId
-from spark_ssp.kinesis_source.leases.lease_table import STREAM_ATTRIBUTE
-from spark_ssp.kinesis_source.model.shard import Shard
-from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
+from spark_ssp.kinesis_source.leases.lease_decision import Facts, Finished, Waiting, decide
+from spark_ssp.kinesis_source.leases.lease_table import STREAM_ATTRIBUTE, LeaseTableView
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import Shard, StartingPosition, TrimHorizon
 
 LeaseId = tuple[StreamIdentifier | None, ShardId]
 
@@ -248,26 +249,26 @@ def _row(
 def _without_lease(
     stream: StreamName, leases: Mapping[ShardId, Lease], listed: Mapping[ShardId, Shard]
 ) -> list[ShardLease]:
-    finished = ancestors(listed, leases.keys()) - leases.keys()
-    rows = []
-    unread = listed.keys() - leases.keys() - finished
-    for shard_id in sorted(unread):
-        shard = listed[shard_id]
-        is_waiting = any(
-            parent in unread
-            or (parent in leases and not isinstance(leases[parent].progress, ShardEnded))
-            for parent in shard.parents
-        )
-        rows.append(
+    """Return the listed shards that have no lease and need one, by the rule of the source. A table
+    does not tell `startingPosition`: TRIM_HORIZON is assumed."""
+    rows = {ShardKey(stream=stream, shard=shard): lease for shard, lease in leases.items()}
+    table = LeaseTableView(worker=WorkerId(""), rows=rows, held=frozenset(), requested=frozenset())
+    facts = Facts(option=StartingPosition(default=TrimHorizon()))
+    found: list[ShardLease] = []
+    for key, verdict in decide(Offset(), table, {stream: listed}, facts).verdicts.items():
+        shard = listed.get(key.shard)
+        if shard is None or key in rows or isinstance(verdict, Finished):
+            continue
+        found.append(
             ShardLease(
                 stream=stream,
-                shard=shard_id,
-                state=State.WAITING if is_waiting else State.NO_LEASE,
+                shard=key.shard,
+                state=State.WAITING if isinstance(verdict, Waiting) else State.NO_LEASE,
                 parents=shard.parents,
                 is_closed=shard.closed,
             )
         )
-    return rows
+    return found
 
 
 def leases_by_worker(rows: Iterable[ShardLease]) -> dict[WorkerId, int]:
