@@ -11,20 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, Protocol
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
-from spark_ssp.common.options.spec import left_out, spellings
+from spark_ssp.common.options.shared import BATCH_WRITE_ID
 from spark_ssp.common.times import seconds_text
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.topic import Selection, Subscribe
-from spark_ssp.kafka_source.options import table
 from spark_ssp.kafka_source.options.parse import SOURCE, parse_options
-from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions
-from spark_ssp.kafka_source.sink.parse import (
-    BATCH_WRITE_ID,
-    INCLUDE_REPEAT_HEADERS,
-    TOPIC_OPTION,
-)
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, GrouperName, KafkaOptions
+from spark_ssp.kafka_source.sink.options import INCLUDE_REPEAT_HEADERS, SINK_OPTIONS
 from spark_ssp.planner.graph.operators import SystemKind
 from spark_ssp.planner.graph.systems import SparkFormat, StreamUse, stream_exists_error
 
@@ -40,12 +35,7 @@ _CLEANUP: Final = "cleanup.policy"
 _KEPT: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
 """The configuration of a topic that keeps all its records."""
 
-_STARTS: Final = (
-    table.STARTING_OFFSETS,
-    table.STARTING_OFFSETS_BY_TIMESTAMP,
-    table.STARTING_TIMESTAMP,
-)
-_NAMING: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN, TOPIC_OPTION)
+_STARTS: Final = ("startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp")
 
 
 class TopicAdmin(Protocol):
@@ -154,33 +144,33 @@ class KafkaSystem:
         """Implement `System.reader_format`. A plan relies on tasks that keep their keys, so tasks
         are fixed by partition unless the options set another grouper."""
         options = dict(self._reader)
-        if left_out(options, table.GROUPER) == options:
-            options[table.GROUPER.name] = GrouperName.PARTITION.value
+        if KAFKA_OPTIONS.left_out(options, "grouper") == options:
+            options["grouper"] = GrouperName.PARTITION.value
         if from_start:
-            options = left_out(options, *_STARTS)
-            options[table.STARTING_OFFSETS.name] = "earliest"
-        return SparkFormat(SOURCE, {**options, table.SUBSCRIBE.name: stream})
+            options = KAFKA_OPTIONS.left_out(options, *_STARTS)
+            options["startingOffsets"] = "earliest"
+        return SparkFormat(SOURCE, {**options, "subscribe": stream})
 
     def writer_format(self, stream: str) -> SparkFormat:
         """Implement `System.writer_format`."""
-        return SparkFormat(SOURCE, {**self._writer, TOPIC_OPTION.name: stream})
+        return SparkFormat(SOURCE, {**self._writer, "topic": stream})
 
     # --- Deduplication (`DropsRepeats` of the planner) --------------------------------------------
 
     @property
     def repeat_reader_options(self) -> Mapping[str, str]:
         """The additional options of a reader, so that `drop_duplicates` can detect repeats."""
-        return {table.INCLUDE_HEADERS.name: "true"}
+        return {"includeHeaders": "true"}
 
     @property
     def repeat_writer_options(self) -> Mapping[str, str]:
         """The additional options of a writer, so that its readers can detect repeats."""
-        return {INCLUDE_REPEAT_HEADERS.name: "true"}
+        return {INCLUDE_REPEAT_HEADERS: "true"}
 
     @property
     def batch_write_option(self) -> str:
         """The option that identifies the batch and the query of a batch write."""
-        return BATCH_WRITE_ID.name
+        return BATCH_WRITE_ID
 
     def drop_duplicates(self, frame: DataFrame) -> DataFrame:
         """Return the rows of a topic without those that a sink wrote again, as the function
@@ -200,7 +190,7 @@ class KafkaSystem:
     def _service(self, stream: str) -> TopicAdmin:
         if self._topics is None:
             # Options need a topic; the connection does not depend on it.
-            options = parse_options({**self._reader, table.SUBSCRIBE.name: stream})
+            options = parse_options({**self._reader, "subscribe": stream})
             self._topics = self._connect(options)
         return self._topics
 
@@ -243,7 +233,7 @@ def _compaction_problems(config: Mapping[str, str]) -> Iterator[OptionProblem]:
 
 
 def _naming_problems(options: Mapping[str, str]) -> Iterator[OptionProblem]:
-    naming = spellings(*_NAMING)
+    naming = KAFKA_OPTIONS.spellings("subscribe", "subscribePattern", "assign") | {"topic"}
     for name in sorted(options):
         if name.strip().lower() in naming:
             yield OptionProblem(
@@ -255,11 +245,11 @@ def _naming_problems(options: Mapping[str, str]) -> Iterator[OptionProblem]:
 
 
 def _repeat_problems(writer: Mapping[str, str]) -> Iterator[OptionProblem]:
-    switch = spellings(INCLUDE_REPEAT_HEADERS)
+    switch = SINK_OPTIONS.spellings(INCLUDE_REPEAT_HEADERS)
     for name in sorted(writer):
         is_switch = name.strip().lower() in switch
         off = is_switch and writer[name].strip().lower() != "true"
-        if off or name.strip().lower() in spellings(BATCH_WRITE_ID):
+        if off or name.strip().lower() in SINK_OPTIONS.spellings(BATCH_WRITE_ID):
             yield OptionProblem(
                 option=name,
                 found="a value other than true" if is_switch else "an identity",

@@ -15,14 +15,12 @@ from spark_ssp.common.errors import (
     StreamNotFoundError,
     UnsupportedError,
 )
-from spark_ssp.common.options.spec import left_out, spellings
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.api import StreamInUseError
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis, connect
 from spark_ssp.kinesis_source.model.shard import StreamRef
-from spark_ssp.kinesis_source.options import table
 from spark_ssp.kinesis_source.options.parse import SOURCE, parse_options
-from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS, ConnectionOptions
 from spark_ssp.planner.graph.operators import SystemKind
 from spark_ssp.planner.graph.systems import SparkFormat, StreamUse, stream_exists_error
 
@@ -95,9 +93,9 @@ class KinesisSystem:
         """Return the format and options that read the stream."""
         options = dict(self._options)
         if from_start:
-            options = left_out(options, table.STARTING_POSITION)
-            options[table.STARTING_POSITION.name] = "trim_horizon"
-        return SparkFormat(SOURCE, {**options, table.STREAM_NAME.name: stream})
+            options = KINESIS_OPTIONS.left_out(options, "startingPosition")
+            options["startingPosition"] = "trim_horizon"
+        return SparkFormat(SOURCE, {**options, "streamName": stream})
 
     def writer_format(self, stream: str) -> SparkFormat:
         """Raise UnsupportedError: pipelines do not write to Kinesis."""
@@ -111,7 +109,7 @@ class KinesisSystem:
     def _service(self, stream: str) -> Boto3Kinesis:
         if self._streams is None:
             # Options need a stream; the connection does not depend on it.
-            options = parse_options({**self._options, table.STREAM_NAME.name: stream})
+            options = parse_options({**self._options, "streamName": stream})
             self._streams = self._connect(options.connection)
         return self._streams
 
@@ -135,7 +133,7 @@ def _ref(stream: str) -> StreamRef:
 
 
 def _refuse_streams(options: Mapping[str, str]) -> None:
-    naming = spellings(table.STREAM_NAME, table.STREAM_ARN)
+    naming = KINESIS_OPTIONS.spellings("streamName", "streamARN")
     problems = [
         OptionProblem(
             option=name,

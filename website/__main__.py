@@ -2,6 +2,7 @@
 
 python -m website check                      the documents and the API reference, strictly
 python -m website prose [PATH...]            wording to avoid, in documents and code
+python -m website tables                     the tables of the option references, written
 python -m website build                      the site, to be looked at on this machine
 python -m website publish VERSION --url URL  the site, committed to the branch gh-pages
 """
@@ -15,6 +16,7 @@ import spark_ssp
 from website import prose
 from website.build import HERE, PROJECT, SITE, build, list_as_only_version
 from website.mermaid import add_mermaid
+from website.option_tables import write_tables
 from website.publish import BRANCH, publish
 
 
@@ -25,6 +27,7 @@ def main() -> None:
     commands.add_parser("check")
     prose_of = commands.add_parser("prose")
     prose_of.add_argument("paths", nargs="*", type=Path)
+    commands.add_parser("tables")
     commands.add_parser("build")
     publishing = commands.add_parser("publish")
     publishing.add_argument("version", help="the folder of the version, such as 0.1 or dev")
@@ -33,6 +36,9 @@ def main() -> None:
     if arguments.command == "check":
         build()
         print(*prose.above_limit(prose.find(prose.judged_files())), sep="\n")
+        return
+    if arguments.command == "tables":
+        write_tables()
         return
     if arguments.command == "prose":
         prose.show(arguments.paths)

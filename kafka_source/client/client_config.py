@@ -21,9 +21,8 @@ from confluent_kafka import KafkaError, KafkaException
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.kafka_source.client.error_translation import kafka_error, redact, to_error
-from spark_ssp.kafka_source.properties.consumer_properties import ALIASES, words
 from spark_ssp.kafka_source.properties.login_tokens import provided_token_callback
-from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.property_names import ALIASES, PRODUCER, words
 from spark_ssp.kafka_source.properties.translation import (
     BOOTSTRAP_SERVERS,
     PREFIX,

@@ -1,67 +1,40 @@
-"""The options that name functions of the user for a login: `credentialsProvider`, for logins by
-AWS's IAM and for assignment stores, and `tokenProvider`, for other tokens of OAUTHBEARER."""
+"""Checks of the options that name functions of the user for a login: `credentialsProvider`, for
+logins by AWS's IAM and for assignment stores, and `tokenProvider`, for other tokens of
+OAUTHBEARER."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
-from spark_ssp.common.options.credentials import (
+from spark_ssp.common.options.endpoints import (
     CREDENTIALS_PROVIDER,
-    PROVIDER_OPTIONS,
     argument_problems,
-    function_path,
-    keyword_arguments,
     provider_problems,
     with_provider,
 )
-from spark_ssp.common.options.spec import OptionProblem, OptionReading, OptionSpec
+from spark_ssp.common.options.spec import OptionProblem, OptionReading
+from spark_ssp.kafka_source.options.values import TokenChoice
 from spark_ssp.kafka_source.properties.logins import DEFAULT_METHOD, MECHANISM, METHOD, OAUTHBEARER
 from spark_ssp.kafka_source.properties.translation import PREFIX, ClientProperties, TokenProvider
 
+_PROVIDER: Final = "tokenProvider"
 _PROTOCOL: Final = "security.protocol"
 _TOKEN_PROPERTIES: Final = ("sasl.oauthbearer.", "enable.sasl.oauthbearer.")
 _AWS_STORES: Final = (StoreKind.S3, StoreKind.DYNAMODB)
 
 
-TOKEN_PROVIDER: Final[OptionSpec[str | None]] = OptionSpec(
-    name="tokenProvider",
-    convert=function_path("my_company.kafka:token"),
-    default=None,
-    default_text="none",
-    doc="A function that returns a token for `OAUTHBEARER` and its expiry time, as "
-    "`module:function`. Every process that logs in to Kafka imports it, on the driver and on "
-    "executors. See [Tokens from a function](kafka-logins.md#tokens-from-a-function).",
-)
-
-TOKEN_PROVIDER_ARGUMENTS: Final[OptionSpec[str | None]] = OptionSpec(
-    name="tokenProviderSecretArguments",
-    convert=keyword_arguments,
-    default=None,
-    default_text="no arguments",
-    doc="The keyword arguments of the function, as a JSON object. Never shown.",
-    secret=True,
-)
-
-LOGIN_OPTIONS: Final[tuple[OptionSpec[Any], ...]] = (
-    *PROVIDER_OPTIONS,
-    TOKEN_PROVIDER,
-    TOKEN_PROVIDER_ARGUMENTS,
-)
-"""The options of source and sink that name functions."""
-
-
 def with_functions(client: ClientProperties, reading: OptionReading) -> ClientProperties:
     """Return the properties with the functions of the login."""
-    token = reading.value(TOKEN_PROVIDER)
+    given = reading.values(TokenChoice)
     return replace(
         client,
         iam=None if client.iam is None else with_provider(client.iam, reading),
         token_provider=None
-        if token is None
-        else TokenProvider(path=token, secret_arguments=reading.value(TOKEN_PROVIDER_ARGUMENTS)),
+        if given.provider is None
+        else TokenProvider(path=given.provider, secret_arguments=given.secret_arguments),
     )
 
 
@@ -70,13 +43,13 @@ def function_problems(client: ClientProperties, reading: OptionReading) -> Itera
     profile = client.iam is not None and client.iam.aws_profile is not None
     others = ["awsProfileName in kafka.sasl.jaas.config"] if profile else []
     yield from provider_problems(reading, others)
-    yield from argument_problems(reading, TOKEN_PROVIDER, TOKEN_PROVIDER_ARGUMENTS)
-    if reading.value(TOKEN_PROVIDER) is not None:
+    yield from argument_problems(reading, _PROVIDER, "tokenProviderSecretArguments")
+    if _PROVIDER in reading.valid:
         yield from _token_problems(client)
 
 
 def _token_problems(client: ClientProperties) -> Iterator[OptionProblem]:
-    name, values = TOKEN_PROVIDER.name, client.config()
+    name, values = _PROVIDER, client.config()
     if client.iam is not None:
         yield OptionProblem(
             option=name,
@@ -121,10 +94,9 @@ def unused_problems(
 ) -> Iterator[OptionProblem]:
     """Yield the problem of a provider for which a query has no use."""
     has_aws_store = store is not None and parse_store_uri(store).kind in _AWS_STORES
-    provider = reading.value(CREDENTIALS_PROVIDER)
-    if provider is not None and client.iam is None and not has_aws_store:
+    if CREDENTIALS_PROVIDER in reading.valid and client.iam is None and not has_aws_store:
         yield OptionProblem(
-            option=CREDENTIALS_PROVIDER.name,
+            option=CREDENTIALS_PROVIDER,
             found="neither a login by AWS's IAM nor an assignment store in S3 or DynamoDB",
             expected="a use of AWS credentials",
             next_step="set kafka.sasl.mechanism=AWS_MSK_IAM, or remove it",

@@ -1,18 +1,25 @@
-"""Translates the Java client's login modules and handlers (SASL) into librdkafka's properties, and
-detects logins by AWS's IAM."""
+"""Translates the Java client's logins and stores of keys for librdkafka.
+
+Login modules and handlers (SASL) become librdkafka's properties; logins by AWS's IAM are detected.
+Key stores and trust stores become files that librdkafka accepts: keys as PEM or PKCS#12,
+authorities only as PEM.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.spec import BadValueError, Fault, closest, shown
-from spark_ssp.kafka_source.properties.consumer_properties import words
-from spark_ssp.kafka_source.properties.jaas import LoginModule, parse_jaas
-from spark_ssp.kafka_source.properties.property_draft import PropertyDraft
-from spark_ssp.kafka_source.properties.property_values import url_without_user
+from spark_ssp.kafka_source.properties.property_names import words
+from spark_ssp.kafka_source.properties.property_values import (
+    KEYSTORE,
+    PropertyDraft,
+    url_without_user,
+)
 
 _JAAS: Final = "sasl.jaas.config"
 _LOGIN_HANDLER: Final = "sasl.login.callback.handler.class"
@@ -348,3 +355,167 @@ is not quoted as it must be."""
 
 def _bad_value(found: str, expected: str, next_step: str) -> BadValueError:
     return BadValueError(Fault(found=found, expected=expected, next_step=next_step))
+
+
+# --- The grammar of `sasl.jaas.config`: one login module with its options -------------------------
+
+# That of Kafka's own parser, Java's `StreamTokenizer`: a word begins with a letter and consists of
+# letters, digits and `.-_$`; values in single or double quotes, which end with the line, have
+# backslash escapes; a number without quotes is not a value; and a `/` outside of quotes begins a
+# comment. The text contains passwords, so messages quote only the class's name.
+
+_CLASS: Final = re.compile(r"[A-Za-z_$][\w$]*(\.[A-Za-z_$][\w$]*)*", re.ASCII)
+_FLAGS: Final = frozenset({"REQUIRED", "REQUISITE", "SUFFICIENT", "OPTIONAL"})
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<space> [\x00-\x20]+ | /\*.*?(?:\*/|\Z) | /.?[^\n\r]* )
+    | (?P<mark>["']) (?P<quoted>(?:\\. | (?!(?P=mark))[^\\\n\r])*) (?:(?P=mark) | \\\Z)?
+    | (?P<word>[A-Za-z_$\xa0-\U0010ffff][A-Za-z_$\xa0-\U0010ffff0-9.-]*)
+    | (?P<number> \.[0-9]* | [0-9-][0-9]*(?:\.[0-9]*)? )
+    | (?P<sign>.)
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_ESCAPE: Final = re.compile(
+    r"\\(?:(?P<octal>[0-3][0-7]{0,2}|[4-7][0-7]?)|(?P<letter>.))", re.DOTALL
+)
+_ESCAPES: Final = {"a": "\a", "b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
+_EXPECTED: Final = (
+    "one login module, such as org.apache.kafka.common.security.plain.PlainLoginModule required "
+    'username="…" password="…";'
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoginModule:
+    """A Java class and its options, which contain secrets."""
+
+    name: str
+    options: dict[str, str] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    """A word or a quoted value (`text`), or a single character that is neither (`sign`)."""
+
+    text: str | None = None
+    sign: str | None = None
+
+
+def parse_jaas(text: str) -> LoginModule:
+    """Parse the login module in `text`. Raises BadValueError."""
+    tokens = list(_tokens(text))
+    if not tokens or tokens[-1].sign != ";":
+        raise _malformed("a text that does not end with ;")
+    name = tokens[0].text
+    if name is None or not _CLASS.fullmatch(name) or len(tokens) < 3:
+        raise _malformed("a text that does not begin with a class and required")
+    if (tokens[1].text or "").upper() not in _FLAGS:
+        raise _malformed("a text that does not begin with a class and required")
+    options: dict[str, str] = {}
+    place = 2
+    while tokens[place].sign != ";":
+        entry = tokens[place : place + 3]
+        if len(entry) < 3 or entry[0].text is None or entry[1].sign != "=":
+            raise _malformed(f"the login module {name} with something other than key=value")
+        if entry[2].text is None:
+            raise _malformed(f"the login module {name} with a key without a value")
+        # As in Kafka, the last one counts.
+        options[entry[0].text] = entry[2].text
+        place += 3
+    if place != len(tokens) - 1:
+        raise _malformed("more than one login module")
+    return LoginModule(name=name, options=options)
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    for match in _TOKEN.finditer(text):
+        if match["mark"] is not None:
+            yield _Token(text=_ESCAPE.sub(_unescaped, match["quoted"]))
+        elif match["word"] is not None:
+            yield _Token(text=match["word"])
+        elif match["space"] is None:
+            yield _Token(sign=match[0][0])
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    if match["octal"] is not None:
+        return chr(int(match["octal"], 8))
+    return _ESCAPES.get(match["letter"], match["letter"])
+
+
+def _malformed(found: str) -> BadValueError:
+    return BadValueError(
+        Fault(
+            found=found,
+            expected=_EXPECTED,
+            next_step="use this form, with values in quotation marks, or set "
+            "kafka.sasl.username and kafka.sasl.password instead",
+        )
+    )
+
+
+# --- Key stores and trust stores ------------------------------------------------------------------
+
+_KEYSTORE_TYPE: Final = "ssl.keystore.type"
+_TRUSTSTORE: Final = "ssl.truststore.location"
+_TRUSTSTORE_TYPE: Final = "ssl.truststore.type"
+_TRUSTSTORE_SECRET: Final = "ssl.truststore.password"
+_TYPES: Final = ("", "JKS", "PKCS12", "PEM")
+
+
+def read_stores(given: Mapping[str, str], draft: PropertyDraft) -> None:
+    """Translate the properties of stores."""
+    _translate_keystore(given, draft)
+    _translate_truststore(given, draft)
+
+
+def _translate_keystore(given: Mapping[str, str], draft: PropertyDraft) -> None:
+    keystore, kind = given.get(KEYSTORE), given.get(_KEYSTORE_TYPE, "").upper()
+    if kind not in _TYPES:
+        draft.add_faults(_KEYSTORE_TYPE, _unknown_type(given[_KEYSTORE_TYPE], "PKCS12 or PEM"))
+    elif keystore and kind == "PEM":
+        draft.put("ssl.certificate.location", keystore, KEYSTORE)
+        draft.put("ssl.key.location", keystore, KEYSTORE)
+    elif kind == "JKS" or (not kind and (keystore or "").lower().endswith(".jks")):
+        draft.add_problem(
+            KEYSTORE,
+            found="a Java key store (JKS)",
+            expected="a PKCS#12 file, or PEM files by kafka.ssl.certificate.location and "
+            "kafka.ssl.key.location",
+            next_step="convert it by keytool -importkeystore -srckeystore <it> -destkeystore "
+            "<new>.p12 -deststoretype PKCS12, give the new file, and set "
+            "kafka.ssl.keystore.type=PKCS12; only set the type if the file is PKCS#12 already, the "
+            "default of keytool since Java 9",
+        )
+    elif keystore:
+        draft.put(KEYSTORE, keystore, KEYSTORE)
+
+
+def _translate_truststore(given: Mapping[str, str], draft: PropertyDraft) -> None:
+    authorities, kind = given.get(_TRUSTSTORE), given.get(_TRUSTSTORE_TYPE, "").upper()
+    if kind not in _TYPES:
+        draft.add_faults(_TRUSTSTORE_TYPE, _unknown_type(given[_TRUSTSTORE_TYPE], "PEM"))
+    elif authorities and kind == "PEM":
+        draft.put("ssl.ca.location", authorities, _TRUSTSTORE)
+    elif authorities or kind in ("JKS", "PKCS12"):
+        draft.add_problem(
+            _TRUSTSTORE,
+            found="a Java trust store",
+            expected="the authorities' certificates as PEM, by kafka.ssl.ca.location",
+            next_step="export them by keytool -list -rfc -keystore <it> > ca.pem, set that file by "
+            "kafka.ssl.ca.location, and remove kafka.ssl.truststore.*",
+        )
+    if given.get(_TRUSTSTORE_SECRET):
+        draft.add_problem(
+            _TRUSTSTORE_SECRET,
+            found="a password of certificates, which are public",
+            expected="the authorities' certificates as PEM, by kafka.ssl.ca.location",
+            next_step="remove it",
+        )
+
+
+def _unknown_type(found: str, expected: str) -> BadValueError:
+    return BadValueError(
+        Fault(found=shown(found), expected=expected, next_step=f"convert the file to {expected}")
+    )

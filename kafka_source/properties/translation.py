@@ -9,28 +9,49 @@ values that this source interprets and those that only the Java client accepts (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.common.options.spec import OptionProblem, closest
-from spark_ssp.kafka_source.properties import property_draft, property_values
-from spark_ssp.kafka_source.properties.consumer_properties import (
+from spark_ssp.common.options.plugins import CLASSES, PATHS, check_path, is_restricted
+from spark_ssp.common.options.spec import BadValueError, OptionProblem, closest, shown
+from spark_ssp.common.options.values import is_readable_on_the_way
+from spark_ssp.kafka_source.properties.logins import read_logins, read_stores
+from spark_ssp.kafka_source.properties.property_names import (
     COMBINED,
     CONSUMER,
     SECRETS,
     PropertyNames,
 )
-from spark_ssp.kafka_source.properties.key_stores import read_stores
-from spark_ssp.kafka_source.properties.logins import read_logins
-from spark_ssp.kafka_source.properties.property_draft import KEYSTORE, PropertyDraft, option_of
+from spark_ssp.kafka_source.properties.property_values import (
+    ISOLATION_LEVEL,
+    KEYSTORE,
+    MAY_BE_EMPTY,
+    PREFIX,
+    PropertyDraft,
+    complete,
+    option_of,
+    set_property,
+)
 
-PREFIX: Final = property_draft.PREFIX
 BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
-ISOLATION_LEVEL: Final = property_values.ISOLATION_LEVEL
 GROUP_ID: Final = "group.id"
-_STORE_PROPERTIES: Final = frozenset({KEYSTORE})
+
+__all__ = [
+    "BOOTSTRAP_SERVERS",
+    "GROUP_ID",
+    "ISOLATION_LEVEL",
+    "PREFIX",
+    "ClientProperties",
+    "ParsedProperties",
+    "TokenProvider",
+    "access_problems",
+    "access_warnings",
+    "missing_brokers",
+    "read_properties",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,18 +118,18 @@ def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> 
             draft.warnings.append(f"{option_of(name)} has no effect: {names.without_effect[name]}")
         elif name not in COMBINED and name not in names.supported and name not in names.aliases:
             _add_unknown(name, draft)
-        elif not given[name] and name not in property_values.MAY_BE_EMPTY:
+        elif not given[name] and name not in MAY_BE_EMPTY:
             draft.add_problem(
                 name,
                 found="an empty value",
                 expected="a value",
                 next_step="set a value, or leave the option out",
             )
-        elif name not in COMBINED and name not in _STORE_PROPERTIES:
-            property_values.set_property(name, given[name], draft)
+        elif name not in COMBINED and name != KEYSTORE:
+            set_property(name, given[name], draft)
     read_logins(given, draft)
     read_stores(given, draft)
-    property_values.complete(draft)
+    complete(draft)
     if GROUP_ID in draft.values:
         draft.warnings.append(
             "kafka.group.id is set: brokers cannot distinguish queries that share one, and "
@@ -172,3 +193,74 @@ def _add_unknown(name: str, draft: PropertyDraft) -> None:
         expected=f"a property of {names.client} of librdkafka or of the Java client",
         next_step=f"did you mean {option_of(suggestion)}?" if suggestion else "remove it",
     )
+
+
+# --- Access: files, commands, encryption ----------------------------------------------------------
+
+_FILES: Final = (".location", ".file", ".keytab")
+"""Suffixes of librdkafka's properties that name a file or a folder."""
+_PROBE: Final = "probe"
+"""The value of `ssl.ca.location` with which librdkafka searches for the system's certificates."""
+
+_KINIT: Final = "sasl.kerberos.kinit.cmd"
+_VERIFICATION: Final = "enable.ssl.certificate.verification"
+_HOST_VERIFICATION: Final = "ssl.endpoint.identification.algorithm"
+_PROTOCOL: Final = "security.protocol"
+_TOKEN_URL: Final = "sasl.oauthbearer.token.endpoint.url"
+
+_COMMAND_ARGUMENTS: Final = (
+    "sasl.kerberos.keytab",
+    "sasl.kerberos.principal",
+    "sasl.kerberos.service.name",
+)
+"""librdkafka inserts these into `sasl.kerberos.kinit.cmd`, which it runs in a shell."""
+_SHELL_SAFE: Final = re.compile(r"(?!-)[\w./@:+=,%-]*")
+
+
+def access_problems(client: ClientProperties) -> Iterator[OptionProblem]:
+    """Return problems of files outside the folders that the driver's owner allows, and of values
+    that a shell would interpret."""
+    values = dict(client.public)
+    for name, value in sorted(values.items()):
+        if name.endswith(_FILES) and value != _PROBE:
+            yield from _path_problems(client.option(name), value)
+    for name in _COMMAND_ARGUMENTS:
+        value = values.get(name, "")
+        if not _SHELL_SAFE.fullmatch(value):
+            yield OptionProblem(
+                option=client.option(name),
+                found=f"{shown(value)}, which becomes part of a shell command",
+                expected="letters, digits and the characters _./@:+=,%-",
+                next_step="use a name or a path of these characters",
+            )
+    if _KINIT in values and is_restricted():
+        yield OptionProblem(
+            option=PREFIX + _KINIT,
+            found="a command, which this driver does not allow",
+            expected=f"no command where {CLASSES} or {PATHS} is set",
+            next_step="remove it: librdkafka's own command calls kinit with the keytab",
+        )
+
+
+def access_warnings(client: ClientProperties) -> Iterator[str]:
+    """Return a warning for each property that lets others on the network read data or impersonate
+    brokers."""
+    values = dict(client.public)
+    if values.get(_VERIFICATION, "true").lower() in ("false", "f", "0"):
+        yield f"{PREFIX}{_VERIFICATION} is false: anyone on the network can impersonate a broker"
+    elif values.get(_HOST_VERIFICATION) == "none":
+        yield (
+            f"{PREFIX}{_HOST_VERIFICATION} is none: any server with a certificate of the same "
+            "authority can impersonate a broker"
+        )
+    if values.get(_PROTOCOL) == "SASL_PLAINTEXT":
+        yield f"{PREFIX}{_PROTOCOL} is SASL_PLAINTEXT: the login and the records are not encrypted"
+    if is_readable_on_the_way(values.get(_TOKEN_URL, "")):
+        yield f"{PREFIX}{_TOKEN_URL} is plain http to another machine: tokens are not encrypted"
+
+
+def _path_problems(option: str, value: str) -> Iterator[OptionProblem]:
+    try:
+        check_path(value)
+    except BadValueError as error:
+        yield from error.problems(option)

@@ -29,8 +29,9 @@ from spark_ssp.common.spark.batch_plan import TaskWrite, task_of_batch_write, ta
 from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
 from spark_ssp.common.spark.schema_check import RecordColumn, find_columns, is_text, of_types
 from spark_ssp.kafka_source.dedup.dedup_headers import WriteId
+from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.producer import acquire_producer, release_producer
-from spark_ssp.kafka_source.sink.writer import SinkColumns, SinkOptions, write_rows
+from spark_ssp.kafka_source.sink.writer import SinkColumns, write_rows
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -72,7 +73,7 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
         self._options, self._columns = _prepare(raw_options, schema)
         super().__init__(schema, self._columns.indices())
         if self._options.batch_write is not None:
-            from spark_ssp.common.options.batch_write import batch_write_in_stream_error
+            from spark_ssp.common.options.shared import batch_write_in_stream_error
 
             raise batch_write_in_stream_error("kafka-ssp")
         self._attempt_ms = _now_ms()
@@ -90,7 +91,7 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
 
 
 def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
-    from spark_ssp.kafka_source.sink.parse import parse_sink_options  # not loaded by executors
+    from spark_ssp.kafka_source.sink.options import parse_sink_options  # not loaded by executors
 
     show_logs()
     options = parse_sink_options(raw_options)

@@ -14,7 +14,6 @@ from typing import Final
 import pyarrow as pa
 
 from spark_ssp.common.errors import InvalidRowsError
-from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.dedup.dedup_headers import (
     DEDUP_HEADERS,
     Header,
@@ -22,22 +21,11 @@ from spark_ssp.kafka_source.dedup.dedup_headers import (
     WriteId,
     record_hash,
 )
-from spark_ssp.kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.producer import RecordProducer, acquire_producer, release_producer
 
 _ROWS_PER_POLL: Final = 1_000
 """Rows between two polls for delivery errors."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SinkOptions:
-    """All options of a sink, parsed. `topic` None: each row has its topic in the column `topic`."""
-
-    topic: StreamName | None = None
-    include_repeat_headers: bool = False
-    batch_write: tuple[str, int] | None = None
-    """The id of the query and the number of the batch, for a batch write in `foreachBatch`."""
-    client: ClientProperties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

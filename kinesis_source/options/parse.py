@@ -5,69 +5,61 @@ Runs only on the driver; executors receive the result by pickle.
 
 from __future__ import annotations
 
+import logging
+import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Final
 
+from spark_ssp.common.options.shared import trigger_problems
 from spark_ssp.common.options.spec import (
     BadValueError,
     InvalidOptionsError,
     OptionProblem,
     OptionReading,
-    OptionSpec,
+    options_of,
     read_options,
 )
-from spark_ssp.common.options.trigger import TRIGGER, trigger_problems
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
+    ConsumerArn,
     Latest,
     StartingPosition,
     StartPoint,
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.options import table
-from spark_ssp.kinesis_source.options.connection_parsing import (
+from spark_ssp.kinesis_source.options.connection import (
     connection_of,
     credential_problems,
     region_problems,
     stream_problems,
     streams_of,
     warn,
-    warn_in_batch_read,
-)
-from spark_ssp.kinesis_source.options.fan_out import fan_out_options, fan_out_problems
-from spark_ssp.kinesis_source.options.leases import (
-    APPLICATION_NAME,
-    LEASE_TABLE,
-    lease_options,
-    lease_problems,
 )
 from spark_ssp.kinesis_source.options.starting_position import ParsedStart, resolve_start
-from spark_ssp.kinesis_source.options.values import KinesisOptions, QueryKind
+from spark_ssp.kinesis_source.options.values import (
+    CONSUMER_ARN_PATTERN,
+    CONSUMER_NAME_PATTERN,
+    KINESIS_OPTIONS,
+    NO_ROLE,
+    ConsumerLifecycle,
+    ConsumerMode,
+    FanOutChoice,
+    FanOutOptions,
+    KinesisOptions,
+    LeaseChoice,
+    LeaseOptions,
+    LeaseRole,
+    PositionChoice,
+    QueryKind,
+)
 
 SOURCE: Final = "kinesis-ssp"
 
-_BOUNDING: Final = (
-    table.MAX_RECORDS_PER_TRIGGER,
-    table.MAX_BYTES_PER_TRIGGER,
-    table.MAX_BYTES_PER_SHARD,
-    APPLICATION_NAME,
-    LEASE_TABLE,
-)
-"""A batch may leave records unread: above a limit, or in shards whose leases are taken later."""
-
-
-_ONLY_BATCH: Final = (table.ENDING_POSITION, table.MAX_RECORDS)
-_ONLY_STREAM: Final = (
-    table.MAX_RECORDS_PER_TRIGGER,
-    table.MAX_BYTES_PER_TRIGGER,
-    table.MAX_BYTES_PER_SHARD,
-    table.DROP_STREAMS,
-    table.SHARD_DISCOVERY_INTERVAL,
-    TRIGGER,
-)
+_log = logging.getLogger(__name__)
 
 
 def parse_at_load(
@@ -75,7 +67,7 @@ def parse_at_load(
 ) -> KinesisOptions:
     """Parse options without knowing the kind of query: a batch read if an option is set that only
     batch reads have."""
-    names = {spec.name.lower() for spec in _ONLY_BATCH}
+    names = {one.name.lower() for one in KINESIS_OPTIONS.options if one.only is QueryKind.BATCH}
     is_batch = any(name.strip().lower() in names for name in raw)
     kind = QueryKind.BATCH if is_batch else QueryKind.STREAM
     return parse_options(raw, kind, pyspark_without_limits=pyspark_without_limits)
@@ -93,99 +85,76 @@ def parse_options(
 
     Raises InvalidOptionsError, which lists every problem.
     """
-    reading = read_options(table.KINESIS_OPTIONS, raw)
+    reading = read_options(KINESIS_OPTIONS, raw)
     streams = streams_of(reading)
     batch = query is QueryKind.BATCH
-    start, start_problems = _position(reading, table.STARTING_POSITION, streams)
-    end, end_problems = _position(reading, table.ENDING_POSITION, streams)
-    if batch and not reading.given(table.STARTING_POSITION):
+    positions = reading.values(PositionChoice)
+    start, start_problems = _position(reading, "startingPosition", positions.start, streams)
+    end, end_problems = _position(reading, "endingPosition", positions.end, streams)
+    if batch and not reading.given("startingPosition"):
         start = StartingPosition(default=TrimHorizon())
+    options = KinesisOptions(
+        streams=streams,
+        starting_position=start,
+        ending_position=end if batch else None,
+        leases=_lease_options(reading),
+        fan_out=_fan_out_options(reading),
+        connection=connection_of(reading),
+        **reading.fields(KinesisOptions),
+    )
     problems = (
         *reading.problems,
         *stream_problems(reading, streams),
         *start_problems,
         *end_problems,
         *(_batch_problems(reading, start, end) if batch else _stream_problems(reading)),
-        *_drop_problems(reading, streams),
-        *_repeat_key_problems(reading),
+        *_drop_problems(options),
+        *_repeat_key_problems(options),
         *region_problems(reading),
-        *credential_problems(reading),
-        *lease_problems(reading),
-        *fan_out_problems(reading, streams),
-        *trigger_problems(reading, () if batch else _BOUNDING, pyspark_without_limits),
+        *credential_problems(reading, has_lease_role=has_lease_role(reading)),
+        *_lease_problems(reading),
+        *_fan_out_problems(reading, streams),
+        *trigger_problems(reading, query, pyspark_without_limits),
     )
     if problems:
         raise InvalidOptionsError(SOURCE, problems)
     warn(reading, SOURCE)
-    if batch:
-        warn_in_batch_read(reading, _ONLY_STREAM)
-    return KinesisOptions(
-        streams=streams,
-        starting_position=start,
-        ending_position=end if batch else None,
-        max_records=reading.value(table.MAX_RECORDS),
-        slots=reading.value(table.SLOTS),
-        slot_assignment=reading.value(table.SLOT_ASSIGNMENT),
-        max_records_per_trigger=reading.value(table.MAX_RECORDS_PER_TRIGGER),
-        max_bytes_per_trigger=reading.value(table.MAX_BYTES_PER_TRIGGER),
-        is_triggered_by_time=reading.value(TRIGGER) is not None,
-        max_bytes_per_shard=reading.value(table.MAX_BYTES_PER_SHARD),
-        shard_discovery_interval_ms=reading.value(table.SHARD_DISCOVERY_INTERVAL),
-        max_records_per_fetch=reading.value(table.MAX_RECORDS_PER_FETCH),
-        min_fetch_period_ms=reading.value(table.MIN_FETCH_PERIOD),
-        drop_streams=tuple(StreamName(name) for name in reading.value(table.DROP_STREAMS)),
-        fail_on_data_loss=reading.value(table.FAIL_ON_DATA_LOSS),
-        deaggregate=reading.value(table.DEAGGREGATE),
-        include_repeat_keys=reading.value(table.INCLUDE_REPEAT_KEYS),
-        max_bytes_in_flight=reading.value(table.MAX_BYTES_IN_FLIGHT),
-        leases=lease_options(reading),
-        fan_out=fan_out_options(reading),
-        connection=connection_of(reading),
-    )
+    unused = reading.only_given(QueryKind.STREAM) if batch else []
+    if unused:
+        _log.warning("options without effect in a batch read: %s", ", ".join(unused))
+    return options
 
 
 # --- Streams, their start and their end ----------------------------------------------------------
 
 
 def _position(
-    reading: OptionReading, spec: OptionSpec[ParsedStart], streams: tuple[StreamRef, ...]
+    reading: OptionReading, name: str, parsed: ParsedStart, streams: tuple[StreamRef, ...]
 ) -> tuple[StartingPosition, tuple[OptionProblem, ...]]:
-    parsed = reading.value(spec)
     if not streams:
         # The map cannot be checked; the missing streams are reported elsewhere.
         return StartingPosition(default=parsed.default), ()
     try:
         return resolve_start(parsed, [stream.name for stream in streams]), ()
     except BadValueError as error:
-        option = reading.name(spec)
-        return StartingPosition(default=parsed.default), tuple(
-            OptionProblem(
-                option=option,
-                found=fault.found,
-                expected=fault.expected,
-                next_step=fault.next_step,
-            )
-            for fault in error.faults
-        )
+        return StartingPosition(default=parsed.default), error.problems(reading.name(name))
 
 
-def _drop_problems(
-    reading: OptionReading, streams: tuple[StreamRef, ...]
-) -> Iterator[OptionProblem]:
-    both = {str(stream.name) for stream in streams} & {*reading.value(table.DROP_STREAMS)}
+def _drop_problems(options: KinesisOptions) -> Iterator[OptionProblem]:
+    both = {stream.name for stream in options.streams} & {*options.drop_streams}
     if both:
         yield OptionProblem(
-            option=table.DROP_STREAMS.name,
+            option="dropStreams",
             found=f"streams that the query reads: {', '.join(sorted(both))}",
             expected="streams that the query no longer reads",
             next_step="name them in one of the two options",
         )
 
 
-def _repeat_key_problems(reading: OptionReading) -> Iterator[OptionProblem]:
-    if reading.value(table.INCLUDE_REPEAT_KEYS) and not reading.value(table.DEAGGREGATE):
+def _repeat_key_problems(options: KinesisOptions) -> Iterator[OptionProblem]:
+    if options.include_repeat_keys and not options.deaggregate:
         yield OptionProblem(
-            option=table.INCLUDE_REPEAT_KEYS.name,
+            option="includeRepeatKeys",
             found="true with deaggregate=false",
             expected="aggregates that are split, which contain the repeat keys",
             next_step="set deaggregate=true, or leave includeRepeatKeys out",
@@ -197,11 +166,11 @@ def _repeat_key_problems(reading: OptionReading) -> Iterator[OptionProblem]:
 
 def _stream_problems(reading: OptionReading) -> Iterator[OptionProblem]:
     wrong = {problem.option for problem in reading.problems}
-    for spec in _ONLY_BATCH:
-        if reading.given(spec) and reading.name(spec) not in wrong:
+    for name in reading.only_given(QueryKind.BATCH):
+        if name not in wrong:
             yield OptionProblem(
-                option=reading.name(spec),
-                found=f"{reading.name(spec)} in a streaming query",
+                option=name,
+                found=f"{name} in a streaming query",
                 expected="the option only in a batch read (spark.read)",
                 next_step="remove it, or read with spark.read",
             )
@@ -212,7 +181,7 @@ def _batch_problems(
 ) -> Iterator[OptionProblem]:
     if any(isinstance(point, Latest) for point in (start.default, *start.by_shard.values())):
         yield OptionProblem(
-            option=reading.name(table.STARTING_POSITION),
+            option=reading.name("startingPosition"),
             found="latest as the start of a batch read, which would have nothing to read",
             expected="trim_horizon, at_timestamp <time> or a record by shard",
             next_step="choose an earlier start, or read with spark.readStream",
@@ -224,19 +193,18 @@ def _batch_problems(
     ]
     if any(_is_after(first, last) for first, last in pairs):
         yield OptionProblem(
-            option=table.ENDING_POSITION.name,
+            option="endingPosition",
             found="an end that is before its start",
             expected="an end that is not before its start",
             next_step="choose a later end or an earlier start",
         )
-    for spec in (APPLICATION_NAME, LEASE_TABLE):
-        if reading.given(spec):
-            yield OptionProblem(
-                option=reading.name(spec),
-                found=f"{reading.name(spec)} in a batch read, which reads every shard",
-                expected="leases only in streaming queries",
-                next_step="remove it and the other options of leases",
-            )
+    for name in reading.given_names("applicationName", "leaseTable"):
+        yield OptionProblem(
+            option=name,
+            found=f"{name} in a batch read, which reads every shard",
+            expected="leases only in streaming queries",
+            next_step="remove it and the other options of leases",
+        )
 
 
 def _is_after(first: StartPoint | None, last: StartPoint | None) -> bool:
@@ -246,3 +214,165 @@ def _is_after(first: StartPoint | None, last: StartPoint | None) -> bool:
         one, other = int(first.sequence_number), int(last.sequence_number)
         return (one, first.sub) > (other, last.sub)
     return False
+
+
+# --- Leases --------------------------------------------------------------------------------------
+
+
+def _lease_problems(reading: OptionReading) -> Iterator[OptionProblem]:
+    """Report options for leases that are given without leases, which are surely intended."""
+    if reading.given_names("applicationName", "leaseTable"):
+        if reading.given("leaseRoleExternalId") and not has_lease_role(reading):
+            yield OptionProblem(
+                option="leaseRoleExternalId",
+                found="leaseRoleExternalId without leaseRoleArn",
+                expected="the role that it is for",
+                next_step="give leaseRoleArn too, or remove it",
+            )
+        return
+    declared = options_of(LeaseOptions, LeaseChoice)
+    for name in reading.given_names(*(option.name for option in declared)):
+        yield OptionProblem(
+            option=name,
+            found=f"{name} without applicationName",
+            expected="the name of the application whose workers share the shards",
+            next_step="set applicationName too, or remove it",
+        )
+
+
+def has_lease_role(reading: OptionReading) -> bool:
+    """Return whether the lease table has a role of its own."""
+    return reading.given("leaseRoleArn") and reading.values(LeaseChoice).role_arn != NO_ROLE
+
+
+def lease_role(reading: OptionReading) -> LeaseRole | None:
+    """Return the role for the lease table; None: that of the streams, if any."""
+    given = reading.values(LeaseChoice)
+    if given.role_arn is None:
+        return None
+    return LeaseRole(
+        arn=None if given.role_arn == NO_ROLE else given.role_arn,
+        external_id=given.role_external_id,
+    )
+
+
+def _lease_options(reading: OptionReading) -> LeaseOptions | None:
+    """Return the lease options; None without leases."""
+    given = reading.values(LeaseChoice)
+    application = given.application_name or given.lease_table
+    if application is None:
+        return None
+    options = LeaseOptions(
+        application=application,
+        table=given.lease_table or application,
+        role=lease_role(reading),
+        **reading.fields(LeaseOptions),
+    )
+    if reading.given("leaseMaxOutage"):
+        return options
+    return replace(options, max_outage_ms=options.failover_ms)
+
+
+# --- Enhanced fan-out ----------------------------------------------------------------------------
+
+
+def _fan_out_problems(
+    reading: OptionReading, streams: tuple[StreamRef, ...]
+) -> Iterator[OptionProblem]:
+    """Report contradictions between the options, and a consumer that has no name."""
+    names = [option.name for option in options_of(FanOutChoice)]
+    wrong = {problem.option for problem in reading.problems}
+    if wrong & {reading.name(name) for name in names}:
+        return
+    if reading.values(FanOutChoice).mode is ConsumerMode.POLLING:
+        for given in reading.given_names(*names[1:]):
+            yield OptionProblem(
+                option=given,
+                found=f"{given} without consumerMode=efo",
+                expected="the options of a consumer only with enhanced fan-out",
+                next_step="set consumerMode=efo too, or remove it",
+            )
+        return
+    if reading.given("consumerArn"):
+        yield from _arn_problems(reading, streams)
+        return
+    name = _consumer_name(reading)
+    if name is None:
+        yield OptionProblem(
+            option="consumerName",
+            found="consumerMode=efo without consumerName, consumerArn or applicationName",
+            expected="the name of the query's consumer",
+            next_step="set consumerName to a name that no other reader of the stream uses",
+        )
+    elif not re.fullmatch(CONSUMER_NAME_PATTERN, name):
+        yield OptionProblem(
+            option="consumerName",
+            found=f"no consumerName, and an application whose name has {len(name)} characters",
+            expected="a consumer's name of at most 128 characters",
+            next_step="set consumerName",
+        )
+
+
+def _arn_problems(
+    reading: OptionReading, streams: tuple[StreamRef, ...]
+) -> Iterator[OptionProblem]:
+    option, given = reading.name("consumerArn"), reading.values(FanOutChoice)
+    for name in reading.given_names("consumerName"):
+        yield OptionProblem(
+            option=name,
+            found=f"{name} together with {option}",
+            expected="one of them",
+            next_step=f"remove {name} or {option}",
+        )
+    if reading.given("consumerLifecycle") and given.lifecycle is ConsumerLifecycle.JOB:
+        yield OptionProblem(
+            option=reading.name("consumerLifecycle"),
+            found=f"job together with {option}",
+            expected="self for consumers that are registered already",
+            next_step="remove it, or give consumerName in place of the ARN",
+        )
+    found = sorted(_stream_of(arn)[0] for arn in given.arns)
+    if streams and found != sorted(stream.name for stream in streams):
+        yield OptionProblem(
+            option=option,
+            found=f"consumers of {', '.join(found)}",
+            expected=f"one consumer for each of {', '.join(s.name for s in streams)}",
+            next_step="give the ARN of one consumer for each stream of the query",
+        )
+        return
+    arns = {stream.name: stream.arn for stream in streams}
+    for arn in given.arns:
+        stream, stream_arn = _stream_of(arn)
+        if arns.get(stream) not in (None, stream_arn):
+            yield OptionProblem(
+                option=option,
+                found=f"a consumer of {stream_arn}",
+                expected=f"a consumer of {arns[stream]}",
+                next_step="give the ARN of a consumer of the stream that the query reads",
+            )
+
+
+def _fan_out_options(reading: OptionReading) -> FanOutOptions | None:
+    """Return the options of enhanced fan-out; None with polling."""
+    given = reading.values(FanOutChoice)
+    if given.mode is ConsumerMode.POLLING:
+        return None
+    arns = {_stream_of(arn)[0]: ConsumerArn(arn) for arn in given.arns}
+    return FanOutOptions(
+        consumer_name=None if arns else _consumer_name(reading),
+        consumer_arns=tuple(sorted(arns.items())),
+        lifecycle=ConsumerLifecycle.SELF if arns else given.lifecycle,
+    )
+
+
+def _consumer_name(reading: OptionReading) -> str | None:
+    leases = reading.values(LeaseChoice)
+    return reading.values(FanOutChoice).name or leases.application_name or leases.lease_table
+
+
+def _stream_of(arn: str) -> tuple[StreamName, str]:
+    """Return the name and the ARN of the stream of a consumer."""
+    match = re.fullmatch(CONSUMER_ARN_PATTERN, arn)
+    if match is None:
+        raise AssertionError("an ARN that the option's converter accepted")
+    return StreamName(match["stream"]), match["stream_arn"]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Final
 
 from spark_ssp.common.errors import ServiceUnavailableError, SspError, StreamNotFoundError
-from spark_ssp.common.options.endpoints import is_loopback
+from spark_ssp.common.options.values import is_loopback
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import (
     InvalidPositionError,

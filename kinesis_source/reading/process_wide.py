@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_ssp.common.options.endpoints import is_loopback
+from spark_ssp.common.options.values import is_loopback
 from spark_ssp.grouping.identifiers import HashRange, ShardId
 from spark_ssp.kinesis_source.client.api import KinesisService, ShardNotFoundError
 from spark_ssp.kinesis_source.model.ranges import ShardRange

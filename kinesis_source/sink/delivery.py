@@ -14,9 +14,9 @@ of its rows counts as not stored: all its rows are packed again, for the shards 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -35,7 +35,6 @@ from spark_ssp.kinesis_source.sink.encoding import (
 )
 from spark_ssp.kinesis_source.sink.pacing import ShardPacer, ShardQueue, Use, Waiting
 from spark_ssp.kinesis_source.sink.shard_map import ANY_SHARD, ShardMap
-from spark_ssp.kinesis_source.sink.values import DeliveryMetrics
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 10 << 20
@@ -49,6 +48,40 @@ _FIRST_BACKOFF_S: Final = 0.1
 _LONGEST_BACKOFF_S: Final = 5.0
 _NEVER: Final = float("inf")
 _NOW: Final = float("-inf")
+
+
+@dataclass(slots=True)
+class DeliveryMetrics:
+    """Counts of one stream. `repeats`: records sent again, by error code. A record has several
+    rows if it is an aggregate."""
+
+    rows: int = 0
+    records: int = 0
+    bytes: int = 0
+    requests: int = 0
+    repeats: Counter[str] = field(default_factory=Counter)
+    throttled: Counter[ShardId] = field(default_factory=Counter)
+
+    def add(self, other: DeliveryMetrics) -> None:
+        """Add the counts of another task."""
+        self.rows += other.rows
+        self.records += other.records
+        self.bytes += other.bytes
+        self.requests += other.requests
+        self.repeats.update(other.repeats)
+        self.throttled.update(other.throttled)
+
+    def __str__(self) -> str:
+        repeats = "".join(
+            f", {count} sent again after {code}" for code, count in self.repeats.most_common()
+        )
+        most = ", ".join(
+            f"{shard or 'any shard'} {count}" for shard, count in self.throttled.most_common(5)
+        )
+        return (
+            f"{self.rows} rows in {self.records} records of {self.bytes} bytes, "
+            f"{self.requests} requests{repeats}" + (f"; throttled most: {most}" if most else "")
+        )
 
 
 @dataclass(frozen=True, slots=True)

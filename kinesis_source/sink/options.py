@@ -1,139 +1,120 @@
-"""The options of the Kinesis sink: their table, and their validation. Used only on the driver."""
+"""The options of the Kinesis sink: their declarations, their values, and the parser.
+
+Executors receive the values by pickle; only the driver parses.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Final
 
-from spark_ssp.common.options.batch_write import batch_write_id, batch_write_problems
+from spark_ssp.common.options.endpoints import AWSLABS, ConnectionOptions
+from spark_ssp.common.options.shared import BatchWrite, batch_write_option, batch_write_problems
 from spark_ssp.common.options.spec import (
+    KINESIS,
     Alias,
     ForeignOption,
     InvalidOptionsError,
     OptionProblem,
     OptionReading,
-    OptionSpec,
     OptionTable,
+    option,
+    options_of,
     read_options,
 )
 from spark_ssp.common.options.values import boolean, choice, duration, integer
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.options.compatibility import SINK_OPTIONS_WITHOUT_EFFECT
-from spark_ssp.kinesis_source.options.connection import CONNECTION_OPTIONS
-from spark_ssp.kinesis_source.options.connection_parsing import (
+from spark_ssp.kinesis_source.options.connection import (
     connection_of,
     credential_problems,
     region_problems,
     streams_of,
     warn,
 )
-from spark_ssp.kinesis_source.options.table import (
-    ENDPOINT_URL,
-    KINESIS_OPTIONS,
-    REGION,
-    STREAM_ARN,
-    STREAM_NAME,
-)
-from spark_ssp.kinesis_source.sink.values import SinkOptions
+from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS, StreamChoice
 
-_AWSLABS: Final = "awslabs"
-_SOURCE: Final = "the Kinesis source"
+SINK: Final = "kinesis-ssp"
+
 _KEY: Final = "key"
-
 _MINUTE_MS: Final = 60_000
 _DAY_MS: Final = 24 * 60 * _MINUTE_MS
+
+_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "path", "queryname"})
+"""Options of every sink, which Spark reads itself and also passes on."""
 
 
 def _is_by_key(text: str) -> bool:
     return choice("none", _KEY)(text) == _KEY
 
 
-ORDERING: Final[OptionSpec[bool]] = OptionSpec(
-    name="ordering",
-    convert=_is_by_key,
-    default=False,
-    default_text="`none`",
-    doc="`key`: within a task, the records of a partition key are stored in the order of the rows, "
-    "one after the other. `none`: a record that is sent again may follow later ones.",
-)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """All options of a sink. `stream` None: each row names its stream in the column `stream`.
+    `is_ordered`: the order of a partition key is kept within a task. `is_aggregating`: rows are
+    written as aggregates of the KPL. `batch_write`: the id of the query and the number of the
+    batch, for a batch write in `foreachBatch`."""
 
-DELIVERY_TIMEOUT: Final[OptionSpec[int]] = OptionSpec(
-    name="deliveryTimeout",
-    convert=duration(1_000, _DAY_MS),
-    default=2 * _MINUTE_MS,
-    default_text="`2m`",
-    doc="How long a record is sent again after its first refusal, before the task fails: a "
-    "duration from 1s to 1d.",
-    aliases=(Alias(name="kinesis.sink.recordTtl", origin=_AWSLABS),),
-)
+    stream: StreamRef | None = None
+    is_ordered: bool = option(
+        "ordering",
+        _is_by_key,
+        "`key`: within a task, the records of a partition key are stored in the order of the rows, "
+        "one after the other. `none`: a record that is sent again may follow later ones.",
+        default="none",
+    )
+    is_aggregating: bool = option(
+        "aggregation",
+        boolean,
+        "Write several rows as one record, in the format of the Kinesis Producer Library, which "
+        "every consumer has to split.",
+        default="false",
+        aliases=(Alias(name="kinesis.sink.aggregationEnabled", origin=AWSLABS),),
+    )
+    include_repeat_keys: bool = option(
+        "includeRepeatKeys",
+        boolean,
+        "With `aggregation`: add tags to the records, by which a reader can drop rows that were "
+        "written again. See [Duplicates](kinesis-sink.md#duplicates).",
+        default="false",
+    )
+    batch_write: BatchWrite | None = batch_write_option("includeRepeatKeys", "stream")
+    delivery_timeout_ms: int = option(
+        "deliveryTimeout",
+        duration(1_000, _DAY_MS),
+        "How long a record is sent again after its first refusal, before the task fails: a "
+        "duration from 1s to 1d.",
+        default="2m",
+        aliases=(Alias(name="kinesis.sink.recordTtl", origin=AWSLABS),),
+    )
+    max_requests_in_flight: int = option(
+        "maxRequestsInFlight",
+        integer(1, 100),
+        "The most concurrent requests of a task: 1 to 100.",
+        default="8",
+        # It limits the connections of the KPL, which has one for a request.
+        aliases=(Alias(name="kinesis.sink.maxConnections", origin=AWSLABS),),
+    )
+    connection: ConnectionOptions
 
-MAX_REQUESTS_IN_FLIGHT: Final[OptionSpec[int]] = OptionSpec(
-    name="maxRequestsInFlight",
-    convert=integer(1, 100),
-    default=8,
-    default_text="`8`",
-    doc="The most concurrent requests of a task: 1 to 100.",
-    aliases=(Alias(name="kinesis.sink.maxConnections", origin=_AWSLABS),),
-)
 
-AGGREGATION: Final[OptionSpec[bool]] = OptionSpec(
-    name="aggregation",
-    convert=boolean,
-    default=False,
-    default_text="`false`",
-    doc="Write several rows as one record, in the format of the Kinesis Producer Library, which "
-    "every consumer has to split.",
-    aliases=(Alias(name="kinesis.sink.aggregationEnabled", origin=_AWSLABS),),
-)
-
-INCLUDE_REPEAT_KEYS: Final[OptionSpec[bool]] = OptionSpec(
-    name="includeRepeatKeys",
-    convert=boolean,
-    default=False,
-    default_text="`false`",
-    doc="With `aggregation`: add tags to the records, by which a reader can drop rows that were "
-    "written again. See [Duplicates](kinesis-sink.md#duplicates).",
-)
-
-BATCH_WRITE_ID: Final = batch_write_id(INCLUDE_REPEAT_KEYS, "stream")
-
-_STREAMS: Final = (STREAM_NAME, STREAM_ARN, REGION, ENDPOINT_URL)
-
-_OWN: Final[tuple[OptionSpec[Any], ...]] = (
-    *_STREAMS,
-    ORDERING,
-    AGGREGATION,
-    INCLUDE_REPEAT_KEYS,
-    BATCH_WRITE_ID,
-    DELIVERY_TIMEOUT,
-    MAX_REQUESTS_IN_FLIGHT,
-    *CONNECTION_OPTIONS,
-)
+_OWN: Final = options_of(StreamChoice, SinkOptions, ConnectionOptions)
 
 SINK_OPTIONS: Final = OptionTable(
-    specs=_OWN,
+    options=_OWN,
     foreign=(
         *SINK_OPTIONS_WITHOUT_EFFECT,
         *(
             ForeignOption(
-                name=spec.name,
-                origin=_SOURCE,
-                refused=False,
-                advice="it is an option of the source",
+                name=name, origin=KINESIS, refused=False, advice="it is an option of the source"
             )
-            for spec in KINESIS_OPTIONS.specs
-            if spec not in _OWN and spec.name != INCLUDE_REPEAT_KEYS.name
+            for name in (declared.name for declared in KINESIS_OPTIONS.options)
+            if name not in {declared.name for declared in _OWN}
         ),
     ),
     prefixes=("kinesis.sink.", "includerepeat"),
 )
-"""`maxConnections` of awslabs limits the connections of the KPL, which has one for a request."""
-
-
-SINK: Final = "kinesis-ssp"
-
-_SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "path", "queryname"})
-"""Options of every sink, which Spark reads itself and also passes on."""
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
@@ -142,28 +123,26 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     own = {name: raw[name] for name in raw if name.strip().lower() not in _SPARK_OPTIONS}
     reading = read_options(SINK_OPTIONS, own)
     streams = streams_of(reading)
+    options = SinkOptions(
+        stream=streams[0] if streams else None,
+        connection=connection_of(reading),
+        **reading.fields(SinkOptions),
+    )
     problems = (
         *reading.problems,
         *_stream_problems(reading, streams),
-        *_aggregation_problems(reading),
-        *_repeat_key_problems(reading),
-        *batch_write_problems(reading, BATCH_WRITE_ID, INCLUDE_REPEAT_KEYS),
+        *_aggregation_problems(reading, options),
+        *_repeat_key_problems(options),
+        *batch_write_problems(
+            reading, "includeRepeatKeys", is_included=options.include_repeat_keys
+        ),
         *region_problems(reading),
         *credential_problems(reading),
     )
     if problems:
         raise InvalidOptionsError(SINK, problems)
     warn(reading, SINK)
-    return SinkOptions(
-        stream=streams[0] if streams else None,
-        is_ordered=reading.value(ORDERING),
-        is_aggregating=reading.value(AGGREGATION),
-        include_repeat_keys=reading.value(INCLUDE_REPEAT_KEYS),
-        batch_write=reading.value(BATCH_WRITE_ID),
-        delivery_timeout_ms=reading.value(DELIVERY_TIMEOUT),
-        max_requests_in_flight=reading.value(MAX_REQUESTS_IN_FLIGHT),
-        connection=connection_of(reading),
-    )
+    return options
 
 
 def _stream_problems(
@@ -171,7 +150,7 @@ def _stream_problems(
 ) -> Iterator[OptionProblem]:
     if len(streams) > 1:
         yield OptionProblem(
-            option=reading.name(STREAM_NAME if reading.given(STREAM_NAME) else STREAM_ARN),
+            option=reading.given_names("streamName", "streamARN")[0],
             found=f"{len(streams)} streams",
             expected="one stream for all rows",
             next_step="name one, or leave it out and add a column stream with the name for each "
@@ -179,20 +158,21 @@ def _stream_problems(
         )
 
 
-def _aggregation_problems(reading: OptionReading) -> Iterator[OptionProblem]:
-    if reading.value(AGGREGATION) and reading.value(ORDERING):
+def _aggregation_problems(reading: OptionReading, options: SinkOptions) -> Iterator[OptionProblem]:
+    if options.is_aggregating and options.is_ordered:
+        name = reading.name("aggregation")
         yield OptionProblem(
-            option=reading.name(AGGREGATION),
-            found=f"{reading.name(AGGREGATION)}=true together with ordering=key",
+            option=name,
+            found=f"{name}=true together with ordering=key",
             expected="one of them: an aggregate has rows of many keys",
             next_step="leave aggregation or ordering out",
         )
 
 
-def _repeat_key_problems(reading: OptionReading) -> Iterator[OptionProblem]:
-    if reading.value(INCLUDE_REPEAT_KEYS) and not reading.value(AGGREGATION):
+def _repeat_key_problems(options: SinkOptions) -> Iterator[OptionProblem]:
+    if options.include_repeat_keys and not options.is_aggregating:
         yield OptionProblem(
-            option=INCLUDE_REPEAT_KEYS.name,
+            option="includeRepeatKeys",
             found="true without aggregation=true",
             expected="aggregates: a record that is not aggregated has no place for repeat keys",
             next_step="set aggregation=true if all consumers split aggregates, or remove it",

@@ -30,9 +30,10 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.sink.columns import SinkColumns
+from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
+from spark_ssp.kinesis_source.sink.options import SinkOptions
 from spark_ssp.kinesis_source.sink.pacing import first_share
 from spark_ssp.kinesis_source.sink.process_wide import LEARNED_RATES, TARGETS, Target
-from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from spark_ssp.kinesis_source.sink.writer import RecordWriter
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class KinesisStreamWriter(RecordBatchStreamWriter):
         self._options, self._columns, self._target = _prepare(raw_options, schema)
         super().__init__(schema, self._columns.indices())
         if self._options.batch_write is not None:
-            from spark_ssp.common.options.batch_write import batch_write_in_stream_error
+            from spark_ssp.common.options.shared import batch_write_in_stream_error
 
             raise batch_write_in_stream_error("kinesis-ssp")
 

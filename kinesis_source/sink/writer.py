@@ -26,13 +26,14 @@ from spark_ssp.kinesis_source.sink.columns import Rows, SinkColumns, checked_row
 from spark_ssp.kinesis_source.sink.delivery import (
     MAX_BYTES,
     MAX_RECORDS,
+    DeliveryMetrics,
     PutRequest,
     StreamDelivery,
 )
+from spark_ssp.kinesis_source.sink.options import SinkOptions
 from spark_ssp.kinesis_source.sink.pacing import LinkWindow, Upload
 from spark_ssp.kinesis_source.sink.process_wide import LearnedRates, Target
 from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
-from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 
 _log = logging.getLogger(__name__)
 

@@ -16,31 +16,29 @@ import click
 
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.common.options.sibling_format import KAFKA, KINESIS
-from spark_ssp.common.options.spec import BadValueError, read_options
+from spark_ssp.common.options.spec import KAFKA, KINESIS, BadValueError, read_options
 from spark_ssp.common.options.values import duration
-from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
 from spark_ssp.kafka_source.properties.translation import PREFIX
 from spark_ssp.kinesis_source.model.shard import StreamRef
-from spark_ssp.kinesis_source.options import table
-from spark_ssp.kinesis_source.options.connection_parsing import (
+from spark_ssp.kinesis_source.options.connection import (
     connection_of,
     credential_problems,
     region_problems,
     stream_problems,
     streams_of,
 )
-from spark_ssp.kinesis_source.options.leases import DYNAMODB_ENDPOINT_URL, lease_role
-from spark_ssp.kinesis_source.options.values import table_connection
+from spark_ssp.kinesis_source.options.parse import has_lease_role, lease_role
+from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS, LeaseOptions, table_connection
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SOURCE: Final = "spark-ssp"
 _FILE: Final = "spark_ssp.options"
 _KAFKA_ONLY: Final = {
-    option.name.lower() for option in table.KINESIS_OPTIONS.foreign if option.origin == KAFKA
+    option.name.lower() for option in KINESIS_OPTIONS.all_foreign() if option.origin == KAFKA
 }
 _KINESIS_ONLY: Final = {
-    option.name.lower() for option in KAFKA_OPTIONS.foreign if option.origin == KINESIS
+    option.name.lower() for option in KAFKA_OPTIONS.all_foreign() if option.origin == KINESIS
 }
 _YEAR_MS: Final = 365 * 24 * 3_600_000
 
@@ -180,8 +178,12 @@ def _pairs(
 
 def connection(given: Given) -> ConnectionOptions:
     """Return the connection to AWS. Raises InvalidOptionsError."""
-    reading = read_options(table.KINESIS_OPTIONS, given.options)
-    problems = [*reading.problems, *region_problems(reading), *credential_problems(reading)]
+    reading = read_options(KINESIS_OPTIONS, given.options)
+    problems = [
+        *reading.problems,
+        *region_problems(reading),
+        *credential_problems(reading, has_lease_role=has_lease_role(reading)),
+    ]
     if problems:
         raise InvalidOptionsError(_SOURCE, problems)
     return connection_of(reading)
@@ -189,8 +191,8 @@ def connection(given: Given) -> ConnectionOptions:
 
 def dynamodb_connection(given: Given) -> ConnectionOptions:
     """Return the connection to DynamoDB."""
-    reading = read_options(table.KINESIS_OPTIONS, given.options)
-    endpoint = reading.value(DYNAMODB_ENDPOINT_URL)
+    reading = read_options(KINESIS_OPTIONS, given.options)
+    endpoint = reading.fields(LeaseOptions).get("dynamodb_endpoint_url")
     return table_connection(connection(given), endpoint, lease_role(reading))
 
 
@@ -202,7 +204,7 @@ def s3_connection(given: Given) -> ConnectionOptions:
 def stream_ref(stream: str) -> StreamRef:
     """Return a stream given by name or ARN. Raises InvalidOptionsError."""
     option = "streamARN" if stream.startswith("arn:") else "streamName"
-    reading = read_options(table.KINESIS_OPTIONS, {option: stream})
+    reading = read_options(KINESIS_OPTIONS, {option: stream})
     problems = [*reading.problems, *stream_problems(reading, streams_of(reading))]
     if problems:
         raise InvalidOptionsError(_SOURCE, problems)

@@ -8,12 +8,57 @@ raised by the class is neither shown nor chained: its text may contain a secret.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
-from spark_ssp.common.options.allowlists import check_class
 from spark_ssp.common.options.spec import BadValueError, Fault, shown
+
+CLASSES: Final = "SPARK_SSP_ALLOWED_CLASSES"
+"""Dotted paths of classes and functions, comma separated; `my_company.ids.*` is every one of the
+module."""
+PATHS: Final = "SPARK_SSP_ALLOWED_PATHS"
+"""Folders whose files may be named, separated by colons."""
+
+
+def is_restricted(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the owner has set either variable."""
+    return CLASSES in environment or PATHS in environment
+
+
+def check_class(dotted_path: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise BadValueError for a class or function that is not listed."""
+    if CLASSES not in environment:
+        return
+    module = dotted_path.rpartition(".")[0]
+    allowed = {entry.strip() for entry in environment[CLASSES].split(",")}
+    if allowed.isdisjoint({dotted_path, f"{module}.*"}):
+        raise BadValueError(
+            Fault(
+                found=f"{shown(dotted_path)}, which this driver does not allow",
+                expected=f"a class or function that {CLASSES} lists",
+                next_step=f"ask the owner of the driver to add it to {CLASSES}, or use another",
+            )
+        )
+
+
+def check_path(path: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise BadValueError for a file or folder that is outside the folders listed."""
+    if PATHS not in environment:
+        return
+    real = os.path.realpath(path)
+    folders = [os.path.realpath(one) for one in environment[PATHS].split(os.pathsep) if one]
+    if not any(os.path.commonpath([real, folder]) == folder for folder in folders):
+        raise BadValueError(
+            Fault(
+                found=f"{shown(path)}, which this driver does not allow",
+                expected=f"a path in a folder that {PATHS} lists",
+                next_step=f"ask the owner of the driver to add its folder to {PATHS}, or use "
+                "another file",
+            )
+        )
+
 
 T = TypeVar("T")
 

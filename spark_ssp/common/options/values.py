@@ -6,13 +6,17 @@ Each function takes a stripped, non-empty text (or returns a converter for such)
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from collections.abc import Callable, Mapping
-from typing import Final
+from enum import StrEnum
+from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
-from spark_ssp.common.options.endpoints import is_loopback
 from spark_ssp.common.options.spec import BadValueError, Fault, closest, shown
+
+T = TypeVar("T")
+E = TypeVar("E", bound=StrEnum)
 
 _DURATION_UNITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("ms", "milli", "millis", "millisecond", "milliseconds"), 1),
@@ -176,25 +180,30 @@ def choice(*allowed: str) -> Callable[[str], str]:
     return convert
 
 
+def member(kind: type[E]) -> Callable[[str], E]:
+    """Return a converter to a member of `kind`, matched by its value in any case."""
+    convert = choice(*kind)
+    return lambda text: kind(convert(text))
+
+
 def matching(pattern: str, expected: str, next_step: str) -> Callable[[str], str]:
     """Return a converter that accepts full matches of `pattern` (ASCII)."""
-    compiled = re.compile(pattern, re.ASCII)
 
     def convert(text: str) -> str:
-        if compiled.fullmatch(text):
+        if re.fullmatch(pattern, text, re.ASCII):
             return text
         raise BadValueError(Fault(found=shown(text), expected=expected, next_step=next_step))
 
     return convert
 
 
-def listed(convert_one: Callable[[str], str]) -> Callable[[str], tuple[str, ...]]:
+def listed(convert_one: Callable[[str], T]) -> Callable[[str], tuple[T, ...]]:
     """Return a converter of a comma separated list: every faulty or repeated part is reported."""
 
-    def convert(text: str) -> tuple[str, ...]:
+    def convert(text: str) -> tuple[T, ...]:
         parts = [part.strip() for part in text.split(",")]
         faults: list[Fault] = []
-        converted: list[str] = []
+        converted: list[T] = []
         for part in dict.fromkeys(parts):
             try:
                 converted.append(convert_one(part))
@@ -255,6 +264,17 @@ def credentials_url(text: str) -> str:
 def credentials_url_or_host(text: str) -> str:
     """Like `credentials_url`, but a host without a scheme gets https://."""
     return credentials_url(text if "://" in text else f"https://{text}")
+
+
+def is_loopback(endpoint_url: str | None) -> bool:
+    """Return whether the endpoint is on this machine; None is a real endpoint of AWS."""
+    host = urlsplit(endpoint_url or "").hostname or ""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def is_readable_on_the_way(text: str) -> bool:

@@ -10,21 +10,19 @@ from typing import Final
 import click
 
 from spark_ssp.common.logs import count_of
-from spark_ssp.common.options.spec import left_out
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition, TaskName
 from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.topic import LogicalOffset, TopicId, partition_of
-from spark_ssp.kafka_source.options import table
 from spark_ssp.kafka_source.options.parse import parse_options
-from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, KafkaOptions
 from spark_ssp.kafka_source.planning.plan_batch import create_grouping
 from spark_ssp.kafka_source.planning.topic_metadata import not_found_error
 from spark_ssp.operations.arguments import Given, kafka_options, options_file
 from spark_ssp.operations.terminal import Screen, task_text, write_json
 
-_SELECTIONS: Final = (table.SUBSCRIBE, table.SUBSCRIBE_PATTERN, table.ASSIGN)
+_SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
 
 @click.command("topics")
@@ -149,7 +147,8 @@ def read_topics(names: Iterable[str], options: Mapping[str, str]) -> Topics:
 
 def topic_options(topics: Iterable[str], options: Mapping[str, str]) -> KafkaOptions:
     """Parse options of a query, with these topics. Raises InvalidOptionsError."""
-    return parse_options({**left_out(options, *_SELECTIONS), "subscribe": ",".join(topics)})
+    others = KAFKA_OPTIONS.left_out(options, *_SELECTIONS)
+    return parse_options({**others, "subscribe": ",".join(topics)})
 
 
 def describe_topics(

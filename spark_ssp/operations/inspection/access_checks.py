@@ -14,7 +14,8 @@ from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.error_translation import DeniedCall, access_error, quoted, safe_text
 from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings, ServiceCalls
 from spark_ssp.common.errors import InvalidOptionsError, ServiceUnavailableError, SspError
-from spark_ssp.common.options.endpoints import ConnectionOptions, is_loopback
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.options.values import is_loopback
 from spark_ssp.common.times import duration_text, seconds_text
 from spark_ssp.kafka_source.client.admin_client import connect as connect_kafka
 from spark_ssp.kafka_source.model.topic import LogicalOffset, Subscribe, partition_of

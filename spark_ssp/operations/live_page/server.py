@@ -21,7 +21,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
-from spark_ssp.common.options.endpoints import is_loopback
+from spark_ssp.common.options.values import is_loopback
 from spark_ssp.operations.live_page.page import body, page
 from spark_ssp.operations.live_page.timeline import QueryTimeline
 from spark_ssp.operations.snapshot import QuerySnapshot

@@ -24,8 +24,8 @@ from spark_ssp.kinesis_source.aggregation.deaggregation import open_aggregate
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import StreamDescription, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
 from spark_ssp.kinesis_source.sink.process_wide import TargetCache
-from spark_ssp.kinesis_source.sink.values import DeliveryMetrics
 from spark_ssp.testing.kinesis import Distribution, EmbeddedKinesis, StreamMode
 from spark_ssp.testing.kinesis.state.faults import (
     DropConnection,

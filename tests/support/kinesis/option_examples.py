@@ -9,8 +9,7 @@ import pytest
 
 from spark_ssp.common.errors import OptionProblem
 from spark_ssp.kinesis_source.options.parse import parse_options
-from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
-from spark_ssp.kinesis_source.options.values import InvalidOptionsError
+from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS, InvalidOptionsError
 
 CANARY = "Canary/wJalrXUtnFEMI+K7MDENG"
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
@@ -172,8 +171,8 @@ NEEDS: dict[str, dict[str, str]] = {
 }
 """Options without which an option is never given."""
 
-SPECS = {spec.name: spec for spec in KINESIS_OPTIONS.specs}
-ALIASES = {alias.name: spec.name for spec in KINESIS_OPTIONS.specs for alias in spec.aliases}
+SPECS = {spec.name: spec for spec in KINESIS_OPTIONS.options}
+ALIASES = {alias.name: spec.name for spec in KINESIS_OPTIONS.options for alias in spec.aliases}
 PROVIDER = {name for name in SPECS if name.startswith("credentialsProvider")}
 STREAM_OPTIONS = {name for name in SPECS if name.startswith("stream")}
 

@@ -17,8 +17,9 @@ from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import PutEntries, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.columns import Rows, SinkColumns
+from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
+from spark_ssp.kinesis_source.sink.options import SinkOptions
 from spark_ssp.kinesis_source.sink.process_wide import TargetCache
-from spark_ssp.kinesis_source.sink.values import DeliveryMetrics, SinkOptions
 from spark_ssp.kinesis_source.sink.writer import RecordWriter
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 

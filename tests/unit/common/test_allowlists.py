@@ -9,11 +9,11 @@ import pytest
 
 from spark_ssp.checkpoint.worker_identity import Query, load_generator
 from spark_ssp.common.errors import InvalidOptionsError
-from spark_ssp.common.options.allowlists import CLASSES, PATHS, check_class, check_path
-from spark_ssp.common.options.credentials import CREDENTIALS_PROVIDER
+from spark_ssp.common.options.endpoints import PROVIDER_OPTIONS
+from spark_ssp.common.options.plugins import CLASSES, PATHS, check_class, check_path
 from spark_ssp.common.options.spec import BadValueError
 from spark_ssp.kafka_source.options.parse import parse_options
-from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kafka_source.sink.options import parse_sink_options
 
 LEAST = {"kafka.bootstrap.servers": "host1:9092", "subscribe": "orders"}
 
@@ -136,8 +136,9 @@ def test_a_provider_of_credentials_is_listed_by_its_dotted_path(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(CLASSES, "my_company.aws.credentials,vaults.*")
+    provider = PROVIDER_OPTIONS[0]
     for path in ("my_company.aws:credentials", "vaults:any"):
-        assert CREDENTIALS_PROVIDER.convert(path) == path
+        assert provider.convert(path) == path
     for path in ("my_company.aws:other", "vaults.more:any", "os:getcwd"):
         with pytest.raises(BadValueError):
-            CREDENTIALS_PROVIDER.convert(path)
+            provider.convert(path)

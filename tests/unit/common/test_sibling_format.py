@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.common.options.spec import OptionTable, read_options, spellings
-from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
-from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
+from spark_ssp.common.options.spec import OptionTable, read_options
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
+from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
 
 _OTHER: Mapping[str, tuple[OptionTable, OptionTable]] = {
     "kinesis-ssp": (KINESIS_OPTIONS, KAFKA_OPTIONS),
@@ -21,8 +21,8 @@ def _cases() -> list[Any]:
     return [
         pytest.param(own, spec.name, id=f"{source}:{spec.name}")
         for source, (own, other) in _OTHER.items()
-        for spec in other.specs
-        if spec.name.lower() not in spellings(*own.specs)
+        for spec in other.options
+        if spec.name not in {one.name for one in own.options}
     ]
 
 
@@ -39,9 +39,9 @@ def test_every_option_of_the_sister_format_is_refused_with_a_way_out(
 @pytest.mark.parametrize(("source", "least"), [("kinesis-ssp", 20), ("kafka-ssp", 30)])
 def test_the_option_to_use_instead_exists(source: str, least: int) -> None:
     own, other = _OTHER[source]
-    names = {spec.name for spec in own.specs}
-    foreign = {spec.name for spec in other.specs} - names
-    advice = {o.name: o.advice for o in own.foreign if o.refused and o.name in foreign}
+    names = {spec.name for spec in own.options}
+    foreign = {spec.name for spec in other.options} - names
+    advice = {o.name: o.advice for o in own.all_foreign() if o.refused and o.name in foreign}
     assert len(advice) >= least
     for name, text in advice.items():
         words = {word.strip(",;:.") for word in text.split()}

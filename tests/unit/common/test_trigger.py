@@ -9,10 +9,9 @@ import pytest
 
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka
-from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
-from spark_ssp.kafka_source.options.values import QueryKind
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, QueryKind
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis
-from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
+from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
 
 OLD = "4.1.1"
 KINESIS = {"streamName": "orders"}
@@ -84,7 +83,7 @@ def test_no_option_that_may_bound_a_batch_is_forgotten() -> None:
     """A new `max...` option is decided upon here. `maxRecords` is refused in a stream."""
     sizes = {"maxRecordsPerFetch", "maxBytesInFlight", "maxLeasesPerWorker", "maxTriggerDelay"}
     sizes |= {"maxRecords"}
-    every = {spec.name for spec in (*KINESIS_OPTIONS.specs, *KAFKA_OPTIONS.specs)}
+    every = {spec.name for spec in (*KINESIS_OPTIONS.options, *KAFKA_OPTIONS.options)}
     named = {name for name in every if name.startswith("max")} - sizes
     limits = {str(param.id).lower() for param in LIMITS} - {"applicationname"}
     assert {name.lower() for name in named} == limits

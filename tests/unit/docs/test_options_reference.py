@@ -13,51 +13,27 @@ from typing import Any, Final
 
 import pytest
 
-from spark_ssp.common.options.spec import OptionTable, aliases_table, foreign_table, options_table
+from spark_ssp.common.options.spec import OptionTable
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka_options
-from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
-from spark_ssp.kafka_source.options.values import QueryKind
-from spark_ssp.kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, QueryKind
 from spark_ssp.kafka_source.properties.login_tokens import provided_token
-from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.property_names import (
+    COMBINED,
+    CONSUMER,
+    PRODUCER,
+    PropertyNames,
+)
 from spark_ssp.kafka_source.properties.translation import PREFIX, TokenProvider
-from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
+from spark_ssp.kafka_source.sink.options import SINK_OPTIONS, parse_sink_options
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
-from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
-from spark_ssp.kinesis_source.sink.options import SINK_OPTIONS as KINESIS_SINK_OPTIONS
-from tests.support.kafka.property_tables import documented_properties, property_tables
+from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
+from website.option_tables import reference_tables, with_tables
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "guide"
 KINESIS: Final = GUIDE / "kinesis-options.md"
 KAFKA: Final = GUIDE / "kafka-options.md"
 LOGINS: Final = GUIDE / "kafka-logins.md"
-
-
-def _tables(table: OptionTable) -> Mapping[str, str]:
-    return {
-        "options": options_table(table.specs),
-        "aliases": aliases_table(table.specs),
-        "refused": foreign_table(table.foreign, refused=True),
-        "without-effect": foreign_table(table.foreign, refused=False),
-    }
-
-
-_SINK_SPECS: Final = [
-    spec for spec in KINESIS_SINK_OPTIONS.specs if spec not in KINESIS_OPTIONS.specs
-]
-
-TABLES: Final[Mapping[Path, Mapping[str, str]]] = {
-    KINESIS: {
-        **_tables(KINESIS_OPTIONS),
-        "sink-options": options_table(_SINK_SPECS),
-        "sink-aliases": aliases_table(_SINK_SPECS),
-    },
-    KAFKA: {
-        **_tables(KAFKA_OPTIONS),
-        "sink-options": options_table(SINK_OPTIONS.specs),
-        **property_tables(),
-    },
-}
+TABLES: Final = reference_tables()
 
 
 def _text(reference: Path) -> str:
@@ -70,25 +46,12 @@ def _section(reference: Path, title: str) -> str:
     return _text(reference).split(f"\n{title}\n")[1].split(f"\n{level} ")[0]
 
 
-@pytest.mark.parametrize(
-    ("reference", "name"),
-    [
-        pytest.param(reference, name, id=f"{reference.stem}:{name}")
-        for reference, tables in TABLES.items()
-        for name in tables
-    ],
-)
-def test_a_table_of_the_reference_is_that_of_the_code(reference: Path, name: str) -> None:
-    (written,) = re.findall(
-        rf"<!-- begin {name} -->\n\n(.*?)\n<!-- end {name} -->", _text(reference), re.DOTALL
-    )
-    assert written == TABLES[reference][name]
-
-
-@pytest.mark.parametrize("reference", TABLES)
-def test_every_table_of_the_reference_is_checked(reference: Path) -> None:
-    written = re.findall("<!-- begin (.*) -->", _text(reference))
-    assert sorted(written) == sorted(TABLES[reference])
+@pytest.mark.parametrize("name", TABLES)
+def test_the_tables_of_a_reference_are_those_of_the_code(name: str) -> None:
+    """`.venv/bin/python -m website tables` writes them."""
+    text = _text(GUIDE / name)
+    assert sorted(re.findall("<!-- begin (.*) -->", text)) == sorted(TABLES[name])
+    assert text == with_tables(text, TABLES[name])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +99,8 @@ def test_every_start_and_end_of_the_kafka_reference_is_understood() -> None:
 @pytest.mark.parametrize("names", [CONSUMER, PRODUCER], ids=lambda names: str(names.client))
 def test_every_property_is_documented(names: PropertyNames) -> None:
     every = {*names.supported, *names.aliases, *names.refused, *names.without_effect}
-    assert every <= documented_properties(property_tables())
+    text = "\n".join(TABLES["kafka-options.md"].values())
+    assert every <= {*text.split("`")[1::2]} | COMBINED
 
 
 def _logins(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
@@ -231,5 +195,5 @@ def test_functions_of_the_guide_return_tokens(
 
 def test_a_sink_takes_the_options_of_a_source() -> None:
     known = {option.name for option in SINK_OPTIONS.foreign if not option.refused}
-    own = {spec.name for spec in SINK_OPTIONS.specs}
-    assert known == {spec.name for spec in KAFKA_OPTIONS.specs} - own
+    own = {spec.name for spec in SINK_OPTIONS.options}
+    assert known == {spec.name for spec in KAFKA_OPTIONS.options} - own

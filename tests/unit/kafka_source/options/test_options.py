@@ -31,8 +31,12 @@ from spark_ssp.kafka_source.model.topic import (
     SubscribePattern,
 )
 from spark_ssp.kafka_source.options.parse import parse_options
-from spark_ssp.kafka_source.options.table import KAFKA_OPTIONS
-from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions, QueryKind
+from spark_ssp.kafka_source.options.values import (
+    KAFKA_OPTIONS,
+    GrouperName,
+    KafkaOptions,
+    QueryKind,
+)
 from spark_ssp.kafka_source.planning.plan_batch import create_grouping
 from tests.support.kafka.partitions import ssp
 
@@ -252,7 +256,7 @@ SELECTING = {"subscribe", "subscribePattern", "assign"}
 
 
 def test_every_option_is_tried() -> None:
-    assert list(WRONG) == [spec.name for spec in KAFKA_OPTIONS.specs]
+    assert set(WRONG) == {spec.name for spec in KAFKA_OPTIONS.options}
 
 
 @pytest.mark.parametrize(
@@ -266,7 +270,7 @@ def test_a_wrong_value_names_its_option(name: str, value: str) -> None:
     assert "s3cr3t" not in str(problems)
 
 
-@pytest.mark.parametrize("name", [spec.name for spec in KAFKA_OPTIONS.specs])
+@pytest.mark.parametrize("name", [spec.name for spec in KAFKA_OPTIONS.options])
 def test_an_empty_value_names_its_option(name: str) -> None:
     query = BATCH if name.startswith("ending") else QueryKind.STREAM
     problems = _problems({**(BROKERS if name in SELECTING else LEAST), name: " "}, query)
@@ -434,7 +438,7 @@ def test_no_text_shows_a_secret() -> None:
     assert "s3cr3t" not in str(problems)
 
 
-names = st.sampled_from([spec.name for spec in KAFKA_OPTIONS.specs]) | st.text(max_size=15)
+names = st.sampled_from([spec.name for spec in KAFKA_OPTIONS.options]) | st.text(max_size=15)
 
 
 @given(st.dictionaries(names, st.text(max_size=30), max_size=4), st.sampled_from(QueryKind))

@@ -9,12 +9,10 @@ from itertools import combinations
 import pytest
 
 from spark_ssp.common.errors import InvalidOptionsError
-from spark_ssp.common.options.batch_write import batch_write_in_stream_error
-from spark_ssp.kafka_source.properties.consumer_properties import COMBINED, SECRETS
-from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.common.options.shared import batch_write_in_stream_error
+from spark_ssp.kafka_source.properties.property_names import COMBINED, PRODUCER, SECRETS
 from spark_ssp.kafka_source.properties.translation import read_properties
-from spark_ssp.kafka_source.sink.parse import parse_sink_options
-from spark_ssp.kafka_source.sink.writer import SinkOptions
+from spark_ssp.kafka_source.sink.options import SinkOptions, parse_sink_options
 
 BROKERS = {"kafka.bootstrap.servers": "h:1"}
 

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.spec import BadValueError, OptionProblem
-from spark_ssp.kafka_source.properties.consumer_properties import CONSUMER, PropertyNames
-from spark_ssp.kafka_source.properties.jaas import parse_jaas
-from spark_ssp.kafka_source.properties.logins import region_of
-from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
+from spark_ssp.kafka_source.properties.logins import parse_jaas, region_of
+from spark_ssp.kafka_source.properties.property_names import CONSUMER, PRODUCER, PropertyNames
 from spark_ssp.kafka_source.properties.translation import ParsedProperties, read_properties
 
 STRIMZI = "OAuthBearerLoginModule required oauth.client.id=a oauth.client.secret=b"

@@ -8,16 +8,16 @@ from itertools import combinations
 import pytest
 
 from spark_ssp.common.options.spec import OptionProblem
-from spark_ssp.kafka_source.properties.consumer_properties import (
+from spark_ssp.kafka_source.properties.property_names import (
     ALIASES,
     COMBINED,
     CONSUMER,
+    PRODUCER,
     REFUSED,
     SECRETS,
     SUPPORTED,
     WITHOUT_EFFECT,
 )
-from spark_ssp.kafka_source.properties.producer_properties import PRODUCER
 from spark_ssp.kafka_source.properties.translation import (
     ClientProperties,
     ParsedProperties,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -13,40 +15,53 @@ from spark_ssp.common.options.spec import (
     ForeignOption,
     InvalidOptionsError,
     OptionProblem,
-    OptionSpec,
     OptionTable,
-    aliases_table,
-    foreign_table,
-    options_table,
+    QueryKind,
+    defaults_of,
+    option,
+    options_of,
     read_options,
     shown,
 )
 from spark_ssp.common.options.values import boolean, integer, matching
 
-COUNT: OptionSpec[int] = OptionSpec(
-    name="maxCount",
-    convert=integer(1, 9),
-    default=3,
-    default_text="`3`",
-    doc="How many.",
-    aliases=(
-        Alias(name="peer.count", origin="Peer"),
-        Alias(name="peer.retries", origin="Peer", convert=lambda text: int(text) + 1),
-    ),
-)
-SWITCH: OptionSpec[bool] = OptionSpec(
-    name="switch", convert=boolean, default=True, default_text="`true`", doc="On or off."
-)
-PASSWORD: OptionSpec[str | None] = OptionSpec(
-    name="password",
-    convert=matching("[a-z]+", "lower-case letters", "copy it again"),
-    default=None,
-    default_text="none",
-    doc="Hidden.",
-    secret=True,
-)
+
+def _tags(text: str) -> Mapping[str, str]:
+    return {text: text}
+
+
+def _retries(text: str) -> int:
+    return int(text) + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """A source's options, with a field that is none."""
+
+    derived: str = ""
+    count: int = option(
+        "maxCount",
+        integer(1, 9),
+        "How many.",
+        default="3",
+        aliases=(
+            Alias(name="peer.count", origin="Peer"),
+            Alias(name="peer.retries", origin="Peer", convert=_retries),
+        ),
+    )
+    switch: bool = option("switch", boolean, "On or off.", default="true", only=QueryKind.BATCH)
+    password: str | None = option(
+        "password",
+        matching("[a-z]+", "lower-case letters", "copy it again"),
+        "Hidden.",
+        unset="none",
+        secret=True,
+    )
+    tags: Mapping[str, str] = option("tags", _tags, "Tags.", unset="none", empty={})
+
+
 TABLE = OptionTable(
-    specs=(COUNT, SWITCH, PASSWORD),
+    options=options_of(Values),
     foreign=(
         ForeignOption(name="peerBuffer", origin="Peer", refused=False, advice="nothing is kept"),
         ForeignOption(name="peerMode", origin="Peer", refused=True, advice="use switch"),
@@ -62,32 +77,32 @@ def problems(raw: dict[str, str]) -> list[tuple[str, str]]:
 def test_nothing_given_means_the_defaults() -> None:
     reading = read_options(TABLE, {})
     assert (reading.problems, reading.unknown, reading.without_effect) == ((), (), ())
-    assert reading.value(COUNT) == 3
-    assert reading.value(PASSWORD) is None
-    assert not reading.given(SWITCH)
-    assert reading.name(COUNT) == "maxCount"
+    assert reading.values(Values).count == 3
+    assert reading.values(Values).password is None
+    assert not reading.given("switch")
+    assert reading.name("maxCount") == "maxCount"
 
 
 def test_names_match_whatever_their_case_and_values_are_stripped() -> None:
     reading = read_options(TABLE, {"MAXCOUNT": " 7 ", "sWitch": "false"})
     assert reading.problems == ()
-    assert reading.value(COUNT) == 7
-    assert reading.value(SWITCH) is False
+    assert reading.values(Values).count == 7
+    assert reading.values(Values).switch is False
 
 
 def test_an_alias_brings_its_own_way_of_writing() -> None:
-    assert read_options(TABLE, {"Peer.Count": "5"}).value(COUNT) == 5
+    assert read_options(TABLE, {"Peer.Count": "5"}).values(Values).count == 5
     reading = read_options(TABLE, {"peer.RETRIES": "5"})
-    assert reading.value(COUNT) == 6
-    assert reading.name(COUNT) == "peer.retries"
+    assert reading.values(Values).count == 6
+    assert reading.name("maxCount") == "peer.retries"
 
 
 def test_a_bad_value_is_reported_under_the_name_that_the_user_wrote() -> None:
     reading = read_options(TABLE, {"peer.count": "many"})
     assert [p.option for p in reading.problems] == ["peer.count"]
     assert "'many'" in reading.problems[0].found
-    assert reading.given(COUNT)
-    assert reading.value(COUNT) == 3
+    assert reading.given("maxCount")
+    assert reading.values(Values).count == 3
 
 
 @pytest.mark.parametrize(
@@ -161,7 +176,7 @@ NAMES = st.sampled_from(["maxCount", "peer.count", "switch", "password", "peerMo
 def test_no_map_of_text_breaks_the_reading(raw: dict[str, str]) -> None:
     reading = read_options(TABLE, raw)
     assert reading == read_options(TABLE, dict(reversed(raw.items())))
-    assert isinstance(reading.value(COUNT), int)
+    assert isinstance(reading.values(Values).count, int)
 
 
 def test_the_error_lists_every_problem_and_survives_pickling() -> None:
@@ -191,10 +206,27 @@ def test_long_values_are_cut() -> None:
     assert shown("a\nb") == "'a\\nb'"
 
 
-def test_the_tables_for_the_documentation() -> None:
-    assert options_table([SWITCH]) == (
-        "| option | default | meaning |\n| --- | --- | --- |\n| `switch` | `true` | On or off. |\n"
-    )
-    assert "| `peer.retries` | Peer | `maxCount` |\n" in aliases_table(TABLE.specs)
-    assert "| `peerMode` | Peer | use switch |\n" in foreign_table(TABLE.foreign, refused=True)
-    assert "peerMode" not in foreign_table(TABLE.foreign, refused=False)
+def test_a_declaration_is_the_field_and_its_default() -> None:
+    assert Values() == Values(count=3, switch=True, password=None, tags={})
+    assert [(one.name, one.default_text) for one in TABLE.options] == [
+        ("maxCount", "`3`"),
+        ("switch", "`true`"),
+        ("password", "none"),
+        ("tags", "none"),
+    ]
+    assert read_options(TABLE, {"switch": "false"}).fields(Values) == {"switch": False}
+    assert defaults_of(Values, QueryKind.BATCH) == {"switch": True}
+    with pytest.raises(KeyError):
+        read_options(TABLE, {}).given("swich")
+
+
+def test_the_options_that_one_kind_of_query_has() -> None:
+    reading = read_options(TABLE, {"SWITCH": "x", "maxCount": "1"})
+    assert reading.only_given(QueryKind.BATCH) == ["switch"]
+    assert reading.only_given(QueryKind.STREAM) == []
+    assert reading.given_names("tags", "maxCount") == ["maxCount"]
+
+
+def test_an_option_is_left_out_under_any_of_its_names() -> None:
+    raw = {"Peer.Count": "1", "switch": "true"}
+    assert TABLE.left_out(raw, "maxCount") == {"switch": "true"}

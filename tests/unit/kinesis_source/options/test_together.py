@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from spark_ssp.kinesis_source.options.parse import parse_options
-from spark_ssp.kinesis_source.options.table import KINESIS_OPTIONS
 from spark_ssp.kinesis_source.options.values import (
+    KINESIS_OPTIONS,
     ConnectionOptions,
     KinesisOptions,
     LeaseOptions,
@@ -171,7 +171,7 @@ def test_secrets_are_kept_but_never_shown(caplog: pytest.LogCaptureFixture) -> N
 
 
 def test_every_secret_of_the_table_is_hidden_in_the_values() -> None:
-    secret = {spec.name for spec in KINESIS_OPTIONS.specs if spec.secret}
+    secret = {spec.name for spec in KINESIS_OPTIONS.options if spec.secret}
     assert secret == set(SECRETS)
     for field in dataclasses.fields(ConnectionOptions):
         values: dict[str, Any] = {field.name: "canary"}

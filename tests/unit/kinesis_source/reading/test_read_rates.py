@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.common.options.endpoints import is_loopback
+from spark_ssp.common.options.values import is_loopback
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client.api import ThrottledError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange

@@ -10,8 +10,7 @@ from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
-from spark_ssp.kinesis_source.sink.options import parse_sink_options
-from spark_ssp.kinesis_source.sink.values import SinkOptions
+from spark_ssp.kinesis_source.sink.options import SinkOptions, parse_sink_options
 
 ARN = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
 

@@ -1,12 +1,9 @@
 """Tables of Kafka client properties: the names of librdkafka, and translations from the Java
-client.
+client. First those of a consumer and of both clients, then those of a producer.
 
-This module contains the consumer's properties and those of both clients, `producer_properties` the
-producer's.
-
-Sources: librdkafka 2.16, CONFIGURATION.md (global and topic properties for consumers and for both);
-Apache Kafka's configuration reference, consumer configs, and the classes behind it (ConsumerConfig,
-CommonClientConfigs, SslConfigs, SaslConfigs, SecurityConfig).
+Sources: librdkafka 2.16, CONFIGURATION.md (global and topic properties); Apache Kafka's
+configuration reference, consumer and producer configs, and the classes behind it (ConsumerConfig,
+ProducerConfig, CommonClientConfigs, SslConfigs, SaslConfigs, SecurityConfig).
 """
 
 from __future__ import annotations
@@ -304,3 +301,130 @@ CONSUMER: Final = PropertyNames(
         "request.timeout.ms": (10, 300_000),
     },
 )
+
+
+# --- The producer ---------------------------------------------------------------------------------
+
+_CONSUMER_ONLY: Final = words(
+    """
+    allow.auto.create.topics check.crcs fetch.error.backoff.ms fetch.max.bytes
+    fetch.max.wait.ms fetch.message.max.bytes fetch.min.bytes fetch.queue.backoff.ms
+    fetch.wait.max.ms group.id isolation.level max.partition.fetch.bytes
+    queued.max.messages.kbytes queued.min.messages
+    """
+)
+"""Supported or translated only for a consumer."""
+
+_CONSUMER_REFUSED: Final = words(
+    """
+    auto.commit.enable auto.offset.reset enable.auto.commit enable.auto.offset.store
+    enable.partition.eof exclude.internal.topics key.deserializer offset.store.method
+    offset.store.path offset.store.sync.interval.ms topic.blacklist value.deserializer
+    """
+)
+"""Refused for a consumer, without effect for a producer."""
+
+_SINK_SUPPORTED: Final = words(
+    """
+    acks batch.num.messages batch.size compression.level compression.type delivery.timeout.ms
+    enable.gapless.guarantee enable.idempotence linger.ms partitioner
+    queue.buffering.backpressure.threshold queue.buffering.max.kbytes queue.buffering.max.messages
+    request.timeout.ms retries sticky.partitioning.linger.ms
+    """
+)
+
+_SINK_ALIASES: Final[Mapping[str, str]] = {
+    # Java's name: librdkafka's.
+    "buffer.memory": "queue.buffering.max.kbytes",
+    "max.request.size": "message.max.bytes",
+    # librdkafka's own aliases: its main name, or the one that Java's client also has.
+    "compression.codec": "compression.type",
+    "message.send.max.retries": "retries",
+    "message.timeout.ms": "delivery.timeout.ms",
+    "queue.buffering.max.ms": "linger.ms",
+    "request.required.acks": "acks",
+}
+
+_SINK_BYTES: Final = "keys and values are written as the bytes of the columns"
+_SINK_PARTITIONER: Final = (
+    "it applies to the Java client; use kafka.partitioner, or the column partition"
+)
+_SINK_TRANSACTIONS: Final = (
+    "this sink writes without transactions, at least once: see includeRepeatHeaders"
+)
+_SINK_CALLBACK: Final = "this sink handles delivery reports itself"
+
+_SINK_REFUSED: Final[Mapping[str, str]] = {
+    **with_advice(_SINK_BYTES, "key.serializer value.serializer"),
+    **with_advice(_SINK_PARTITIONER, "partitioner.class partitioner.ignore.keys"),
+    **with_advice(_SINK_TRANSACTIONS, "transactional.id transaction.two.phase.commit.enable"),
+    **with_advice(
+        _SINK_CALLBACK,
+        "delivery.report.only.error dr_cb dr_msg_cb msg_order_cmp partitioner_cb "
+        "produce.offset.report",
+    ),
+    **with_advice("records are sent in the order of their rows", "queuing.strategy"),
+}
+
+_SINK_LEVEL: Final = "use kafka.compression.level"
+_SINK_WAITING: Final = "kafka.delivery.timeout.ms limits the wait"
+
+_SINK_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
+    **with_advice(
+        _SINK_LEVEL, "compression.gzip.level compression.lz4.level compression.zstd.level"
+    ),
+    **with_advice(_SINK_WAITING, "max.block.ms"),
+    **with_advice(_SINK_TRANSACTIONS, "transaction.timeout.ms"),
+    **with_advice(
+        "librdkafka sends records without a key to a random partition, batch by batch",
+        "partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms",
+    ),
+    **with_advice("it is not used here", "metadata.max.idle.ms"),
+}
+
+_SINK_OWN: Final = {*_SINK_SUPPORTED, *_SINK_ALIASES, *_SINK_REFUSED, *_SINK_WITHOUT_EFFECT}
+
+PRODUCER: Final = PropertyNames(
+    client="a producer",
+    supported=(SUPPORTED - _CONSUMER_ONLY) | _SINK_SUPPORTED,
+    aliases={
+        **{
+            name: target
+            for name, target in ALIASES.items()
+            if name not in _CONSUMER_ONLY | _SINK_OWN
+        },
+        **_SINK_ALIASES,
+    },
+    refused={
+        **{name: why for name, why in REFUSED.items() if name not in _CONSUMER_REFUSED},
+        **_SINK_REFUSED,
+    },
+    without_effect={
+        **{name: why for name, why in WITHOUT_EFFECT.items() if name not in _SINK_OWN},
+        **_SINK_WITHOUT_EFFECT,
+        **dict.fromkeys(
+            (*_CONSUMER_ONLY, *_CONSUMER_REFUSED),
+            "it is a property of consumers, and this is a sink",
+        ),
+    },
+    defaults={
+        **RECOVERY,
+        "acks": "all",
+        "delivery.timeout.ms": "120000",
+        "enable.idempotence": "true",
+        "message.max.bytes": "1048576",
+        "partitioner": "murmur2_random",
+        "queue.buffering.max.kbytes": "32768",
+    },
+    ranges={
+        **RANGES,
+        "batch.size": (1, MAX_INT),
+        "buffer.memory": (1, MAX_INT * 1024),
+        "linger.ms": (0, 900_000),
+        "max.in.flight.requests.per.connection": (1, 1_000_000),
+        "max.request.size": (1_000, 1_000_000_000),
+        "request.timeout.ms": (1, 900_000),
+    },
+)
+"""The properties of a producer. The defaults are those of Java's producer: keys get the same
+partitions, records may be as large, and a task needs no more memory than with Spark's own sink."""
