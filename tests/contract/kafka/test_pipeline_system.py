@@ -63,7 +63,7 @@ def test_partitions_are_counted_as_they_are_now(topics: Topics, system: KafkaSys
     assert system.kind is SystemKind.KAFKA
 
 
-def test_looking_creates_no_topic(system: KafkaSystem) -> None:
+def test_describing_creates_no_topic(system: KafkaSystem) -> None:
     assert system.partition_count("absent") is None
     assert system.partition_count("absent") is None
 
@@ -145,7 +145,7 @@ def test_of_several_who_create_one_does(
         ({"topic_config": {"no.such.setting": "1"}}, "INVALID_CONFIG"),
     ],
 )
-def test_what_a_broker_refuses_is_told(
+def test_a_rejection_of_the_broker_is_reported(
     kafka_broker: KafkaBroker, more: dict[str, object], said: str
 ) -> None:
     system = KafkaSystem(kafka_broker.options, **more)  # type: ignore[arg-type]
@@ -216,7 +216,7 @@ def test_a_topic_is_read_with_the_options_of_the_system() -> None:
     )
 
 
-def test_repeats_are_told_by_headers_that_reader_and_writer_agree_on() -> None:
+def test_repeats_are_marked_by_headers_that_reader_and_writer_agree_on() -> None:
     """The format takes them: an option that it did not know would be refused."""
     system = KafkaSystem(LOCAL)
     reader, writer = system.reader_format("orders"), system.writer_format("orders")
@@ -253,7 +253,7 @@ def test_a_pipeline_sets_an_option_once_however_it_was_spelled() -> None:
     assert access.batch_write_option(stream) == "batchWriteId"
 
 
-def test_wrong_options_are_told_by_the_first_call() -> None:
+def test_wrong_options_are_reported_by_the_first_call() -> None:
     with pytest.raises(InvalidOptionsError, match=r"kafka\.bootstrap\.servers"):
         KafkaSystem({}).partition_count("orders")
 

@@ -225,7 +225,7 @@ def test_a_producer_is_kept_until_something_fails(
 # --- What cannot be written -----------------------------------------------------------------------
 
 
-def test_an_unknown_topic_is_told_at_once(kafka_broker: KafkaBroker) -> None:
+def test_an_unknown_topic_is_reported_at_once(kafka_broker: KafkaBroker) -> None:
     error = _refused(_options(kafka_broker, "no-such-topic"), _values(b"a"), columns=_VALUE)
     assert isinstance(error, StreamNotFoundError)
     assert error.subject == "topic no-such-topic"

@@ -166,7 +166,7 @@ def test_an_error_of_the_agent_is_raised_as_it_is_and_the_next_exchange_begins_a
 # --- Losing it -----------------------------------------------------------------------------------
 
 
-def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_told_the_last_report(
+def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_gets_the_last_report(
     make: Clients, caplog: pytest.LogCaptureFixture
 ) -> None:
     client = make(stand_in())
@@ -182,7 +182,7 @@ def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_told_the_l
     assert "status -9" in caplog.text
 
 
-def test_a_new_agent_is_told_what_was_listed_last(make: Clients) -> None:
+def test_a_new_agent_gets_the_last_listing(make: Clients) -> None:
     """A reader says it only when it changes. An error ends the agent as well."""
     client = make(
         stand_in(
@@ -207,7 +207,7 @@ def test_a_new_agent_is_told_what_was_listed_last(make: Clients) -> None:
     ]
 
 
-def test_an_agent_that_lives_is_not_told_again(make: Clients) -> None:
+def test_an_agent_that_lives_does_not_get_a_report_again(make: Clients) -> None:
     client = make(stand_in("answer = replace(answer, released=value.listed is not None)"))
     assert client.exchange(Report(listed=frozenset({LeaseKey("a")}))).released
     assert not client.exchange(Report()).released

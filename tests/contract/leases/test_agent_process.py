@@ -221,7 +221,7 @@ def test_signals_of_a_terminal_are_not_for_it(table: Table, ignored: signal.Sign
     assert agent.pid == process.pid
 
 
-def test_told_to_end_it_gives_back_first_and_is_replaced(table: Table) -> None:
+def test_on_a_stop_it_gives_leases_back_first_and_is_replaced(table: Table) -> None:
     agent = table.agent()
     hold(agent)
     process = process_of(agent)

@@ -180,7 +180,7 @@ def test_what_passes_is_ridden_out_and_what_does_not_is_an_error(scene: Scene) -
         scene.kcl.read(NOTHING)
 
 
-def test_tables_that_may_not_be_read_are_told_of_once(
+def test_tables_that_may_not_be_read_are_reported_once(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(request: Any, **_: object) -> Any:

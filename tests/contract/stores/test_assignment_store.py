@@ -116,7 +116,7 @@ def test_versions_are_counted_beyond_nine(store: AssignmentStore) -> None:
     assert len(stored.assignment.tasks) == 12
 
 
-def test_of_two_writers_one_is_told(place: Place) -> None:
+def test_of_two_writers_one_gets_an_error(place: Place) -> None:
     anne, bert = place.open(), place.open()
     first = anne.write(TWO, None)
     with pytest.raises(AssignmentConflictError, match="that another query wrote since it was read"):
@@ -130,7 +130,7 @@ def test_of_two_writers_one_is_told(place: Place) -> None:
     bert.close()
 
 
-def test_a_writer_that_slept_for_long_is_told(store: AssignmentStore) -> None:
+def test_a_writer_that_was_suspended_for_long_gets_an_error(store: AssignmentStore) -> None:
     first = store.write(TWO, None)
     store.write(EIGHT, store.write(FOUR, first))
     with pytest.raises(AssignmentConflictError):
@@ -287,7 +287,7 @@ def test_a_race_that_s3_did_not_judge_is_run_again(moto: str) -> None:
         ("ExpiredToken", "credentials from AWS's default chain", "the environment"),
     ],
 )
-def test_missing_access_is_told_with_its_remedy(
+def test_missing_access_is_reported_with_its_remedy(
     remote: Place, code: str, found: str, next_step: str
 ) -> None:
     store = remote.open()
@@ -426,7 +426,7 @@ def test_a_missing_package_is_named(
         open_assignment_store(uri)
 
 
-def test_what_a_storage_raises_is_told_as_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_of_a_storage_are_translated(monkeypatch: pytest.MonkeyPatch) -> None:
     store = in_memory().open()
 
     def refused(*_: object, **__: object) -> None:

@@ -125,7 +125,7 @@ def test_of_many_who_record_at_once_one_wins(bucket: str, client: Any) -> None:
     assert _keys(client, bucket) == ["delays/_plans/1.json"]
 
 
-def test_a_run_that_looked_too_early_is_told_by_s3(
+def test_a_run_that_read_too_early_is_rejected_by_s3(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The condition is the write's own: what was listed before it may be old."""
@@ -177,7 +177,9 @@ def test_a_race_that_s3_did_not_judge_is_run_again(
     assert record(f"s3a://{bucket}/delays", made_plan(), after=None).number == 1
 
 
-def test_a_service_that_does_not_answer_is_told(bucket: str, mishaps: tuple[Queue, Queue]) -> None:
+def test_a_service_that_does_not_answer_is_reported(
+    bucket: str, mishaps: tuple[Queue, Queue]
+) -> None:
     mishaps[0].extend([Mishap.REFUSED] * ConnectionOptions().retry_max_attempts)
     with pytest.raises(ServiceUnavailableError, match=r"ServiceUnavailable .*8 times"):
         newest(f"s3a://{bucket}/delays")

@@ -110,7 +110,7 @@ def test_a_small_batch_is_waited_for_until_the_longest_delay(kafka: FakeKafka) -
 # --- Up to the tip --------------------------------------------------------------------------------
 
 
-def test_up_to_the_tip_nothing_later_is_read(kafka: FakeKafka) -> None:
+def test_available_now_reads_no_later_records(kafka: FakeKafka) -> None:
     kafka.fill("orders", 10, 10)
     query = FakeQuery(kafka, kafka_options(maxOffsetsPerTrigger="8", subscribePattern=".*"))
     query.planner.stop_at_latest()
@@ -128,7 +128,7 @@ def test_up_to_the_tip_nothing_later_is_read(kafka: FakeKafka) -> None:
     assert sum(query.counts()) == 23
 
 
-def test_up_to_the_tip_older_partitions_are_listed_once_more(kafka: FakeKafka) -> None:
+def test_available_now_lists_older_partitions_once_more(kafka: FakeKafka) -> None:
     """Only the start tells which ones are older; what came in between is in order that way."""
     query = FakeQuery(kafka)
     query.batch()
@@ -148,14 +148,14 @@ def test_up_to_the_tip_older_partitions_are_listed_once_more(kafka: FakeKafka) -
     assert query.batch() is None
 
 
-def test_up_to_the_tip_waits_for_no_minimum(kafka: FakeKafka) -> None:
+def test_available_now_waits_for_no_minimum(kafka: FakeKafka) -> None:
     query = FakeQuery(kafka, kafka_options(minOffsetsPerTrigger="100", maxOffsetsPerTrigger="100"))
     kafka.fill("orders", 150)
     query.planner.stop_at_latest()
     assert query.counts() == [100, 50]
 
 
-def test_up_to_the_tip_a_stale_answer_at_the_beginning_is_mended(kafka: FakeKafka) -> None:
+def test_available_now_corrects_a_stale_response_at_its_start(kafka: FakeKafka) -> None:
     kafka.fill("orders", 1, 1)
     query = FakeQuery(kafka)
     query.batch()
@@ -274,7 +274,9 @@ def test_lag_is_what_the_planned_batch_leaves(kafka: FakeKafka) -> None:
 # --- Losses ---------------------------------------------------------------------------------------
 
 
-def test_a_tolerated_loss_is_told_once(kafka: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tolerated_loss_is_reported_once(
+    kafka: FakeKafka, caplog: pytest.LogCaptureFixture
+) -> None:
     kafka.fill("orders", 5, 5)
     query = FakeQuery(kafka, kafka_options(failOnDataLoss="false"))
     query.batch()
@@ -345,7 +347,7 @@ def test_a_checkpoint_of_sparks_source_that_the_store_contradicts_names_it(
         query.planner.ranges(query.offset, query.offset)
 
 
-def test_a_store_that_cannot_be_read_is_told_as_the_store_tells_it(
+def test_a_store_that_cannot_be_read_is_reported_in_the_words_of_the_store(
     kafka: FakeKafka, store: AssignmentStore, tmp_path: Path
 ) -> None:
     folder = tmp_path / "assignment"

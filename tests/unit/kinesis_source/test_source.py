@@ -106,7 +106,7 @@ def test_building_does_nothing(service: Service) -> None:
     assert set(threading.enumerate()) <= threads
 
 
-def test_wrong_options_are_told_when_it_is_built() -> None:
+def test_wrong_options_are_reported_when_it_is_built() -> None:
     with pytest.raises(InvalidOptionsError, match="slots"):
         KinesisStreamReader(OPTIONS | {"slots": "none"})
 
@@ -239,7 +239,7 @@ def test_both_options_hold_whichever_limit_spark_passes(
 # --- The rest -------------------------------------------------------------------------------------
 
 
-def test_it_stops_at_the_tip_when_spark_says_so(
+def test_it_stops_at_the_latest_record_with_available_now(
     service: Service, reader: KinesisStreamReader
 ) -> None:
     put = service.put(20)
@@ -303,7 +303,7 @@ def hash_ranges(partitions: Sequence[InputPartition]) -> dict[str, HashRange | N
     return found
 
 
-def test_readers_are_told_the_hash_keys_that_planning_has_seen(
+def test_readers_get_the_hash_keys_of_planning(
     service: Service, reader: KinesisStreamReader
 ) -> None:
     service.put(20)
@@ -321,7 +321,7 @@ def test_readers_are_told_the_hash_keys_that_planning_has_seen(
     assert hash_ranges(replaying.partitions(start, end)) == dict.fromkeys(told)
 
 
-def test_hash_keys_of_another_life_of_a_stream_are_not_told(
+def test_readers_do_not_get_hash_keys_of_a_stream_before_its_recreation(
     service: Service, reader: KinesisStreamReader
 ) -> None:
     service.put(20)
@@ -435,7 +435,7 @@ def test_an_id_is_made_once_for_a_query(service: Service, monkeypatch: pytest.Mo
     reader.stop()
 
 
-def test_a_generator_that_cannot_be_had_is_told_at_the_first_use(service: Service) -> None:
+def test_a_generator_that_cannot_be_had_is_reported_at_the_first_use(service: Service) -> None:
     reader = KinesisStreamReader(LEASED | {"processorIdGenerator": "no_such.module.Ids"})
     with pytest.raises(InvalidOptionsError, match="processorIdGenerator"):
         reader.latestOffset(reader.initialOffset(), ReadAllAvailable())

@@ -220,7 +220,7 @@ def faulty_world(faults: list[Fault]) -> World:
 
 
 @pytest.mark.parametrize("fault", Fault)
-def test_an_outage_is_told_and_passes(faults: list[Fault], fault: Fault) -> None:
+def test_an_outage_is_logged_and_passes(faults: list[Fault], fault: Fault) -> None:
     world = faulty_world(faults)
     agent = world.agent(ANNE)
     agent.exchange(CREATE)
@@ -373,7 +373,7 @@ def test_a_metric_row_that_is_just_written_does_not_come_back(world: World) -> N
     assert anne.is_over()
 
 
-def test_a_metric_row_that_cannot_be_written_is_told(
+def test_a_metric_row_that_cannot_be_written_is_reported(
     world: World, anne: ManualAgent, caplog: pytest.LogCaptureFixture
 ) -> None:
     world.kcl.refusal = DENIED

@@ -153,7 +153,7 @@ def test_who_was_overtaken_looks_again() -> None:
     assert store.counts == {"orders": (2, 4), "clicks": (1,)}
 
 
-def test_who_is_always_overtaken_is_told_at_last() -> None:
+def test_a_writer_that_is_always_overtaken_gets_an_error_at_last() -> None:
     class Busy(Fake):
         def write(self, assignment: TaskAssignment, expected: Version | None) -> Version:
             raise AssignmentConflictError("s", found="a", expected="b", next_step="c")
@@ -189,7 +189,7 @@ def test_a_contradiction_names_the_store_both_sides_and_the_remedy() -> None:
         ((4,), (1, 3), "the task of SystemStreamPartition [kafka, orders, 1]"),
     ],
 )
-def test_what_will_contradict_is_told_before_it_does(
+def test_a_contradiction_is_reported_before_it_occurs(
     stored: tuple[int, ...], own: tuple[int, ...], about: str
 ) -> None:
     found = decide(

@@ -177,7 +177,7 @@ def test_a_query_that_is_started_again_keeps_what_its_last_agent_gives_back() ->
     assert set(new.exchange(READING).held) == {KEY}
 
 
-def test_two_queries_with_one_name_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_two_queries_with_one_name_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     agents = [world.agent(ANNE), world.agent(ANNE)]
     for agent in agents:

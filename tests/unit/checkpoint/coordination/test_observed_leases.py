@@ -122,7 +122,7 @@ def test_a_row_that_is_there_is_let_be() -> None:
     assert rows_of(state) == {KEY: 3}
 
 
-def test_what_was_missing_before_a_scan_is_to_be_told_again() -> None:
+def test_shards_missing_before_a_scan_must_be_reported_again() -> None:
     """It may have been created, read to the end and deleted by others meanwhile."""
     report = Report(create=(FREE,))
     told = lease_coordinator.apply_report(scan(fresh(), now=0), report, 1)

@@ -161,7 +161,7 @@ def test_a_lease_is_created_whole() -> None:
 # --- As requests ---------------------------------------------------------------------------------
 
 
-def test_an_update_as_dynamodb_is_told() -> None:
+def test_an_update_as_dynamodb_gets_it() -> None:
     operation, request = request_of("orders", MINE.key, to_update(Take(lease=MINE, owner=BERT)))
     assert operation == "UpdateItem"
     assert request == {

@@ -252,7 +252,9 @@ def refused(log: ClientLog, number: int, broker: str = "127.0.0.1:1") -> None:
     log.log(logging.ERROR, FAIL, f"x#producer-{number}", name, name, broker, when + more)
 
 
-def test_what_repeats_is_told_now_and_then_with_a_count(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_lines_are_logged_now_and_then_with_a_count(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now = 0.0
     lines = LineLimiter(monotonic=lambda: now)
     # A client that replaces another one tells it of the same broker.
@@ -288,7 +290,7 @@ def test_the_last_lines_that_were_left_out_are_counted(caplog: pytest.LogCapture
     assert lines.drain() == []
 
 
-def test_different_lines_are_all_told_and_levels_kept(caplog: pytest.LogCaptureFixture) -> None:
+def test_different_lines_are_all_logged_and_levels_kept(caplog: pytest.LogCaptureFixture) -> None:
     log = ClientLog("admin", limiter=LineLimiter())
     with caplog.at_level(logging.DEBUG, "spark_ssp.kafka_source"):
         log.log(logging.INFO, "FAIL 10.0.0.1:9092/1: Disconnected")

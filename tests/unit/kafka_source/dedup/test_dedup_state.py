@@ -176,7 +176,7 @@ def test_whatever_the_headers_say_rows_without_a_true_position_stay(
     assert len({source for source, _ in store.entries}) <= 3
 
 
-def test_a_position_that_is_ahead_of_the_clock_counts_as_none_and_is_told_once(
+def test_a_position_ahead_of_the_clock_counts_as_none_and_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     store = Store()

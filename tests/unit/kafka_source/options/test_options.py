@@ -277,7 +277,7 @@ def test_an_empty_value_names_its_option(name: str) -> None:
     assert [(p.option, p.found) for p in problems] == [(name, "an empty value")]
 
 
-def test_every_problem_is_told_at_once() -> None:
+def test_every_problem_is_reported_at_once() -> None:
     problems = _problems({"startingOffsets": "x", "tasks": "0", "kafka.auto.offset.reset": "none"})
     assert [problem.option for problem in problems] == [
         "subscribe",

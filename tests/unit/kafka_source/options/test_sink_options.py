@@ -29,7 +29,7 @@ def _refusal(options: dict[str, str]) -> InvalidOptionsError:
     return caught.value
 
 
-def test_what_java_does_unless_told_otherwise() -> None:
+def test_the_defaults_are_those_of_java() -> None:
     options = _parse(topic=" orders ")
     assert options.topic == "orders"
     assert options.include_repeat_headers is False
@@ -65,7 +65,7 @@ def test_names_of_java_are_translated() -> None:
     assert config["enable.idempotence"] == "true"
 
 
-def test_all_that_is_wrong_is_told_at_once() -> None:
+def test_all_problems_are_reported_at_once() -> None:
     error = _refusal(
         {
             "topic": "my orders",

@@ -264,7 +264,7 @@ def test_a_loss_fails_the_query_and_names_what_is_gone(
     assert world or tolerated.end is first
 
 
-def test_many_losses_are_told_in_short() -> None:
+def test_many_losses_are_reported_in_short() -> None:
     first = after({"orders": [5] * 8})
     with pytest.raises(DataLossError) as caught:
         planned(first, found({"orders": [4] * 8}), RULES)

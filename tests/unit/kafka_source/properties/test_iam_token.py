@@ -242,7 +242,7 @@ def test_a_provider_that_fails_is_named_without_its_text(provider: ModuleType) -
         iam_token(replace(login, credentials_provider="my_company_aws:other"), BROKERS)
 
 
-def test_a_role_that_is_denied_or_throttled_is_told_apart(
+def test_a_role_that_is_denied_or_throttled_is_distinguished(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_keys(monkeypatch)

@@ -57,7 +57,7 @@ def test_the_columns_of_a_record_are_found_by_name() -> None:
     assert ignored == SinkColumns(value=1)
 
 
-def test_all_columns_that_are_wrong_are_told_at_once() -> None:
+def test_all_columns_that_are_wrong_are_reported_at_once() -> None:
     wrong = _schema(
         topic=INT, key=INT, headers=_headers(key=TEXT, value=TEXT), partition=LongType()
     )

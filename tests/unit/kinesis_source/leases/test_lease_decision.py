@@ -392,7 +392,7 @@ def test_a_proof_comes_with_the_lease() -> None:
         ((12, 1000), (12, None), (12, 1000)),
     ],
 )
-def test_a_later_proof_alone_is_told_seldom(
+def test_a_later_proof_without_other_changes_is_rarely_reported(
     said: tuple[int, int | None] | None, now: tuple[int, int | None], told: tuple[int, int | None]
 ) -> None:
     def progress(what: tuple[int, int | None]) -> Processed:

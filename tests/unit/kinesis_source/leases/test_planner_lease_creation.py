@@ -215,7 +215,7 @@ def test_the_row_of_a_shard_that_expired_unread_is_dealt_with_as_the_error_advis
     assert sorted(company.work(last, rounds=20)) == sorted(put)
 
 
-def test_a_shard_that_expired_unread_is_data_loss_to_a_run_to_the_tip(company: Company) -> None:
+def test_a_shard_that_expired_unread_is_data_loss_in_an_available_now_run(company: Company) -> None:
     expired(company)
     bert = company.join("bert")
     bert.planner.stop_at_latest()
@@ -288,7 +288,7 @@ def split_all_of(company: Company, world: LeaseWorld) -> None:
 
 
 @pytest.mark.parametrize("fail", [True, False])
-def test_a_newborn_shard_is_left_alone_by_a_run_to_the_tip(company: Company, fail: bool) -> None:
+def test_a_new_shard_is_left_to_the_next_available_now_run(company: Company, fail: bool) -> None:
     """Its listing is from before the shard was born."""
     bert, anne, read = shared_by_two(company, fail_on_data_loss=fail)
     put = [*read, *company.put(40)]

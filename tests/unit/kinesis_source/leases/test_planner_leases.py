@@ -400,7 +400,7 @@ def test_a_query_that_drains_at_the_end_of_a_shard_says_that_it_has_ended(
 # --- To the tip -----------------------------------------------------------------------------------
 
 
-def test_a_run_to_the_tip_ends_and_leaves_its_progress(company: Company) -> None:
+def test_an_available_now_run_ends_and_leaves_its_progress(company: Company) -> None:
     put = company.put(40)
     anne = company.join("anne")
     anne.planner.stop_at_latest()
@@ -413,7 +413,7 @@ def test_a_run_to_the_tip_ends_and_leaves_its_progress(company: Company) -> None
     assert len(bert.drain()) == 5
 
 
-def test_a_run_to_the_tip_reads_closed_shards_and_then_their_children(company: Company) -> None:
+def test_an_available_now_run_reads_closed_shards_and_then_their_children(company: Company) -> None:
     put = company.put(40)
     company.state.split("orders", "shardId-000000000000")
     put += company.put(40)
@@ -424,7 +424,7 @@ def test_a_run_to_the_tip_reads_closed_shards_and_then_their_children(company: C
     assert sorted(anne.drain()) == sorted(put)
 
 
-def test_a_run_to_the_tip_waits_for_the_leases_of_a_dead_one(company: Company) -> None:
+def test_an_available_now_run_waits_for_the_leases_of_a_dead_one(company: Company) -> None:
     put = company.put(40)
     anne = company.join("anne")
     anne.trigger()
@@ -434,7 +434,7 @@ def test_a_run_to_the_tip_waits_for_the_leases_of_a_dead_one(company: Company) -
     assert sorted(bert.drain()) == sorted(put)
 
 
-def test_a_run_to_the_tip_leaves_to_others_what_is_theirs(company: Company) -> None:
+def test_an_available_now_run_does_not_read_leases_of_others(company: Company) -> None:
     put = company.put(40)
     anne = company.join("anne", leases={"max_leases": 2})
     read = company.work(anne, rounds=30)

@@ -114,7 +114,7 @@ def test_plans_that_are_gone_are_noticed(tmp_path: Path) -> None:
         record(str(tmp_path), made_plan(8), after=first)
 
 
-def test_ten_plans_are_told_from_two(root: str) -> None:
+def test_ten_plans_are_distinguished_from_two(root: str) -> None:
     before = None
     for number in range(1, 12):
         before = record(root, made_plan(2 * number), after=before)
@@ -202,7 +202,7 @@ def test_a_store_may_be_named_without_a_host() -> None:
     assert newest(f"memory:///{folder}") == first
 
 
-def test_errors_of_a_stores_own_library_are_told_by_their_kind(
+def test_errors_of_a_stores_own_library_are_translated_by_their_kind(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class AccountError(Exception):
@@ -482,7 +482,7 @@ def _installed() -> ModuleType:
         (RuntimeError("no token s3cr3t"), r"cannot be read \(OSError: RuntimeError\)"),
     ],
 )
-def test_a_package_that_cannot_begin_is_told_without_its_words(
+def test_a_package_that_cannot_begin_is_reported_without_its_words(
     error: Exception, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:

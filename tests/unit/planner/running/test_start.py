@@ -58,7 +58,7 @@ def test_an_environment_without_pandas_is_refused(monkeypatch: pytest.MonkeyPatc
         check_state_store(session())
 
 
-def test_many_more_tasks_than_can_run_are_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_many_more_tasks_than_can_run_are_reported(caplog: pytest.LogCaptureFixture) -> None:
     warn_many_tasks(session(cores=2))
     (message,) = caplog.messages
     assert message == (
