@@ -29,7 +29,8 @@ class Module:
         return package_of(self.name)
 
     def imported(self) -> frozenset[str]:
-        """Return the dotted names of all imported modules; relative imports are banned."""
+        """Return the dotted names of all imports: of modules, and of what is imported from them,
+        which may be a module too. Relative imports are banned."""
         return _imported(self)
 
     def imported_packages(self) -> frozenset[str]:
@@ -45,6 +46,7 @@ def _imported(module: Module) -> frozenset[str]:
             found.update(short(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             found.add(short(node.module))
+            found.update(short(f"{node.module}.{alias.name}") for alias in node.names)
     return frozenset(found)
 
 

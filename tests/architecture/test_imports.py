@@ -128,9 +128,8 @@ def test_examples_and_guides_import_only_the_public_namespace() -> None:
     texts = {str(path): path.read_text() for path in (layers.ROOT / "examples").rglob("*.py")}
     for path in [*layers.ROOT.glob("*.md"), *(layers.ROOT / "docs").rglob("*.md")]:
         texts[str(path)] = path.read_text(encoding="utf-8")
-    pattern = re.compile(
-        r"^\s*(?:from|import) (?:spark_ssp\.|pyspark_(?:kafka|kinesis)_ssp\b).*", re.MULTILINE
-    )
+    internal = "|".join([r"spark_ssp\.\w+", *layers.LINKED, *layers.TOP_LEVEL - {"spark_ssp"}])
+    pattern = re.compile(rf"^\s*(?:from|import) (?:{internal})\b.*", re.MULTILINE)
     assert {name: found for name, text in texts.items() if (found := pattern.findall(text))} == {}
 
 
