@@ -41,12 +41,29 @@ def module_name(file: str) -> str:
 def used_files(sources: Mapping[str, str]) -> dict[str, set[str]]:
     """Return for each Python file the files that it imports or names, as text too."""
     modules = {module_name(file): file for file in sources if file.endswith(".py")}
-    other = {Path(file).name: file for file in sources if not file.endswith(".py")}
-    return {
+    other: dict[str, set[str]] = {}
+    for file in sources:
+        if not file.endswith(".py"):
+            other.setdefault(Path(file).name, set()).add(file)
+    uses = {
         file: {modules[name] for name in _names(ast.parse(sources[file])) if name in modules}
-        | {other[name] for name in _FILE_NAME.findall(sources[file]) if name in other}
+        | {one for name in _FILE_NAME.findall(sources[file]) for one in other.get(name, ())}
         for file in modules.values()
     }
+    for test in uses:
+        if test.startswith(UNIT):
+            uses[test] |= {file for file in _unnamed(test) if file in uses} - {test}
+    return uses
+
+
+def _unnamed(test: str) -> Iterator[str]:
+    """Yield what a unit test may use without an import: the fixtures of its folders, and the module
+    of its name, which may be found by name, as commands are."""
+    for folder in Path(test).parents:
+        if f"{folder}/".startswith(UNIT):
+            yield f"{folder}/conftest.py"
+    own = test.removeprefix(UNIT).replace("test_", "")
+    yield from (own, f"spark_ssp/{own}")
 
 
 def _names(tree: ast.Module) -> Iterator[str]:
@@ -62,10 +79,12 @@ def _names(tree: ast.Module) -> Iterator[str]:
 
 
 def affected(uses: Mapping[str, set[str]], changed: set[str]) -> list[str]:
-    """Return the changed files and those that use them, directly ones before others."""
+    """Return the changed files and those that use them: directly ones before others, and tests of
+    a file's name first."""
     found = dict.fromkeys(sorted(changed))
     for target in (waiting := list(found)):
-        users = sorted(user for user, used in uses.items() if target in used and user not in found)
+        users = [user for user, used in uses.items() if target in used and user not in found]
+        users.sort(key=lambda user: (Path(user).name != f"test_{Path(target).name}", user))
         found.update(dict.fromkeys(users))
         waiting.extend(users)
     return list(found)
