@@ -93,13 +93,13 @@ def _chain(length: int, *, backwards: bool) -> Pipeline:
     return pipeline
 
 
-@pytest.mark.parametrize("backwards", [False, True])
+@pytest.mark.parametrize(("length", "backwards"), [(6, False), (6, True), (150, True)])
 def test_a_count_goes_along_a_chain_of_joins_in_whatever_order_they_were_made(
-    backwards: bool,
+    length: int, backwards: bool
 ) -> None:
-    counts = partitions(_chain(6, backwards=backwards), {"raw": 3, "s": 5})
+    counts = partitions(_chain(length, backwards=backwards), {"raw": 3, "s": 5})
     assert set(counts.values()) == {5}
-    assert len(counts) == 6
+    assert len(counts) == length
 
 
 def test_a_count_has_its_path_along_a_chain() -> None:
@@ -372,6 +372,22 @@ def test_a_wish_is_obeyed_never_cut_and_counts_for_others() -> None:
 def test_an_intermediate_stream_that_is_there_already_counts_as_it_is() -> None:
     plan = planned(_untied(), {"a": 4, "b": 6, "p-made": 3}).plan
     assert _count(plan, "p-made") == Count(partitions=3, origin=Origin.FOUND)
+
+
+def test_a_wish_against_an_existing_stream_names_it() -> None:
+    assert _problems(_untied(partitions=5), {"a": 4, "b": 6, "p-made": 3}) == [
+        "partition_by made: kafka/p-made with 3 partitions"
+    ]
+
+
+def test_nothing_to_infer_from_is_reported() -> None:
+    pipeline = Pipeline("p")
+    (a,) = topics(pipeline, "a")
+    a.partition_by("k", name="made").output("kafka", "out")
+    assert _problems(pipeline, {}) == [
+        "partition_by made: no known count of an input or output to infer its count from"
+    ]
+    assert partitions(pipeline, {}, default=3) == {"made": 3}
 
 
 @pytest.mark.parametrize("count", [0, -1, True, 1.5])
