@@ -54,8 +54,8 @@ quick: $(READY) ## check format, lint and types, and run the unit tests that you
 check: lint ## check format, lint, types, documentation and architecture: under a minute
 	$(BIN)/python -m pytest -q tests/architecture
 
-long: node $(READY) ## run whole scenarios on Spark, the core ones on four versions of PySpark: under an hour
-	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "long and not soak" tests/spark
+long: node $(READY) ## run whole scenarios on Spark and with other services, the core ones on four versions of PySpark: an hour
+	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "long and not soak" tests/contract tests/spark
 	@# Every batch pushed: a test whose query has read without a subscription fails. Left out are a
 	@# test that breaks GetRecords, and one of the whole progress.
 	SSP_CONSUMER_MODE=efo $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal -m "not soak" \
