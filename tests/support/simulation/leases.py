@@ -44,7 +44,14 @@ from spark_ssp.checkpoint.leases.lease_serializer import Attribute, decode, enco
 from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.errors import ServiceUnavailableError
-from spark_ssp.grouping.identifiers import SequenceNumber, ShardId, WorkerId
+from spark_ssp.grouping.identifiers import (
+    MAX_HASH_KEY,
+    HashRange,
+    SequenceNumber,
+    ShardId,
+    WorkerId,
+)
+from spark_ssp.kinesis_source.model import shard as model
 from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore, changed, permits
 
 FAILOVER_MS = 10_000
@@ -185,6 +192,20 @@ class World:
 
     def listed(self) -> frozenset[LeaseKey]:
         return frozenset(key for key, shard in self.shards.items() if shard.listed)
+
+    def listing(self) -> dict[ShardId, model.Shard]:
+        """Return the listed shards as the service shows them."""
+        return {
+            shard.shard: model.Shard(
+                shard_id=shard.shard,
+                parents=shard.parents,
+                hash_range=HashRange(first=0, last=MAX_HASH_KEY),
+                first_sequence_number=SequenceNumber("10"),
+                closed=shard.closed,
+            )
+            for shard in self.shards.values()
+            if shard.listed
+        }
 
     def deliver(self, key: LeaseKey, start: int, end: int) -> None:
         """Deliver records start + 1 to end to an application."""

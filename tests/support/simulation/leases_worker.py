@@ -13,7 +13,11 @@ from spark_ssp.checkpoint.leases.conditional_writes import Assign, Evict, Outcom
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, ShardEnded
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from spark_ssp.common.errors import ServiceUnavailableError
-from spark_ssp.grouping.identifiers import WorkerId
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
+from spark_ssp.kinesis_source.leases.lease_decision import Facts, decide
+from spark_ssp.kinesis_source.leases.lease_table import LeaseTableView
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import StartingPosition, TrimHorizon
 from tests.support.simulation.leases import (
     FAILOVER_MS,
     NEVER,
@@ -28,6 +32,12 @@ END = -1
 """The position of a shard that is read to its end."""
 
 METRICS_LIVE_MS = 60_000
+
+STREAM = StreamName("orders")
+
+
+def _shard_key(key: LeaseKey) -> ShardKey:
+    return ShardKey(stream=STREAM, shard=ShardId(key))
 
 
 @dataclass(slots=True)
@@ -60,6 +70,8 @@ class OurWorker:
     leaving: bool = False
     committed: dict[LeaseKey, int] = field(default_factory=dict)
     """The offset X that Spark has committed."""
+    holes: dict[ShardKey, int] = field(default_factory=dict)
+    """The shards whose rows seem to be missing, with the times when they were seen first."""
     batch: Batch | None = None
     next_trigger: int = 0
     flights: deque[tuple[int, Write, Outcome | ServiceUnavailableError | None]] = field(
@@ -282,10 +294,9 @@ class OurWorker:
         self.next_trigger = max(self.next_trigger, now + self.batch_ms)
 
     def _report(self) -> Report:
-        rows = {key: row.lease for key, row in self.state.observed.items()}
         unended = {key: at for key, at in self.committed.items() if at != END}
         return Report(
-            create=self._to_create(rows),
+            create=self._to_create(),
             progress={key: progress_of(at) for key, at in unended.items() if at},
             reading=frozenset() if self.leaving else frozenset(unended),
             ended={
@@ -300,32 +311,28 @@ class OurWorker:
             leave=self.leaving,
         )
 
-    def _to_create(self, rows: dict[LeaseKey, Lease]) -> tuple[Lease, ...]:
-        """Return the listed shards without a lease: finished if a descendant has one, otherwise to
-        be created once their parents are done."""
+    def _to_create(self) -> tuple[Lease, ...]:
+        """Return the leases of listed shards that need one, by the decision of the source."""
         if self.state.timestamps.scanned_at is None:
             return ()
-        shards = self.world.shards
-        spoilt = self.state.unreadable
-        finished: set[LeaseKey] = set()
-        for key in sorted(shards, reverse=True):
-            children = [LeaseKey(child) for child in shards[key].children]
-            begun = any(child in rows or child in spoilt or child in finished for child in children)
-            if begun and key not in rows and key not in spoilt:
-                finished.add(key)
-        created = []
-        for key in sorted(self.world.listed()):
-            parents = [LeaseKey(parent) for parent in shards[key].parents]
-            if key in rows or key in finished or key in spoilt:
-                continue
-            if all(
-                parent in finished
-                or (parent in rows and rows[parent].progress == ShardEnded())
-                or not (parent in rows or parent in spoilt or parent in self.world.listed())
-                for parent in parents
-            ):
-                created.append(shards[key].row())
-        return tuple(created)
+        table = LeaseTableView(
+            worker=self.worker,
+            rows={_shard_key(key): row.lease for key, row in self.state.observed.items()},
+            held=frozenset(),
+            requested=frozenset(),
+            unreadable=frozenset(_shard_key(key) for key in self.state.unreadable),
+        )
+        facts = Facts(
+            option=StartingPosition(default=TrimHorizon()),
+            now_ms=self.own,
+            holes=self.holes,
+            confirmed={
+                key for key, since_ms in self.holes.items() if self.own - since_ms >= FAILOVER_MS
+            },
+        )
+        decision = decide(Offset(), table, {STREAM: self.world.listing()}, facts)
+        self.holes = decision.holes
+        return tuple(self.world.shards[LeaseKey(key.shard)].row() for key in decision.creations)
 
     def _planned(self, status: Status) -> dict[LeaseKey, int]:
         """Return the next offset's shards, with their start positions."""
