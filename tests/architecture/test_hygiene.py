@@ -51,6 +51,23 @@ def test_the_words_looked_for_would_be_found() -> None:
     assert _REGISTRY.search("https://" + "pypi" + ".org/simple")
 
 
+def test_documents_name_only_files_that_exist() -> None:
+    """By the end of the path. The files of a user's job are not ours."""
+    ends = {name[start:] for name in TRACKED for start in _starts(name)}
+    named = {
+        f"{document}: {name}"
+        for document in TRACKED
+        if document.endswith(".md") and document != "CHANGELOG.md"
+        for name in re.findall(r"`([\w/]+\.py)`", _text(document))
+        if name not in ends
+    }
+    assert {name for name in named if not name.endswith((" utils.py", " shop.py"))} == set()
+
+
+def _starts(name: str) -> list[int]:
+    return [0, *(found.end() for found in re.finditer("/", name))]
+
+
 def test_nothing_is_left_unfinished() -> None:
     assert not _lines_with(_UNFINISHED)
 
