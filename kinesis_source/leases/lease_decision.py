@@ -83,9 +83,6 @@ V = TypeVar("V")
 _BEGINNING: Final = ShardState(position=TrimHorizon())
 
 
-# --- The table ------------------------------------------------------------------------------------
-
-
 # --- Verdicts -------------------------------------------------------------------------------------
 
 
@@ -629,12 +626,6 @@ def _drop_reason(key: ShardKey, table: LeaseTableView, verdict: Verdict) -> str:
     if row.holder == table.worker:
         return "its lease may have expired"
     return f"its lease is held by {row.holder or 'no worker'}"
-
-
-# --- What follows ---------------------------------------------------------------------------------
-
-
-# --- Waiting for leases ---------------------------------------------------------------------------
 
 
 # --- Positions and checkpoints --------------------------------------------------------------------
