@@ -304,7 +304,7 @@ def test_each_stream_is_described_once_in_a_task(
     kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the process does not remember all of them."""
-    monkeypatch.setattr("spark_ssp.kinesis_source.sink.process_wide._MAX_KEPT", 1)
+    monkeypatch.setattr("spark_ssp.kinesis_source.sink.process_wide._MAX_TARGETS", 1)
     names = ["orders", "payments", "returns"]
     for name in names[1:]:
         kinesis.state.create_stream(name, shards=1)
