@@ -171,6 +171,7 @@ EDGE: Final[dict[str, str]] = {
     "operations.inspection.streams": "calls the service, from several threads",
     "operations.live_page.serve": "logs the address",
     "operations.live_page.server": "serves HTTP in a thread",
+    "operations.live_page.timelines": "is shared by threads",
     "operations.metrics.prometheus": "serves metrics from a thread",
     "operations.metrics.publish": "passes the clock to others",
     "operations.metrics.readings": "is shared by threads",

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_ssp.operations.extras import missing_extra
 from spark_ssp.operations.live_page.page import page
-from spark_ssp.operations.live_page.server import Timelines
+from spark_ssp.operations.live_page.timelines import Timelines
 from spark_ssp.operations.progress import Subscription, subscribe
 
 if TYPE_CHECKING:

@@ -22,9 +22,8 @@ from starlette.routing import Route
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.common.options.values import is_loopback
-from spark_ssp.operations.live_page.page import body, page
-from spark_ssp.operations.live_page.timeline import QueryTimeline
-from spark_ssp.operations.snapshot import QuerySnapshot
+from spark_ssp.operations.live_page.page import page
+from spark_ssp.operations.live_page.timelines import Timelines
 
 _STOP_TIMEOUT_S: Final = 10
 _PERIOD_S: Final = 0.5
@@ -32,8 +31,6 @@ _PERIOD_S: Final = 0.5
 _KEEP_ALIVE: Final = 30
 """An open page gets a comment after this number of periods without an update, which shows the
 server that it is still there."""
-_MAX_QUERIES: Final = 50
-"""Beyond it, the queries that ended first are removed."""
 
 
 def start_server(timelines: Timelines, *, host: str, port: int, token: str | None) -> PageServer:
@@ -73,39 +70,6 @@ def _unusable_address(host: str, port: int, error: Exception) -> InvalidOptionsE
         next_step="correct the address",
     )
     return InvalidOptionsError("the live page", [problem])
-
-
-class Timelines:
-    """The timelines of a session's queries, a consumer of snapshots. Thread-safe."""
-
-    def __init__(self) -> None:
-        self.version = 0
-        """Increases with each change."""
-        self._lock = threading.Lock()
-        self._queries: dict[str, QueryTimeline] = {}
-        """By run, in the order of their first reports."""
-
-    def publish(self, snapshot: QuerySnapshot) -> None:
-        """Add the snapshot of a trigger."""
-        with self._lock:
-            query = self._queries.setdefault(snapshot.run_id, QueryTimeline(snapshot.label))
-            query.add(snapshot)
-            ended = [run for run, each in self._queries.items() if not each.is_running]
-            for run in ended[: max(0, len(self._queries) - _MAX_QUERIES)]:
-                del self._queries[run]
-            self.version += 1
-
-    def end(self, run_id: str, *, failed: bool = False) -> None:
-        """Mark a query as ended."""
-        with self._lock:
-            if run_id in self._queries:
-                self._queries[run_id].is_running = False
-                self.version += 1
-
-    def render(self) -> str:
-        """Return the body of the page."""
-        with self._lock:
-            return body(list(self._queries.values()))
 
 
 class PageServer:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.client import HTTPConnection, HTTPResponse
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
-from spark_ssp.common.errors import InvalidOptionsError
-from spark_ssp.operations.live_page.server import PageServer, Timelines, start_server
+from spark_ssp.common.errors import InvalidOptionsError, UnsupportedError
+from spark_ssp.operations.live_page.server import PageServer, start_server
+from spark_ssp.operations.live_page.timelines import Timelines
 
 
 class Content(Timelines):
@@ -52,6 +55,21 @@ def read(server: PageServer) -> tuple[str, str]:
         assert response.status == 200
         policy = response.headers["content-security-policy"]
         return response.read().decode(), policy
+
+
+@pytest.mark.parametrize("package", ["uvicorn", "starlette"])
+def test_a_missing_extra_is_one_clear_error(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the page is imported, its packages are not needed."""
+    for name in ("serve", "server", "timelines"):
+        monkeypatch.delitem(sys.modules, f"spark_ssp.operations.live_page.{name}", raising=False)
+    for loaded in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.setitem(sys.modules, loaded, None)
+    monkeypatch.setitem(sys.modules, package, None)
+    from spark_ssp import serve_live_page
+
+    session: Any = None
+    with pytest.raises(UnsupportedError, match=r"pip install 'spark-ssp\[live\]'"):
+        serve_live_page(session)
 
 
 @pytest.mark.parametrize("argument", ["host", "token"])
