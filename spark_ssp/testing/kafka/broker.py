@@ -65,7 +65,8 @@ _SETTINGS: Final[Mapping[str, str]] = {
 class LocalServer(ABC):
     """A context manager over a server of several parts, which are ended in reverse."""
 
-    _resources: ExitStack
+    def __init__(self) -> None:
+        self._resources = ExitStack()
 
     @abstractmethod
     def _start(self, resources: ExitStack) -> None:
@@ -101,6 +102,7 @@ class LocalKafka(LocalServer):
         ports: Mapping[str, int] | None = None,
         java_options: tuple[str, ...] = (),
     ) -> None:
+        super().__init__()
         self._settings = dict(settings or {})
         self._protocols = ("PLAINTEXT", *listeners, "CONTROLLER")
         self._port = port
@@ -419,6 +421,7 @@ class LocalKafkaCluster(LocalServer):
         host: str = LOOPBACK,
         java_options: tuple[str, ...] = (),
     ) -> None:
+        super().__init__()
         replicas, in_sync = str(min(3, brokers)), str(min(2, brokers))
         self._settings = {
             **_QUORUM,
