@@ -1,8 +1,8 @@
 """The driver's side of a query: plans from one offset to the next.
 
-`BatchPlanner` does the I/O for the planning functions: `shard_lineage` and `active_shards`
-determine the shards, the slot mapper their slots, and `EndOffsetFinder` the end of each shard. Its
-state between two calls may be lost at any time.
+`BatchPlanner` does the I/O for the planning functions: `active_shards` determines the shards, the
+slot mapper their slots, and `EndOffsetFinder` the end of each shard. Its state between two calls
+may be lost at any time.
 """
 
 from __future__ import annotations

@@ -118,8 +118,7 @@ COMBINED: Final = words(
     ssl.truststore.password ssl.truststore.type
     """
 )
-"""Java's names whose translation depends on their value or on other names: `logins` and
-`key_stores`."""
+"""Java's names whose translation depends on their value or on other names, by `logins`."""
 
 _DECIDED_HERE: Final = "it is set internally"
 _START: Final = "use startingOffsets: positions come from the options and from Spark's checkpoint"

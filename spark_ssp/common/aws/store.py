@@ -246,7 +246,7 @@ class S3Files:
         return answer
 
     def read(self, name: str) -> bytes:
-        """Implements `ImmutableFiles`."""
+        """Implements `WriteOnceFiles`."""
         answer = self._calls.ask("GetObject", {"Bucket": self._bucket, "Key": self._prefix + name})
         content: bytes = answer["Body"]
         return content
@@ -273,5 +273,5 @@ class S3Files:
         return self._calls.patiently("PutObject", create)
 
     def close(self) -> None:
-        """Implements `ImmutableFiles`."""
+        """Implements `WriteOnceFiles`."""
         self._calls.close()

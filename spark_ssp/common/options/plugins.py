@@ -1,7 +1,7 @@
 """Imports and makes classes that options name by a dotted path, and checks their protocol.
 
 Faults are raised as `BadValueError`, and the caller adds the option's name. Only a class that has
-the protocol's method is called; `allowlists` restricts which classes may be imported. An exception
+the protocol's method is called; `check_class` restricts which classes may be imported. An exception
 raised by the class is neither shown nor chained: its text may contain a secret.
 """
 

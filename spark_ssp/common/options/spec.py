@@ -151,7 +151,7 @@ class Option(Generic[T]):
     default_text: str
     """The default as the documentation shows it: a value in backquotes, or words."""
     sister: str = ""
-    """What to do in the other source, which refuses the option: a sentence without its full stop.
+    """The advice of the other source, which refuses the option: a sentence without its full stop.
     Empty if the other source has the option too."""
     aliases: tuple[Alias, ...] = ()
     secret: bool = False

@@ -1,4 +1,4 @@
-"""What this package requires of Spark: PySpark, and RocksDB for state."""
+"""The requirements of this package on Spark: PySpark, and RocksDB for state."""
 
 from __future__ import annotations
 
