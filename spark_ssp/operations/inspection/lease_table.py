@@ -31,6 +31,7 @@ from spark_ssp.kinesis_source.leases.lease_decision import Facts, Finished, Wait
 from spark_ssp.kinesis_source.leases.lease_table import STREAM_ATTRIBUTE, LeaseTableView
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import Shard, StartingPosition, TrimHorizon
+from spark_ssp.kinesis_source.planning.active_shards import ancestors
 
 LeaseId = tuple[StreamIdentifier | None, ShardId]
 
@@ -250,10 +251,14 @@ def _without_lease(
     stream: StreamName, leases: Mapping[ShardId, Lease], listed: Mapping[ShardId, Shard]
 ) -> list[ShardLease]:
     """Return the listed shards that have no lease and need one, by the rule of the source. A table
-    does not tell `startingPosition`: TRIM_HORIZON is assumed."""
+    does not tell `startingPosition`: TRIM_HORIZON is assumed. Ancestors of leases are finished: a
+    KCL that starts AT_TIMESTAMP creates none for shards that were closed by then."""
     rows = {ShardKey(stream=stream, shard=shard): lease for shard, lease in leases.items()}
     table = LeaseTableView(worker=WorkerId(""), rows=rows, held=frozenset(), requested=frozenset())
-    facts = Facts(option=StartingPosition(default=TrimHorizon()))
+    facts = Facts(
+        option=StartingPosition(default=TrimHorizon()),
+        finished={ShardKey(stream=stream, shard=shard) for shard in ancestors(listed, leases)},
+    )
     found: list[ShardLease] = []
     for key, verdict in decide(Offset(), table, {stream: listed}, facts).verdicts.items():
         shard = listed.get(key.shard)

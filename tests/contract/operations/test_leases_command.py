@@ -98,6 +98,19 @@ def _states(cloud: Cloud, *arguments: str, **more: Any) -> dict[int, str]:
     return {int(row["shard"][-2:]): row["state"] for row in found["shards"]}
 
 
+@pytest.mark.parametrize("checkpoint", ["AT_TIMESTAMP", "LATEST"])
+def test_closed_shards_before_the_start_of_a_kcl_need_no_lease(
+    orders: Cloud, checkpoint: str
+) -> None:
+    """A KCL creates leases for the shards that were open then."""
+    orders.table("fresh", [_row(n, checkpoint, leaseOwner={"S": "kcl-2"}) for n in (1, 2, 3, 4)])
+    assert _states(orders, "fresh", "--stream", "orders", "--no-lag") == {
+        **dict.fromkeys((1, 2, 3, 4), "held"),
+        5: "no lease",
+        **dict.fromkeys((6, 7), "waiting"),
+    }
+
+
 def test_a_second_reading_shows_renewals_and_stale_leases(orders: Cloud) -> None:
     """A counter is all that a row has: one reading proves nothing."""
     pause = orders.renew("etl", 1)
