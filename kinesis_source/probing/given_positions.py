@@ -210,8 +210,9 @@ class GivenPositions:
         self._doubted: dict[ShardKey, EpochMillis] = {}
 
     def accept(self, key: ShardKey, position: Position) -> None:
-        """Record a position that needs no verification."""
+        """Record a position that needs no verification, also if an earlier one was refused."""
         self._good[key] = (position,)
+        self._prober.rejected.discard(key)
 
     def plan(self, key: ShardKey, end: Position) -> None:
         """Record the end of a batch: a position of this run, as is the one before, from which the
