@@ -143,16 +143,6 @@ class LeaseTableView:
     unreadable: frozenset[ShardKey] = frozenset()
     """Shards whose leases cannot be parsed: missing from `rows`, and not known to be done."""
 
-    def is_ended(self, key: ShardKey) -> bool:
-        """Return whether the lease records the end of the shard."""
-        row = self.rows.get(key)
-        return row is not None and row.has_ended
-
-    def is_owned(self, key: ShardKey) -> bool:
-        """Return whether this worker is the owner of the lease."""
-        row = self.rows.get(key)
-        return row is not None and row.holder == self.worker
-
 
 def lease_table_view(
     status: Status, lease_keys: LeaseKeys, worker: WorkerId, reading: Collection[ShardKey]
