@@ -19,7 +19,8 @@ from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.topic import Selection, Subscribe
 from spark_ssp.kafka_source.options.parse import SOURCE, parse_options
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, GrouperName, KafkaOptions
-from spark_ssp.kafka_source.sink.options import INCLUDE_REPEAT_HEADERS, SINK_OPTIONS
+from spark_ssp.kafka_source.sink.options import INCLUDE_REPEAT_HEADERS
+from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS
 from spark_ssp.planner.graph.operators import SystemKind
 from spark_ssp.planner.graph.systems import SparkFormat, StreamUse, stream_exists_error
 

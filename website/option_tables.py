@@ -20,7 +20,7 @@ from spark_ssp.kafka_source.properties.property_names import (
     SECRETS,
     PropertyNames,
 )
-from spark_ssp.kafka_source.sink.options import SINK_OPTIONS as KAFKA_SINK_OPTIONS
+from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS as KAFKA_SINK_OPTIONS
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
 from spark_ssp.kinesis_source.sink.options import SINK_OPTIONS as KINESIS_SINK_OPTIONS
 

@@ -91,7 +91,7 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
 
 
 def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
-    from spark_ssp.kafka_source.sink.options import parse_sink_options  # not loaded by executors
+    from spark_ssp.kafka_source.sink.parse import parse_sink_options  # not loaded by executors
 
     show_logs()
     options = parse_sink_options(raw_options)

@@ -31,7 +31,7 @@ from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.sink.columns import SinkColumns
 from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
-from spark_ssp.kinesis_source.sink.options import SinkOptions
+from spark_ssp.kinesis_source.sink.options import SinkOptions, parse_sink_options
 from spark_ssp.kinesis_source.sink.pacing import first_share
 from spark_ssp.kinesis_source.sink.process_wide import LEARNED_RATES, TARGETS, Target
 from spark_ssp.kinesis_source.sink.writer import RecordWriter
@@ -103,8 +103,6 @@ def _prepare(
 ) -> tuple[SinkOptions, SinkColumns, Target | None]:
     """Return the options, the columns, and the stream that an option names, with its current
     shards, so that the tasks need not list them."""
-    from spark_ssp.kinesis_source.sink.options import parse_sink_options  # not loaded by executors
-
     show_logs()
     options = parse_sink_options(raw_options)
     columns = resolve_columns(schema, stream_given=options.stream is not None)

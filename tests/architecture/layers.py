@@ -131,7 +131,7 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.reading.generation_reader": "calls the brokers from a thread",
     "kafka_source.reading.pool": "keeps consumers for the life of a process",
     "kafka_source.reading.task_reader": "reads from Kafka until a deadline, caches topic ids",
-    "kafka_source.sink.options": "logs a warning",
+    "kafka_source.sink.parse": "logs a warning",
     "kafka_source.sink.producer": "writes to Kafka, keeps producers",
     "kafka_source.sink.table_sink": "takes the time, and an id for a batch query",
     "kinesis_source.batch_planner": "calls the service",

@@ -20,7 +20,7 @@ from spark_ssp.kafka_source.model.topic import Selection, Subscribe
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem, TopicAdmin
-from spark_ssp.kafka_source.sink.options import parse_sink_options
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.planner import Pipeline, Services, StreamExistsError
 from spark_ssp.planner.graph.operators import StreamId, SystemKind, SystemName
 from spark_ssp.planner.graph.systems import StreamUse

@@ -25,7 +25,7 @@ from spark_ssp.kafka_source.properties.login_tokens import stop_token_refresh
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer, ReadError
 from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool
 from spark_ssp.kafka_source.sink import producer as producing
-from spark_ssp.kafka_source.sink.options import parse_sink_options
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.writer import SinkColumns, write_rows
 from spark_ssp.testing.kafka.jars import java
 from tests.support.kafka.reading import (

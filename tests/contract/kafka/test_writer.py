@@ -27,7 +27,8 @@ from spark_ssp.kafka_source.dedup.dedup_headers import (
     WriteId,
 )
 from spark_ssp.kafka_source.sink import producer as producing
-from spark_ssp.kafka_source.sink.options import SinkOptions, parse_sink_options
+from spark_ssp.kafka_source.sink.options import SinkOptions
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.producer import RecordProducer
 from spark_ssp.kafka_source.sink.writer import SinkColumns, write_rows
 from tests.support.kafka.dedup_memory import parse_position

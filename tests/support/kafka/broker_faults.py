@@ -30,7 +30,7 @@ from typing import Final, Self
 import pyarrow as pa
 
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
-from spark_ssp.kafka_source.sink.options import parse_sink_options
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.writer import SinkColumns, write_rows
 from spark_ssp.kafka_source.source import KafkaBatchReader, KafkaStreamReader
 from spark_ssp.operations.commands.topics import read_topics

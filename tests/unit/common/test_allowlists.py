@@ -13,7 +13,7 @@ from spark_ssp.common.options.endpoints import PROVIDER_OPTIONS
 from spark_ssp.common.options.plugins import CLASSES, PATHS, check_class, check_path
 from spark_ssp.common.options.spec import BadValueError
 from spark_ssp.kafka_source.options.parse import parse_options
-from spark_ssp.kafka_source.sink.options import parse_sink_options
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 
 LEAST = {"kafka.bootstrap.servers": "host1:9092", "subscribe": "orders"}
 

@@ -24,7 +24,7 @@ from spark_ssp.kafka_source.properties.property_names import (
     PropertyNames,
 )
 from spark_ssp.kafka_source.properties.translation import PREFIX, TokenProvider
-from spark_ssp.kafka_source.sink.options import SINK_OPTIONS, parse_sink_options
+from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
 from website.option_tables import reference_tables, with_tables

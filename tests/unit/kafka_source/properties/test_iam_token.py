@@ -25,7 +25,7 @@ from spark_ssp.kafka_source.properties import iam_token as module
 from spark_ssp.kafka_source.properties.iam_token import iam_token
 from spark_ssp.kafka_source.properties.login_tokens import stop_token_refresh
 from spark_ssp.kafka_source.properties.translation import ClientProperties, read_properties
-from spark_ssp.kafka_source.sink.options import parse_sink_options
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from tests.support.fakes.direct_calls import set_signing_time
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp
 

@@ -35,7 +35,7 @@ from spark_ssp.kafka_source.properties.login_tokens import (
     token_callback,
 )
 from spark_ssp.kafka_source.properties.translation import ClientProperties, TokenProvider
-from spark_ssp.kafka_source.sink.options import parse_sink_options
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.operations.commands.topics import topic_options
 from tests.support.waiting import until
 

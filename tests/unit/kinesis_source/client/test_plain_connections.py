@@ -9,7 +9,7 @@ import pytest
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.values import is_readable_on_the_way
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka_options
-from spark_ssp.kafka_source.sink.options import parse_sink_options
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 
 BROKERS = {"kafka.bootstrap.servers": "host1:9092"}
