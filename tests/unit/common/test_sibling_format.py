@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.common.options.spec import OptionTable, read_options
+from spark_ssp.common.options.spec import Option, OptionTable, read_options
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
 
@@ -19,19 +19,21 @@ _OTHER: Mapping[str, tuple[OptionTable, OptionTable]] = {
 
 def _cases() -> list[Any]:
     return [
-        pytest.param(own, spec.name, id=f"{source}:{spec.name}")
+        pytest.param(own, spec, id=f"{source}:{spec.name}")
         for source, (own, other) in _OTHER.items()
         for spec in other.options
         if spec.name not in {one.name for one in own.options}
     ]
 
 
-@pytest.mark.parametrize(("table", "name"), _cases())
+@pytest.mark.parametrize(("table", "foreign"), _cases())
 def test_every_option_of_the_sister_format_is_refused_with_a_way_out(
-    table: OptionTable, name: str
+    table: OptionTable, foreign: Option[Any]
 ) -> None:
-    (problem,) = read_options(table, {name.upper(): "Canary"}).problems
-    assert problem.option == name
+    (problem,) = read_options(table, {foreign.name.upper(): "Canary"}).problems
+    assert problem.option == foreign.name
+    assert foreign.sister
+    assert problem.next_step == f"remove it: {foreign.sister}"
     assert "that this source cannot obey" in problem.found
     assert "Canary" not in str(problem)
 
