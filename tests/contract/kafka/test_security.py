@@ -204,13 +204,21 @@ def test_passwords(kafka: SecureKafka, topic: StreamName, mechanism: str) -> Non
 def test_a_wrong_password(
     kafka: SecureKafka, topic: StreamName, mechanism: str, secret_free_log: pytest.LogCaptureFixture
 ) -> None:
-    error = refusal(with_password(kafka, mechanism, WRONG), topic)
+    options = with_password(kafka, mechanism, WRONG)
+    error = refusal(options, topic)
 
     assert error.subject.startswith("kafka.bootstrap.servers=127.0.0.1:")
     assert "uthentication failed" in error.found
     assert "kafka.sasl.jaas.config" in error.next_step
     assert_nothing_secret(error)
-    warnings = [one for one in secret_free_log.records if one.levelno >= logging.WARNING]
+    # Other lines count those that clients of earlier tests have suppressed.
+    address = options["kafka.bootstrap.servers"]
+    warnings = [
+        one
+        for one in secret_free_log.records
+        if one.levelno >= logging.WARNING
+        and (one.name.endswith(".parse") or address in one.getMessage())
+    ]
     assert 0 < len(warnings) <= 4
 
 
