@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
-from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem, shown
 from spark_ssp.common.options.plugins import PluginSpec
-from spark_ssp.common.options.spec import BadValueError, Fault, shown
+from spark_ssp.common.options.spec import BadValueError, Fault
 from spark_ssp.grouping.identifiers import WorkerId as WorkerId
 
 WORKER_ID: Final = "workerId"

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_ssp.common.documents.versioned_json import OffsetCache
 from spark_ssp.common.logs import show_logs
 from spark_ssp.common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
 from spark_ssp.common.spark.gc_freeze import (
@@ -36,6 +35,7 @@ from spark_ssp.common.spark.pyspark_api import (
     ReadMaxBytes,
     ReadMaxRows,
 )
+from spark_ssp.common.versioned_json import OffsetCache
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kinesis_source.model.ranges import SlotRange

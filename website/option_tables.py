@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from spark_ssp.common.options.spec import ForeignOption, Option, OptionTable
-from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
-from spark_ssp.kafka_source.properties.property_names import (
+from spark_ssp.kafka_source.options.property_names import (
     CONSUMER,
     PRODUCER,
     SECRETS,
     PropertyNames,
 )
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
 from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS as KAFKA_SINK_OPTIONS
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
 from spark_ssp.kinesis_source.sink.options import SINK_OPTIONS as KINESIS_SINK_OPTIONS

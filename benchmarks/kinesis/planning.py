@@ -23,7 +23,7 @@ from typing import Final
 from benchmarks.kinesis.service import STREAM, kinesis_service
 from benchmarks.support.report import Report, Spread, ratio, spread
 from spark_ssp.common.aws.botocore_bypass import DirectCalls
-from spark_ssp.common.documents.versioned_json import OffsetCache
+from spark_ssp.common.versioned_json import OffsetCache
 from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName
 from spark_ssp.kinesis_source.batch_planner import BatchPlanner
 from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect

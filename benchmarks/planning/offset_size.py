@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.planning import partition_planning
 from benchmarks.support.growth import cpu_ms
 from benchmarks.support.report import Report
-from spark_ssp.common.documents.versioned_json import Json
+from spark_ssp.common.versioned_json import Json
 from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.groupers import GroupBySystemStreamPartition
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName

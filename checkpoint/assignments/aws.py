@@ -33,10 +33,10 @@ from spark_ssp.checkpoint.assignments.uri import StoreUri
 from spark_ssp.common.aws.error_translation import code_of
 from spark_ssp.common.aws.service_calls import create_table, describe_table
 from spark_ssp.common.aws.store import S3Calls, S3Files, StoreCalls, StoreLocation
-from spark_ssp.common.documents.write_once_files import S3Folder, WriteOnceFiles
 from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.times import seconds_text
+from spark_ssp.common.write_once_files import S3Folder, WriteOnceFiles
 from spark_ssp.grouping.assignment import TaskAssignment
 
 

@@ -26,19 +26,19 @@ from spark_ssp.checkpoint.assignments.store import (
 )
 from spark_ssp.checkpoint.assignments.uri import StoreKind, StoreUri
 from spark_ssp.common.aws.error_translation import safe_text
-from spark_ssp.common.documents.write_once_files import (
-    PACKAGES,
-    FsspecFiles,
-    LocalFiles,
-    WriteOnceFiles,
-    missing_package,
-)
 from spark_ssp.common.errors import (
     AccessError,
     InvalidOptionsError,
     OptionProblem,
     ServiceUnavailableError,
     SspError,
+)
+from spark_ssp.common.write_once_files import (
+    PACKAGES,
+    FsspecFiles,
+    LocalFiles,
+    WriteOnceFiles,
+    missing_package,
 )
 from spark_ssp.grouping.assignment import TaskAssignment
 

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from spark_ssp.common.documents.write_once_files import is_bucket
-from spark_ssp.common.options.spec import BadValueError, Fault, shown
+from spark_ssp.common.errors import shown
+from spark_ssp.common.options.spec import BadValueError, Fault
+from spark_ssp.common.write_once_files import is_bucket
 
 EXAMPLES: Final = (
     "a URI such as s3://bucket/assignments/orders, dynamodb://table/orders, gs://bucket/orders, "

@@ -34,7 +34,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StartAtTrimHorizon,
     StreamIdentifier,
 )
-from spark_ssp.common.options.spec import shown
+from spark_ssp.common.errors import shown
 from spark_ssp.grouping.identifiers import (
     MAX_HASH_KEY,
     EpochMillis,

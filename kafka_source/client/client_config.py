@@ -21,9 +21,9 @@ from confluent_kafka import KafkaError, KafkaException
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.kafka_source.client.error_translation import kafka_error, redact, to_error
-from spark_ssp.kafka_source.properties.login_tokens import provided_token_callback
-from spark_ssp.kafka_source.properties.property_names import ALIASES, PRODUCER, words
-from spark_ssp.kafka_source.properties.translation import (
+from spark_ssp.kafka_source.options.login_tokens import provided_token_callback
+from spark_ssp.kafka_source.options.property_names import ALIASES, PRODUCER, words
+from spark_ssp.kafka_source.options.translation import (
     BOOTSTRAP_SERVERS,
     PREFIX,
     ClientProperties,
@@ -130,7 +130,7 @@ def client_config(
         )
     elif properties.iam is not None:
         # Imported here because the AWS SDK is slow to import, and most logins do not need it.
-        from spark_ssp.kafka_source.properties.iam_token import iam_token_callback
+        from spark_ssp.kafka_source.options.iam_token import iam_token_callback
 
         config[TOKEN_CALLBACK] = iam_token_callback(
             properties.iam, config.get(BOOTSTRAP_SERVERS, ""), logger=config["logger"]

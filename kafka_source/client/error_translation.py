@@ -23,7 +23,7 @@ from spark_ssp.common.errors import (
     SspError,
     StreamNotFoundError,
 )
-from spark_ssp.kafka_source.properties.login_tokens import tokens_in_use
+from spark_ssp.kafka_source.options.login_tokens import tokens_in_use
 
 
 class ErrorKind(StrEnum):

@@ -27,8 +27,8 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from spark_ssp.common.documents.versioned_json import Codec, Json, VersionedDocument, whole_number
 from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.versioned_json import Codec, Json, VersionedDocument, whole_number
 from spark_ssp.grouping.assignment import (
     NO_ASSIGNMENT,
     TaskAssignment,

@@ -16,9 +16,9 @@ from spark_ssp.common.options.endpoints import (
     with_provider,
 )
 from spark_ssp.common.options.spec import OptionProblem, OptionReading
+from spark_ssp.kafka_source.options.logins import DEFAULT_METHOD, MECHANISM, METHOD, OAUTHBEARER
+from spark_ssp.kafka_source.options.translation import PREFIX, ClientProperties, TokenProvider
 from spark_ssp.kafka_source.options.values import TokenChoice
-from spark_ssp.kafka_source.properties.logins import DEFAULT_METHOD, MECHANISM, METHOD, OAUTHBEARER
-from spark_ssp.kafka_source.properties.translation import PREFIX, ClientProperties, TokenProvider
 
 _PROVIDER: Final = "tokenProvider"
 _PROTOCOL: Final = "security.protocol"

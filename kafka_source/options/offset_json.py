@@ -13,7 +13,8 @@ import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
-from spark_ssp.common.options.spec import BadValueError, Fault, shown
+from spark_ssp.common.errors import shown
+from spark_ssp.common.options.spec import BadValueError, Fault
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.topic import (
     AtOffsets,

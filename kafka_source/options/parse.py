@@ -40,15 +40,7 @@ from spark_ssp.kafka_source.options.credentials import (
     unused_problems,
     with_functions,
 )
-from spark_ssp.kafka_source.options.values import (
-    KAFKA_OPTIONS,
-    GrouperName,
-    KafkaOptions,
-    QueryKind,
-    RangeChoice,
-    TopicChoice,
-)
-from spark_ssp.kafka_source.properties.translation import (
+from spark_ssp.kafka_source.options.translation import (
     ISOLATION_LEVEL,
     PREFIX,
     ParsedProperties,
@@ -56,6 +48,14 @@ from spark_ssp.kafka_source.properties.translation import (
     access_warnings,
     missing_brokers,
     read_properties,
+)
+from spark_ssp.kafka_source.options.values import (
+    KAFKA_OPTIONS,
+    GrouperName,
+    KafkaOptions,
+    QueryKind,
+    RangeChoice,
+    TopicChoice,
 )
 
 SOURCE: Final = "kafka-ssp"

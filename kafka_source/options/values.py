@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Final
 
 from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
-from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.common.errors import InvalidOptionsError, shown
 from spark_ssp.common.options.endpoints import (
     PROVIDER_OPTIONS,
     ConnectionOptions,
@@ -34,7 +34,6 @@ from spark_ssp.common.options.spec import (
     QueryKind,
     option,
     options_of,
-    shown,
 )
 from spark_ssp.common.options.values import boolean, duration, integer, matching, member, size
 from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange, load_expansion_algorithm
@@ -56,7 +55,7 @@ from spark_ssp.kafka_source.options.offset_json import (
     parse_timestamps,
     parse_topic_ids,
 )
-from spark_ssp.kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.options.translation import ClientProperties
 
 __all__ = [
     "KAFKA_OPTIONS",

@@ -16,8 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark_ssp.common.documents.versioned_json import Json, whole_number
 from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.versioned_json import Json, whole_number
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition

@@ -19,9 +19,9 @@ from spark_ssp.kafka_source.client.api import KafkaService
 from spark_ssp.kafka_source.client.error_translation import LIMIT_STEP, ErrorKind
 from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.model.topic import Assign, LogicalOffset, kafka_name
+from spark_ssp.kafka_source.options.property_names import NO_LIMIT, RECEIVE_BYTES
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.data_loss import report_data_loss
-from spark_ssp.kafka_source.properties.property_names import NO_LIMIT, RECEIVE_BYTES
 from spark_ssp.kafka_source.reading.arrow_batches import record_batch
 from spark_ssp.kafka_source.reading.consumer_api import (
     Event,

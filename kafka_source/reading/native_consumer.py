@@ -29,8 +29,8 @@ from spark_ssp.kafka_source.client.error_translation import (
     to_error,
 )
 from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
-from spark_ssp.kafka_source.properties.login_tokens import TokenCallback
-from spark_ssp.kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.options.login_tokens import TokenCallback
+from spark_ssp.kafka_source.options.translation import ClientProperties
 from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
     Runs,

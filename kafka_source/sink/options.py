@@ -9,12 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from spark_ssp.common.errors import shown
 from spark_ssp.common.options.shared import BatchWrite, batch_write_option
-from spark_ssp.common.options.spec import BadValueError, Fault, option, shown
+from spark_ssp.common.options.spec import BadValueError, Fault, option
 from spark_ssp.common.options.values import boolean
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.options.offset_json import TOPIC, TOPIC_RULE
-from spark_ssp.kafka_source.properties.translation import ClientProperties
+from spark_ssp.kafka_source.options.translation import ClientProperties
 
 INCLUDE_REPEAT_HEADERS: Final = "includeRepeatHeaders"
 

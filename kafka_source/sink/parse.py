@@ -20,19 +20,19 @@ from spark_ssp.common.options.spec import (
     read_options,
 )
 from spark_ssp.kafka_source.options.credentials import function_problems, with_functions
-from spark_ssp.kafka_source.options.values import (
-    KAFKA_OPTIONS,
-    LOGIN_OPTIONS,
-    SERVICE_CREDENTIAL,
-)
-from spark_ssp.kafka_source.properties.property_names import PRODUCER
-from spark_ssp.kafka_source.properties.translation import (
+from spark_ssp.kafka_source.options.property_names import PRODUCER
+from spark_ssp.kafka_source.options.translation import (
     PREFIX,
     ParsedProperties,
     access_problems,
     access_warnings,
     missing_brokers,
     read_properties,
+)
+from spark_ssp.kafka_source.options.values import (
+    KAFKA_OPTIONS,
+    LOGIN_OPTIONS,
+    SERVICE_CREDENTIAL,
 )
 from spark_ssp.kafka_source.sink.options import INCLUDE_REPEAT_HEADERS, SinkOptions
 

@@ -29,9 +29,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
-from spark_ssp.common.errors import AccessError, InvalidOptionsError, OptionProblem
+from spark_ssp.common.errors import AccessError, InvalidOptionsError, OptionProblem, shown
 from spark_ssp.common.file_lock import check_private, make_private, private_folder
-from spark_ssp.common.options.spec import shown
 
 _log = logging.getLogger(__name__)
 

@@ -10,8 +10,9 @@ from dataclasses import replace
 from typing import Final
 from urllib.parse import urlsplit
 
+from spark_ssp.common.errors import shown
 from spark_ssp.common.options.endpoints import provider_problems
-from spark_ssp.common.options.spec import OptionProblem, OptionReading, shown
+from spark_ssp.common.options.spec import OptionProblem, OptionReading
 from spark_ssp.common.options.values import is_readable_on_the_way
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import StreamRef

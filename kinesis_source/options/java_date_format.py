@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
-from spark_ssp.common.options.spec import BadValueError, Fault, shown
+from spark_ssp.common.errors import shown
+from spark_ssp.common.options.spec import BadValueError, Fault
 
 _MONTHS: Final = (
     "january",

@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Final, TypeVar
 
 from spark_ssp.checkpoint.worker_identity import find_fault
-from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.common.errors import InvalidOptionsError, shown
 from spark_ssp.common.options.endpoints import (
     AWSLABS,
     DATABRICKS,
@@ -31,7 +31,6 @@ from spark_ssp.common.options.spec import (
     QueryKind,
     option,
     options_of,
-    shown,
 )
 from spark_ssp.common.options.values import (
     boolean,

@@ -10,13 +10,13 @@ from dataclasses import replace
 from typing import TypeVar
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
-from spark_ssp.kinesis_source.aggregation.deaggregation import last_sub
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,
     KinesisService,
     ThrottledError,
 )
+from spark_ssp.kinesis_source.model.deaggregation import last_sub
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     FetchPage,

@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Final
 
 from spark_ssp.grouping.identifiers import ShardKey
-from spark_ssp.kinesis_source.aggregation.deaggregation import (
+from spark_ssp.kinesis_source.model.deaggregation import (
     MAGIC,
     Aggregate,
     KeyFilter,
@@ -30,8 +30,8 @@ from spark_ssp.kinesis_source.aggregation.deaggregation import (
     open_aggregate,
     user_records,
 )
-from spark_ssp.kinesis_source.aggregation.repeat_keys import repeat_keys
 from spark_ssp.kinesis_source.model.ranges import RangeEnd
+from spark_ssp.kinesis_source.model.repeat_keys import repeat_keys
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,

@@ -26,7 +26,6 @@ from typing import Final
 
 from spark_ssp.common.errors import ServiceUnavailableError, StreamNotFoundError
 from spark_ssp.common.times import duration_text, seconds_text
-from spark_ssp.kinesis_source.aggregation.deaggregation import KeyFilter
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,
@@ -35,6 +34,7 @@ from spark_ssp.kinesis_source.client.api import (
     Subscriber,
     Subscription,
 )
+from spark_ssp.kinesis_source.model.deaggregation import KeyFilter
 from spark_ssp.kinesis_source.model.ranges import ShardRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,

@@ -21,8 +21,8 @@ from typing import Final, NamedTuple
 
 from spark_ssp.common.errors import UnsupportedError
 from spark_ssp.grouping.identifiers import HashRange, ShardId, hash_of
-from spark_ssp.kinesis_source.aggregation.deaggregation import MAGIC, has_aggregate_magic
-from spark_ssp.kinesis_source.aggregation.repeat_keys import (
+from spark_ssp.kinesis_source.model.deaggregation import MAGIC, has_aggregate_magic
+from spark_ssp.kinesis_source.model.repeat_keys import (
     COUNT_TAG,
     WRITE_TAG,
     RowCounter,

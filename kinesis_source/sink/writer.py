@@ -18,8 +18,8 @@ import pyarrow as pa
 
 from spark_ssp.common.call_threads import Call, CallThreads
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kinesis_source.aggregation.repeat_keys import WriteId
 from spark_ssp.kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
+from spark_ssp.kinesis_source.model.repeat_keys import WriteId
 from spark_ssp.kinesis_source.model.shard import PutOutcome, Shard, StreamRef
 from spark_ssp.kinesis_source.sink.aggregation import AggregateLimits, Packing
 from spark_ssp.kinesis_source.sink.columns import Rows, SinkColumns, checked_rows, split_by_stream

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Final
+
+_SHOWN_LENGTH: Final = 80
 
 
 def printable(text: str) -> str:
@@ -22,6 +24,13 @@ def printable(text: str) -> str:
     return "".join(
         sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
     )
+
+
+def shown(value: str) -> str:
+    """Return a value as messages quote it: on one line, and cut if long."""
+    if len(value) > _SHOWN_LENGTH:
+        value = f"{value[:_SHOWN_LENGTH]}…"
+    return repr(value)
 
 
 class SspError(Exception):

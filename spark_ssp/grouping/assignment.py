@@ -27,7 +27,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
-from spark_ssp.common.documents.versioned_json import Codec, Json, VersionedDocument, whole_number
+from spark_ssp.common.versioned_json import Codec, Json, VersionedDocument, whole_number
 from spark_ssp.grouping.groupers import Grouping, grouper_of, tasks_of
 from spark_ssp.grouping.identifiers import (
     StreamName,

@@ -37,7 +37,6 @@ from spark_ssp.common.aws.service_calls import (
     reject_cut_bodies,
     retry_settings,
 )
-from spark_ssp.common.documents.write_once_files import S3Folder
 from spark_ssp.common.errors import (
     AccessError,
     InvalidOptionsError,
@@ -47,6 +46,7 @@ from spark_ssp.common.errors import (
     SspError,
 )
 from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.write_once_files import S3Folder
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient

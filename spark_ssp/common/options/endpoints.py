@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
+from spark_ssp.common.errors import shown
 from spark_ssp.common.options.plugins import check_class
 from spark_ssp.common.options.spec import (
     Alias,
@@ -23,7 +24,6 @@ from spark_ssp.common.options.spec import (
     is_secret,
     option,
     options_of,
-    shown,
 )
 from spark_ssp.common.options.values import (
     credentials_url,

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from spark_ssp.common.options.spec import BadValueError, Fault, shown
+from spark_ssp.common.errors import shown
+from spark_ssp.common.options.spec import BadValueError, Fault
 
 CLASSES: Final = "SPARK_SSP_ALLOWED_CLASSES"
 """Dotted paths of classes and functions, comma separated; `my_company.ids.*` is every one of the

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from spark_ssp.common.errors import shown
 from spark_ssp.common.options.spec import (
     BadValueError,
     Fault,
@@ -22,7 +23,6 @@ from spark_ssp.common.options.spec import (
     OptionReading,
     QueryKind,
     option,
-    shown,
 )
 from spark_ssp.common.options.values import matching
 

@@ -47,7 +47,6 @@ __all__ = [
     "option",
     "options_of",
     "read_options",
-    "shown",
 ]
 
 T = TypeVar("T")
@@ -68,7 +67,6 @@ from one format to the other would else lose an option, such as a limit, without
 
 _DECLARATION: Final = "option"
 _HIDDEN: Final = "***"
-_SHOWN_LENGTH: Final = 80
 
 
 # --- Problems ------------------------------------------------------------------------------------
@@ -101,13 +99,6 @@ class BadValueError(ValueError):
             )
             for fault in self.faults
         )
-
-
-def shown(value: str) -> str:
-    """Return a value as messages quote it: on one line, and cut if long."""
-    if len(value) > _SHOWN_LENGTH:
-        value = f"{value[:_SHOWN_LENGTH]}…"
-    return repr(value)
 
 
 # --- Declarations --------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from enum import StrEnum
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
-from spark_ssp.common.options.spec import BadValueError, Fault, closest, shown
+from spark_ssp.common.errors import shown
+from spark_ssp.common.options.spec import BadValueError, Fault, closest
 
 T = TypeVar("T")
 E = TypeVar("E", bound=StrEnum)

@@ -24,13 +24,13 @@ from spark_ssp.kafka_source.reading.consumer_api import (
     RecordRun,
 )
 from spark_ssp.kafka_source.reading.pool import ConsumerKey, open_consumer
-from spark_ssp.kinesis_source.aggregation.deaggregation import split
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     KinesisService,
     ShardNotFoundError,
 )
 from spark_ssp.kinesis_source.client.boto3_client import connect
+from spark_ssp.kinesis_source.model.deaggregation import split
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,

@@ -21,9 +21,9 @@ import fsspec
 
 from spark_ssp.common.aws.error_translation import safe_text
 from spark_ssp.common.aws.store import S3Calls, S3Files, StoreLocation
-from spark_ssp.common.documents.write_once_files import S3Folder, is_bucket, missing_package
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.write_once_files import S3Folder, is_bucket, missing_package
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset, decode_any
 from spark_ssp.kinesis_source.model.offset import Offset as KinesisOffset

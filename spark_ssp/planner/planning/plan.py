@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
-from spark_ssp.common.documents.versioned_json import Codec, Json, VersionedDocument
+from spark_ssp.common.versioned_json import Codec, Json, VersionedDocument
 from spark_ssp.planner.graph.operators import (
     OperatorName,
     StreamId,

@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Final, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from spark_ssp.common.documents.write_once_files import (
+from spark_ssp.common.errors import SspError, UnsupportedError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.write_once_files import (
     PACKAGES,
     FsspecFiles,
     LocalFiles,
@@ -27,8 +29,6 @@ from spark_ssp.common.documents.write_once_files import (
     is_bucket,
     missing_package,
 )
-from spark_ssp.common.errors import SspError, UnsupportedError
-from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.planner.planning.plan import Plan, from_text, is_equivalent, to_text
 
 _NAME: Final = re.compile(r"([1-9][0-9]*)\.json")

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.spec import BadValueError
 from spark_ssp.kafka_source.client.client_config import ClientRole, create_client
-from spark_ssp.kafka_source.properties.logins import parse_jaas
-from spark_ssp.kafka_source.properties.property_names import (
+from spark_ssp.kafka_source.options.logins import parse_jaas
+from spark_ssp.kafka_source.options.property_names import (
     COMBINED,
     CONSUMER,
     PRODUCER,
     PropertyNames,
 )
-from spark_ssp.kafka_source.properties.translation import read_properties
+from spark_ssp.kafka_source.options.translation import read_properties
 from spark_ssp.kafka_source.reading.pool import check_consumers
 from tests.support.servers.java_client import JavaClient, JavaProperty, java_client
 

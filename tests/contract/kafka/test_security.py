@@ -19,9 +19,9 @@ from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.client.error_translation import ErrorKind
 from spark_ssp.kafka_source.group_committer import GroupOffsets
 from spark_ssp.kafka_source.model.topic import LogicalOffset, Subscribe, partition_of
+from spark_ssp.kafka_source.options import iam_token
+from spark_ssp.kafka_source.options.login_tokens import stop_token_refresh
 from spark_ssp.kafka_source.options.parse import parse_options
-from spark_ssp.kafka_source.properties import iam_token
-from spark_ssp.kafka_source.properties.login_tokens import stop_token_refresh
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer, ReadError
 from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool
 from spark_ssp.kafka_source.sink import producer as producing

@@ -20,8 +20,8 @@ from spark_ssp.common.errors import (
     UnsupportedError,
 )
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kinesis_source.aggregation.deaggregation import open_aggregate
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.model.deaggregation import open_aggregate
 from spark_ssp.kinesis_source.model.shard import StreamDescription, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics

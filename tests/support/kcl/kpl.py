@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange
-from spark_ssp.kinesis_source.aggregation import kpl_proto
-from spark_ssp.kinesis_source.aggregation.deaggregation import MAGIC, KeyFilter, last_sub, split
+from spark_ssp.kinesis_source.model import kpl_proto
+from spark_ssp.kinesis_source.model.deaggregation import MAGIC, KeyFilter, last_sub, split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

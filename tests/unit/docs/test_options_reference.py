@@ -14,16 +14,16 @@ from typing import Any, Final
 import pytest
 
 from spark_ssp.common.options.spec import OptionTable
+from spark_ssp.kafka_source.options.login_tokens import provided_token
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka_options
-from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, QueryKind
-from spark_ssp.kafka_source.properties.login_tokens import provided_token
-from spark_ssp.kafka_source.properties.property_names import (
+from spark_ssp.kafka_source.options.property_names import (
     COMBINED,
     CONSUMER,
     PRODUCER,
     PropertyNames,
 )
-from spark_ssp.kafka_source.properties.translation import PREFIX, TokenProvider
+from spark_ssp.kafka_source.options.translation import PREFIX, TokenProvider
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, QueryKind
 from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS

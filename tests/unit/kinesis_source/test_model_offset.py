@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.common.documents.versioned_json import OffsetCache
 from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.versioned_json import OffsetCache
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
 from spark_ssp.kinesis_source.model.offset import (
     BEFORE_FIRST_BATCH,

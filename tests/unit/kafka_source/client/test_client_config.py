@@ -22,8 +22,8 @@ from spark_ssp.kafka_source.client.client_config import (
     create_client,
     secrets_of,
 )
-from spark_ssp.kafka_source.properties.property_names import ALIASES, SUPPORTED
-from spark_ssp.kafka_source.properties.translation import ClientProperties, read_properties
+from spark_ssp.kafka_source.options.property_names import ALIASES, SUPPORTED
+from spark_ssp.kafka_source.options.translation import ClientProperties, read_properties
 from spark_ssp.kafka_source.reading.pool import check_consumers
 from tests.support.kafka.reading import open_messages, open_native
 

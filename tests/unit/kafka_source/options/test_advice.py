@@ -9,8 +9,8 @@ import pytest
 
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.property_names import CONSUMER, PRODUCER, PropertyNames
 from spark_ssp.kafka_source.options.values import QueryKind
-from spark_ssp.kafka_source.properties.property_names import CONSUMER, PRODUCER, PropertyNames
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 
 Options = Mapping[str, str | None]

@@ -10,8 +10,8 @@ import pytest
 
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.shared import batch_write_in_stream_error
-from spark_ssp.kafka_source.properties.property_names import COMBINED, PRODUCER, SECRETS
-from spark_ssp.kafka_source.properties.translation import read_properties
+from spark_ssp.kafka_source.options.property_names import COMBINED, PRODUCER, SECRETS
+from spark_ssp.kafka_source.options.translation import read_properties
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 

@@ -9,7 +9,7 @@ import pytest
 from spark_ssp.checkpoint.leases.lease import Processed
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.grouping.identifiers import WorkerId
-from spark_ssp.kinesis_source.aggregation.deaggregation import KeyFilter, split
+from spark_ssp.kinesis_source.model.deaggregation import KeyFilter, split
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import SequenceNumber
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common.errors import shown
 from spark_ssp.common.options.spec import (
     Alias,
     ForeignOption,
@@ -21,7 +22,6 @@ from spark_ssp.common.options.spec import (
     option,
     options_of,
     read_options,
-    shown,
 )
 from spark_ssp.common.options.values import boolean, integer, matching
 

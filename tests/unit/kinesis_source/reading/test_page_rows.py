@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
-from spark_ssp.kinesis_source.aggregation.deaggregation import MAGIC
+from spark_ssp.kinesis_source.model.deaggregation import MAGIC
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,

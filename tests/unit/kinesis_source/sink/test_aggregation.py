@@ -21,14 +21,14 @@ from spark_ssp.grouping.identifiers import (
     StreamName,
     hash_of,
 )
-from spark_ssp.kinesis_source.aggregation.deaggregation import (
+from spark_ssp.kinesis_source.model.deaggregation import (
     KeyFilter,
     UserRecord,
     last_sub,
     open_aggregate,
     split,
 )
-from spark_ssp.kinesis_source.aggregation.repeat_keys import COUNT_TAG, WRITE_TAG, WriteId
+from spark_ssp.kinesis_source.model.repeat_keys import COUNT_TAG, WRITE_TAG, WriteId
 from spark_ssp.kinesis_source.model.shard import Shard
 from spark_ssp.kinesis_source.sink.aggregation import (
     MAX_ROWS,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from spark_ssp.common.errors import ServiceUnavailableError, UnsupportedError
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
-from spark_ssp.kinesis_source.aggregation.deaggregation import open_aggregate
+from spark_ssp.kinesis_source.model.deaggregation import open_aggregate
 from spark_ssp.kinesis_source.model.shard import PutOutcome, Shard
 from spark_ssp.kinesis_source.sink.aggregation import AggregateLimits, Packing
 from spark_ssp.kinesis_source.sink.delivery import (

@@ -16,13 +16,13 @@ import botocore.session
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from spark_ssp.common.documents.write_once_files import CONDITIONS, S3Folder
 from spark_ssp.common.errors import (
     AccessError,
     IncompatibleStateError,
     InvalidOptionsError,
     UnsupportedError,
 )
+from spark_ssp.common.write_once_files import CONDITIONS, S3Folder
 from spark_ssp.planner import (
     InvalidPipelineError,
     PartitionCountConflictError,

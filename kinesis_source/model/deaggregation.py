@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Final, TypeVar
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, hash_of
 
 if TYPE_CHECKING:
-    from spark_ssp.kinesis_source.aggregation.kpl_proto import AggregatedRecord
+    from spark_ssp.kinesis_source.model.kpl_proto import AggregatedRecord
 
 _T = TypeVar("_T")
 
@@ -125,7 +125,7 @@ def open_aggregate(data: bytes) -> Aggregate | None:
     if hashlib.md5(message, usedforsecurity=False).digest() != data[-_DIGEST_BYTES:]:
         return None
     # Imported here, since most streams have no aggregates and protobuf is slow to import.
-    from spark_ssp.kinesis_source.aggregation import kpl_proto
+    from spark_ssp.kinesis_source.model import kpl_proto
 
     parsed = kpl_proto.parse(message)
     # Of no records that are known, the unknown fields may be the data.

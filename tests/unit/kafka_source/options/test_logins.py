@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.spec import BadValueError, OptionProblem
-from spark_ssp.kafka_source.properties.logins import parse_jaas, region_of
-from spark_ssp.kafka_source.properties.property_names import CONSUMER, PRODUCER, PropertyNames
-from spark_ssp.kafka_source.properties.translation import ParsedProperties, read_properties
+from spark_ssp.kafka_source.options.logins import parse_jaas, region_of
+from spark_ssp.kafka_source.options.property_names import CONSUMER, PRODUCER, PropertyNames
+from spark_ssp.kafka_source.options.translation import ParsedProperties, read_properties
 
 STRIMZI = "OAuthBearerLoginModule required oauth.client.id=a oauth.client.secret=b"
 PLAIN = (

@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
-from spark_ssp.common.errors import IncompatibleStateError
-from spark_ssp.common.options.spec import shown
+from spark_ssp.common.errors import IncompatibleStateError, shown
 
 T = TypeVar("T")
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from spark_ssp.common.errors import shown
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.common.options.spec import BadValueError, Fault, OptionProblem, shown
+from spark_ssp.common.options.spec import BadValueError, Fault, OptionProblem
 from spark_ssp.common.options.values import boolean, choice, integer
-from spark_ssp.kafka_source.properties.property_names import COMBINED, RECOVERY, PropertyNames
+from spark_ssp.kafka_source.options.property_names import COMBINED, RECOVERY, PropertyNames
 
 PREFIX: Final = "kafka."
 KEYSTORE: Final = "ssl.keystore.location"

@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, ShardId, ShardKey, StreamName
-from spark_ssp.kinesis_source.aggregation import kpl_proto
-from spark_ssp.kinesis_source.aggregation.deaggregation import (
+from spark_ssp.kinesis_source.model import kpl_proto
+from spark_ssp.kinesis_source.model.deaggregation import (
     MAGIC,
     MAX_KEY_CHARACTERS,
     MAX_USER_BYTES,
@@ -115,7 +115,7 @@ def test_only_what_may_be_an_aggregate_looks_like_one() -> None:
 def test_protobuf_is_not_imported_for_plain_records() -> None:
     code = (
         "import sys;"
-        "from spark_ssp.kinesis_source.aggregation.deaggregation import last_sub, split;"
+        "from spark_ssp.kinesis_source.model.deaggregation import last_sub, split;"
         "from spark_ssp.grouping.identifiers import HashRange;"
         "split(b'plain', HashRange(first=0, last=1)); last_sub(b'plain');"
         "assert not [name for name in sys.modules if name.startswith('google')]"
@@ -127,7 +127,7 @@ def test_the_process_wide_descriptor_pool_stays_the_users() -> None:
     """The user's own `messages.proto` may define what it likes, before us or after us."""
     code = """
 from google.protobuf import descriptor_pb2, descriptor_pool
-from spark_ssp.kinesis_source.aggregation import kpl_proto
+from spark_ssp.kinesis_source.model import kpl_proto
 for name in ("messages.proto", "config.proto", "spark_ssp/kpl.proto"):
     file = descriptor_pb2.FileDescriptorProto(name=name, package="aws.kinesis.protobuf")
     file.message_type.add(name="Record" + name[0])
@@ -347,7 +347,7 @@ def test_the_largest_aggregate_of_the_kpl_is_split_within_a_known_weight() -> No
 
 NESTED_GROUPS = """
 from google.protobuf.internal import api_implementation
-from spark_ssp.kinesis_source.aggregation.deaggregation import last_sub, split
+from spark_ssp.kinesis_source.model.deaggregation import last_sub, split
 from tests.support.kcl.kpl import seal
 from tests.support.kcl.kpl import chunk, user_record
 print(api_implementation.Type())
@@ -378,7 +378,7 @@ def test_a_parser_that_recurses_without_a_limit_makes_a_faulty_aggregate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As protobuf's pure-Python implementation did up to 4.25.7, 5.29.4 and 6.31.0."""
-    from spark_ssp.kinesis_source.aggregation import kpl_proto
+    from spark_ssp.kinesis_source.model import kpl_proto
 
     class Recursing:
         @staticmethod

@@ -23,18 +23,18 @@ from spark_ssp.kafka_source.client.client_config import (
     client_config,
 )
 from spark_ssp.kafka_source.client.error_translation import redact
-from spark_ssp.kafka_source.options.parse import parse_options
-from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
-from spark_ssp.kafka_source.pipeline_system import KafkaSystem
-from spark_ssp.kafka_source.properties import login_tokens as module
-from spark_ssp.kafka_source.properties.login_tokens import (
+from spark_ssp.kafka_source.options import login_tokens as module
+from spark_ssp.kafka_source.options.login_tokens import (
     Token,
     TokenCallback,
     provided_token,
     stop_token_refresh,
     token_callback,
 )
-from spark_ssp.kafka_source.properties.translation import ClientProperties, TokenProvider
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.options.translation import ClientProperties, TokenProvider
+from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
+from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.operations.commands.topics import topic_options
 from tests.support.waiting import until

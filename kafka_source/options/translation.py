@@ -14,18 +14,19 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from spark_ssp.common.errors import shown
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.plugins import CLASSES, PATHS, check_path, is_restricted
-from spark_ssp.common.options.spec import BadValueError, OptionProblem, closest, shown
+from spark_ssp.common.options.spec import BadValueError, OptionProblem, closest
 from spark_ssp.common.options.values import is_readable_on_the_way
-from spark_ssp.kafka_source.properties.logins import read_logins, read_stores
-from spark_ssp.kafka_source.properties.property_names import (
+from spark_ssp.kafka_source.options.logins import read_logins, read_stores
+from spark_ssp.kafka_source.options.property_names import (
     COMBINED,
     CONSUMER,
     SECRETS,
     PropertyNames,
 )
-from spark_ssp.kafka_source.properties.property_values import (
+from spark_ssp.kafka_source.options.property_values import (
     ISOLATION_LEVEL,
     KEYSTORE,
     MAY_BE_EMPTY,

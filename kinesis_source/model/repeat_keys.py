@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING, Final
 from spark_ssp.grouping.identifiers import StreamName
 
 if TYPE_CHECKING:
-    from spark_ssp.kinesis_source.aggregation.deaggregation import Aggregate
-    from spark_ssp.kinesis_source.aggregation.kpl_proto import Record
+    from spark_ssp.kinesis_source.model.deaggregation import Aggregate
+    from spark_ssp.kinesis_source.model.kpl_proto import Record
 
 WRITE_TAG: Final = "ssp-write"
 COUNT_TAG: Final = "ssp-count"

@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 
 from spark_ssp.common.options.spec import OptionProblem
-from spark_ssp.kafka_source.properties.property_names import (
+from spark_ssp.kafka_source.options.property_names import (
     ALIASES,
     COMBINED,
     CONSUMER,
@@ -18,7 +18,7 @@ from spark_ssp.kafka_source.properties.property_names import (
     SUPPORTED,
     WITHOUT_EFFECT,
 )
-from spark_ssp.kafka_source.properties.translation import (
+from spark_ssp.kafka_source.options.translation import (
     ClientProperties,
     ParsedProperties,
     read_properties,

@@ -29,8 +29,8 @@ from spark_ssp.common.aws.error_translation import (
 )
 from spark_ssp.common.errors import AccessError, InvalidOptionsError, ServiceUnavailableError
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.kafka_source.properties.login_tokens import Log, TokenCallback, token_callback
-from spark_ssp.kafka_source.properties.logins import region_of
+from spark_ssp.kafka_source.options.login_tokens import Log, TokenCallback, token_callback
+from spark_ssp.kafka_source.options.logins import region_of
 
 TOKEN_LIFETIME_S: Final = 900
 """The lifetime in the signature, as in Amazon's clients."""

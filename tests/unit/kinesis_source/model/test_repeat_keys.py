@@ -18,8 +18,8 @@ from spark_ssp.grouping.identifiers import (
     ShardKey,
     StreamName,
 )
-from spark_ssp.kinesis_source.aggregation.deaggregation import open_aggregate, split
-from spark_ssp.kinesis_source.aggregation.repeat_keys import (
+from spark_ssp.kinesis_source.model.deaggregation import open_aggregate, split
+from spark_ssp.kinesis_source.model.repeat_keys import (
     COUNT_TAG,
     WRITE_TAG,
     RowCounter,

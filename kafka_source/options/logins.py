@@ -12,10 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from spark_ssp.common.errors import shown
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.common.options.spec import BadValueError, Fault, closest, shown
-from spark_ssp.kafka_source.properties.property_names import words
-from spark_ssp.kafka_source.properties.property_values import (
+from spark_ssp.common.options.spec import BadValueError, Fault, closest
+from spark_ssp.kafka_source.options.property_names import words
+from spark_ssp.kafka_source.options.property_values import (
     KEYSTORE,
     PropertyDraft,
     url_without_user,

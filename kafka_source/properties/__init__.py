@@ -1,1 +1,0 @@
-"""Translates the Java client's `kafka.*` properties into those of librdkafka."""

@@ -1,1 +1,0 @@
-"""Splits KPL aggregates into user records."""

@@ -1,1 +1,0 @@
-"""Versioned JSON documents and files that are written once."""
