@@ -21,8 +21,6 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-import amazon_kclpy
-
 from spark_ssp.testing.kafka.jars import Artifact, fetch, installing_into, verify
 from tests.support.servers.cache import checksums
 
@@ -74,6 +72,8 @@ class Kcl:
 @cache
 def provide(version: KclVersion) -> Kcl:
     """The version, fetched if need be."""
+    import amazon_kclpy  # not in every environment of `make long`
+
     package = Path(amazon_kclpy.__file__).parent
     if version is KclVersion.V2_7:
         folder = _install("2.2.3")
