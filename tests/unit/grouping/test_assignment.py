@@ -33,6 +33,7 @@ from spark_ssp.grouping.groupers import (
     Grouper,
 )
 from spark_ssp.grouping.identifiers import WorkerId
+from tests.support.edits import edited
 from tests.support.kafka.partitions import assigned, ssp, ssps
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -170,19 +171,6 @@ def test_an_unknown_version_is_refused_by_its_name(version: object) -> None:
     assert (error.found, error.expected) == (f"assignment version {version!r}", "version 1 or 2")
 
 
-def _edited(golden: str, path: list[str], value: object) -> object:
-    """A golden assignment with one value replaced, or dropped where it is ..."""
-    document: Any = json.loads(golden)
-    level = document
-    for step in path[:-1]:
-        level = level[step]
-    if value is ...:
-        del level[path[-1]]
-    else:
-        level[path[-1]] = value
-    return document
-
-
 @pytest.mark.parametrize(
     ("path", "value", "found"),
     [
@@ -209,7 +197,7 @@ def _edited(golden: str, path: list[str], value: object) -> object:
 def test_a_damaged_assignment_of_version_1_is_refused_by_what_is_wrong(
     path: list[str], value: object, found: str
 ) -> None:
-    error = _refusal(_edited(_golden("expanded", "v1"), path, value))
+    error = _refusal(edited(_golden("expanded", "v1"), path, value))
     assert found in error.found
     assert error.expected == "the layout of version 1"
 
@@ -244,7 +232,7 @@ _ORDERS = "Partition 1", "kafka", "orders"
 def test_a_damaged_assignment_is_refused_by_what_is_wrong(
     path: list[str], value: object, found: str
 ) -> None:
-    error = _refusal(_edited(_golden("recreated"), path, value))
+    error = _refusal(edited(_golden("recreated"), path, value))
     assert found in error.found
     assert error.expected == "the layout of version 2"
 

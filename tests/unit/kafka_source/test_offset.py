@@ -23,6 +23,7 @@ from spark_ssp.grouping.groupers import GroupByPartition
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kafka_source.model.topic import TopicId
+from tests.support.edits import edited
 from tests.support.kafka.partitions import assigned, ssp, ssps
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -205,19 +206,6 @@ def test_an_unknown_version_is_refused_by_its_name(version: object) -> None:
     assert (error.found, error.expected) == (f"offset version {version!r}", "version 1 or 2")
 
 
-def _edited(golden: str, path: list[str], value: object) -> object:
-    """A golden offset with one value replaced, or dropped where it is ..."""
-    document: Any = json.loads(golden)
-    level = document
-    for step in path[:-1]:
-        level = level[step]
-    if value is ...:
-        del level[path[-1]]
-    else:
-        level[path[-1]] = value
-    return document
-
-
 TOPIC = ["topics", "orders"]
 
 
@@ -248,7 +236,7 @@ TOPIC = ["topics", "orders"]
 def test_a_damaged_offset_of_version_1_is_refused_by_what_is_wrong(
     path: list[str], value: object, found: str
 ) -> None:
-    error = _refusal(_edited(_golden("expanded", "v1"), path, value))
+    error = _refusal(edited(_golden("expanded", "v1"), path, value))
     assert error.subject == "checkpoint of a kafka-ssp query"
     assert found in error.found
     assert error.expected == "the layout of version 1"
@@ -276,12 +264,12 @@ def test_a_damaged_offset_of_version_1_is_refused_by_what_is_wrong(
 def test_a_damaged_offset_is_refused_by_what_is_wrong(
     path: list[str], value: object, found: str
 ) -> None:
-    error = _refusal(_edited(_golden("expanded"), path, value))
+    error = _refusal(edited(_golden("expanded"), path, value))
     assert error.subject == "checkpoint of a kafka-ssp query"
     assert found in error.found
     assert error.expected == "the layout of version 2"
 
 
 def test_a_damaged_assignment_is_named() -> None:
-    error = _refusal(_edited(_golden("expanded"), ["assignment", "v"], 3))
+    error = _refusal(edited(_golden("expanded"), ["assignment", "v"], 3))
     assert (error.subject, error.found) == ("task assignment", "assignment version 3")

@@ -37,6 +37,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
+from tests.support.edits import edited
 from tests.support.kinesis.offsets import offsets
 from tests.support.kinesis.shards import key
 
@@ -338,15 +339,7 @@ def test_an_unknown_version_is_refused_by_its_name(version: object) -> None:
 
 def _edited(path: list[str], value: object) -> object:
     """The golden offset `waiting` with one value replaced, or dropped where `value` is ..."""
-    document: Any = json.loads(_golden("waiting"))
-    level = document
-    for step in path[:-1]:
-        level = level[step]
-    if value is ...:
-        del level[path[-1]]
-    else:
-        level[path[-1]] = value
-    return document
+    return edited(_golden("waiting"), path, value)
 
 
 SHARD_0 = ["ssp", "0", "orders", "shardId-000000000000"]
