@@ -46,7 +46,7 @@ from spark_ssp.kafka_source.client.error_translation import (
     to_error,
 )
 from spark_ssp.kafka_source.client.retry import send_limits
-from spark_ssp.kafka_source.options.translation import ClientProperties
+from spark_ssp.kafka_source.options.values import ClientProperties
 
 _log = logging.getLogger(__name__)
 

@@ -69,8 +69,7 @@ from spark_ssp.kafka_source.model.topic import (
     TopicId,
     kafka_name,
 )
-from spark_ssp.kafka_source.options.translation import BOOTSTRAP_SERVERS, ClientProperties
-from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.options.values import BOOTSTRAP_SERVERS, ClientProperties, KafkaOptions
 
 K = TypeVar("K")
 V = TypeVar("V")

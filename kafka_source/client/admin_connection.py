@@ -25,7 +25,7 @@ from confluent_kafka.admin import AdminClient
 from spark_ssp.kafka_source.client.client_config import ClientRole, create_client
 from spark_ssp.kafka_source.client.error_translation import ErrorKind, error_kind
 from spark_ssp.kafka_source.client.retry import SendLimits
-from spark_ssp.kafka_source.options.translation import ClientProperties
+from spark_ssp.kafka_source.options.values import ClientProperties
 
 K = TypeVar("K")
 T = TypeVar("T")

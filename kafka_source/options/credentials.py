@@ -17,8 +17,12 @@ from spark_ssp.common.options.endpoints import (
 )
 from spark_ssp.common.options.spec import OptionProblem, OptionReading
 from spark_ssp.kafka_source.options.logins import DEFAULT_METHOD, MECHANISM, METHOD, OAUTHBEARER
-from spark_ssp.kafka_source.options.translation import PREFIX, ClientProperties, TokenProvider
-from spark_ssp.kafka_source.options.values import TokenChoice
+from spark_ssp.kafka_source.options.values import (
+    PREFIX,
+    ClientProperties,
+    TokenChoice,
+    TokenProvider,
+)
 
 _PROVIDER: Final = "tokenProvider"
 _PROTOCOL: Final = "security.protocol"

@@ -42,7 +42,6 @@ from spark_ssp.kafka_source.options.credentials import (
 )
 from spark_ssp.kafka_source.options.translation import (
     ISOLATION_LEVEL,
-    PREFIX,
     ParsedProperties,
     access_problems,
     access_warnings,
@@ -51,6 +50,7 @@ from spark_ssp.kafka_source.options.translation import (
 )
 from spark_ssp.kafka_source.options.values import (
     KAFKA_OPTIONS,
+    PREFIX,
     GrouperName,
     KafkaOptions,
     QueryKind,

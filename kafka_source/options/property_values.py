@@ -16,8 +16,8 @@ from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.spec import BadValueError, Fault, OptionProblem
 from spark_ssp.common.options.values import boolean, choice, integer
 from spark_ssp.kafka_source.options.property_names import COMBINED, RECOVERY, PropertyNames
+from spark_ssp.kafka_source.options.values import PREFIX
 
-PREFIX: Final = "kafka."
 KEYSTORE: Final = "ssl.keystore.location"
 
 

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from spark_ssp.common.errors import shown
-from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.plugins import CLASSES, PATHS, check_path, is_restricted
 from spark_ssp.common.options.spec import BadValueError, OptionProblem, closest
 from spark_ssp.common.options.values import is_readable_on_the_way
@@ -30,67 +29,26 @@ from spark_ssp.kafka_source.options.property_values import (
     ISOLATION_LEVEL,
     KEYSTORE,
     MAY_BE_EMPTY,
-    PREFIX,
     PropertyDraft,
     complete,
     option_of,
     set_property,
 )
-
-BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
-GROUP_ID: Final = "group.id"
+from spark_ssp.kafka_source.options.values import (
+    BOOTSTRAP_SERVERS,
+    GROUP_ID,
+    PREFIX,
+    ClientProperties,
+)
 
 __all__ = [
-    "BOOTSTRAP_SERVERS",
-    "GROUP_ID",
     "ISOLATION_LEVEL",
-    "PREFIX",
-    "ClientProperties",
     "ParsedProperties",
-    "TokenProvider",
     "access_problems",
     "access_warnings",
     "missing_brokers",
     "read_properties",
 ]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenProvider:
-    """The function that returns the tokens of a login, `module:function`, and its keyword arguments
-    as the text of a JSON object."""
-
-    path: str
-    secret_arguments: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientProperties:
-    """Properties for librdkafka, sorted by name. Hashable: they are the key of cached clients.
-
-    The `repr` never contains secrets; the pickle does, because executors need them.
-    """
-
-    public: tuple[tuple[str, str], ...] = ()
-    secret: tuple[tuple[str, str], ...] = ()
-    origins: tuple[tuple[str, str], ...] = ()
-    """librdkafka's name and the user's name of each property for which they differ."""
-    iam: ConnectionOptions | None = None
-    """The AWS identity for a login by IAM."""
-    token_provider: TokenProvider | None = None
-    """The function for a login by other tokens."""
-
-    def config(self) -> dict[str, str]:
-        """Return all properties as the configuration of a client. Not for logs."""
-        return dict(sorted((*self.public, *self.secret)))
-
-    def option(self, name: str) -> str:
-        """Return the option that gave a property of librdkafka, as the user wrote it."""
-        return option_of(dict(self.origins).get(name, name))
-
-    def __repr__(self) -> str:
-        entries = sorted([*self.public, *((name, "***") for name, _ in self.secret)])
-        return f"ClientProperties({', '.join(f'{name}={value}' for name, value in entries)})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,8 +2,9 @@
 
 Options of Spark's Kafka source that apply here keep their names and values (Structured Streaming +
 Kafka Integration Guide; `KafkaSourceProvider`). Options that begin with `kafka.` are parsed by
-`properties.translation`. Executors receive the values by pickle and import this module, so it stays
-cheap to import: it does not load the parser, `parse`, which checks the options against each other.
+`options.translation`. Executors receive the values by pickle and import this module, so it stays
+cheap to import: it loads neither the parser, `parse`, which checks the options against each other,
+nor what only its converters use.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
 from spark_ssp.common.errors import InvalidOptionsError, shown
 from spark_ssp.common.options.endpoints import (
     PROVIDER_OPTIONS,
@@ -47,15 +47,6 @@ from spark_ssp.kafka_source.model.topic import (
     Selection,
     TopicId,
 )
-from spark_ssp.kafka_source.options.offset_json import (
-    TOPIC,
-    TOPIC_RULE,
-    parse_offsets,
-    parse_partitions,
-    parse_timestamps,
-    parse_topic_ids,
-)
-from spark_ssp.kafka_source.options.translation import ClientProperties
 
 __all__ = [
     "KAFKA_OPTIONS",
@@ -81,6 +72,8 @@ _DAY: Final = 24 * 60 * _MINUTE
 
 def _topics(text: str) -> tuple[StreamName, ...]:
     """Parse topics. As in Spark, blanks between commas and duplicates are ignored."""
+    from spark_ssp.kafka_source.options.offset_json import TOPIC, TOPIC_RULE
+
     topics = {part.strip() for part in text.split(",")} - {""}
     faults = [
         Fault(
@@ -125,7 +118,27 @@ def _bound(text: str) -> Bound:
                 next_step="write earliest, latest or JSON",
             )
         )
+    from spark_ssp.kafka_source.options.offset_json import parse_offsets
+
     return parse_offsets(text)
+
+
+def _partitions(text: str) -> tuple[SystemStreamPartition, ...]:
+    from spark_ssp.kafka_source.options.offset_json import parse_partitions
+
+    return parse_partitions(text)
+
+
+def _timestamps(text: str) -> Bound:
+    from spark_ssp.kafka_source.options.offset_json import parse_timestamps
+
+    return parse_timestamps(text)
+
+
+def _topic_ids(text: str) -> Mapping[StreamName, TopicId]:
+    from spark_ssp.kafka_source.options.offset_json import parse_topic_ids
+
+    return parse_topic_ids(text)
 
 
 _epoch_ms: Final = integer(0)
@@ -141,10 +154,58 @@ def _algorithm(text: str) -> str:
 
 
 def _store(text: str) -> str:
+    from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+
     uri = parse_store_uri(text)
     if uri.kind is StoreKind.LOCAL:
         check_path(uri.path)
     return uri.text
+
+
+# --- Client properties ---------------------------------------------------------------------------
+
+PREFIX: Final = "kafka."
+"""The beginning of the options that are properties of the client."""
+BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
+GROUP_ID: Final = "group.id"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenProvider:
+    """The function that returns the tokens of a login, `module:function`, and its keyword arguments
+    as the text of a JSON object."""
+
+    path: str
+    secret_arguments: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientProperties:
+    """Properties for librdkafka, sorted by name. Hashable: they are the key of cached clients.
+
+    The `repr` never contains secrets; the pickle does, because executors need them.
+    """
+
+    public: tuple[tuple[str, str], ...] = ()
+    secret: tuple[tuple[str, str], ...] = ()
+    origins: tuple[tuple[str, str], ...] = ()
+    """librdkafka's name and the user's name of each property for which they differ."""
+    iam: ConnectionOptions | None = None
+    """The AWS identity for a login by IAM."""
+    token_provider: TokenProvider | None = None
+    """The function for a login by other tokens."""
+
+    def config(self) -> dict[str, str]:
+        """Return all properties as the configuration of a client. Not for logs."""
+        return dict(sorted((*self.public, *self.secret)))
+
+    def option(self, name: str) -> str:
+        """Return the option that gave a property of librdkafka, as the user wrote it."""
+        return PREFIX + dict(self.origins).get(name, name)
+
+    def __repr__(self) -> str:
+        entries = sorted([*self.public, *((name, "***") for name, _ in self.secret)])
+        return f"ClientProperties({', '.join(f'{name}={value}' for name, value in entries)})"
 
 
 # --- Topics, start and end ------------------------------------------------------------------------
@@ -177,7 +238,7 @@ class TopicChoice:
     )
     partitions: tuple[SystemStreamPartition, ...] = option(
         "assign",
-        parse_partitions,
+        _partitions,
         'Partitions by topic: `{"topicA": [0, 1], "topicB": [2, 4]}`.',
         unset="one of this, `subscribe` and `subscribePattern` is required",
         empty=(),
@@ -209,7 +270,7 @@ class RangeChoice:
     )
     start_times: Bound | None = option(
         "startingOffsetsByTimestamp",
-        parse_timestamps,
+        _timestamps,
         'Start at a time by partition: `{"topicA": {"0": 1000, "1": 1000}}`.',
         unset="`startingOffsets` applies",
         sister=_AT_TIMESTAMP,
@@ -233,7 +294,7 @@ class RangeChoice:
     )
     end_times: Bound | None = option(
         "endingOffsetsByTimestamp",
-        parse_timestamps,
+        _timestamps,
         "End a batch query at a time by partition.",
         unset="`endingOffsets` applies",
         sister=_END,
@@ -325,7 +386,7 @@ class KafkaOptions:
     )
     accept_topic_ids: Mapping[StreamName, TopicId] = option(
         "acceptTopicIds",
-        parse_topic_ids,
+        _topic_ids,
         'Topics that moved, as in a copy of the cluster: `{"topicA": "the new id"}`. The query '
         "continues at the same offsets if the topic has this id. See [A topic on another "
         "cluster](kafka.md#a-topic-on-another-cluster).",

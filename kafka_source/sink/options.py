@@ -15,7 +15,7 @@ from spark_ssp.common.options.spec import BadValueError, Fault, option
 from spark_ssp.common.options.values import boolean
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.options.offset_json import TOPIC, TOPIC_RULE
-from spark_ssp.kafka_source.options.translation import ClientProperties
+from spark_ssp.kafka_source.options.values import ClientProperties
 
 INCLUDE_REPEAT_HEADERS: Final = "includeRepeatHeaders"
 

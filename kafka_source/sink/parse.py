@@ -22,7 +22,6 @@ from spark_ssp.common.options.spec import (
 from spark_ssp.kafka_source.options.credentials import function_problems, with_functions
 from spark_ssp.kafka_source.options.property_names import PRODUCER
 from spark_ssp.kafka_source.options.translation import (
-    PREFIX,
     ParsedProperties,
     access_problems,
     access_warnings,
@@ -32,6 +31,7 @@ from spark_ssp.kafka_source.options.translation import (
 from spark_ssp.kafka_source.options.values import (
     KAFKA_OPTIONS,
     LOGIN_OPTIONS,
+    PREFIX,
     SERVICE_CREDENTIAL,
 )
 from spark_ssp.kafka_source.sink.options import INCLUDE_REPEAT_HEADERS, SinkOptions

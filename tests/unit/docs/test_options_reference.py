@@ -22,8 +22,7 @@ from spark_ssp.kafka_source.options.property_names import (
     PRODUCER,
     PropertyNames,
 )
-from spark_ssp.kafka_source.options.translation import PREFIX, TokenProvider
-from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, QueryKind
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, PREFIX, QueryKind, TokenProvider
 from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS

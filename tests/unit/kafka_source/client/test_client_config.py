@@ -23,7 +23,8 @@ from spark_ssp.kafka_source.client.client_config import (
     secrets_of,
 )
 from spark_ssp.kafka_source.options.property_names import ALIASES, SUPPORTED
-from spark_ssp.kafka_source.options.translation import ClientProperties, read_properties
+from spark_ssp.kafka_source.options.translation import read_properties
+from spark_ssp.kafka_source.options.values import ClientProperties
 from spark_ssp.kafka_source.reading.pool import check_consumers
 from tests.support.kafka.reading import open_messages, open_native
 

@@ -32,8 +32,12 @@ from spark_ssp.kafka_source.options.login_tokens import (
     token_callback,
 )
 from spark_ssp.kafka_source.options.parse import parse_options
-from spark_ssp.kafka_source.options.translation import ClientProperties, TokenProvider
-from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
+from spark_ssp.kafka_source.options.values import (
+    ClientProperties,
+    KafkaOptions,
+    QueryKind,
+    TokenProvider,
+)
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.operations.commands.topics import topic_options

@@ -18,11 +18,8 @@ from spark_ssp.kafka_source.options.property_names import (
     SUPPORTED,
     WITHOUT_EFFECT,
 )
-from spark_ssp.kafka_source.options.translation import (
-    ClientProperties,
-    ParsedProperties,
-    read_properties,
-)
+from spark_ssp.kafka_source.options.translation import ParsedProperties, read_properties
+from spark_ssp.kafka_source.options.values import ClientProperties
 
 PLAIN = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "
