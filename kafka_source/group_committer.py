@@ -25,7 +25,6 @@ from confluent_kafka import (
     KafkaException,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
 from spark_ssp.common.errors import (
     AccessError,
@@ -35,7 +34,7 @@ from spark_ssp.common.errors import (
 )
 from spark_ssp.common.times import seconds_text
 from spark_ssp.grouping.identifiers import SystemStreamPartition
-from spark_ssp.kafka_source.client.admin_connection import AdminConnection
+from spark_ssp.kafka_source.client.admin_connection import AdminClient, AdminConnection
 from spark_ssp.kafka_source.client.client_config import secrets_of
 from spark_ssp.kafka_source.client.error_translation import (
     ErrorKind,

@@ -11,8 +11,8 @@ from multiprocessing.synchronize import Event
 from typing import Final
 
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.testing.kafka import LocalKafka
 
 KEYS: Final = 10_000

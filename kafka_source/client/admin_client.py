@@ -28,7 +28,6 @@ from confluent_kafka import (
     TopicPartition,
 )
 from confluent_kafka import IsolationLevel as SdkIsolationLevel
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin import OffsetSpec as SdkOffsetSpec  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewTopic
 
@@ -37,6 +36,7 @@ from spark_ssp.common.times import seconds_text
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.admin_connection import (
     NO_RESPONSE,
+    AdminClient,
     AdminConnection,
     run_in_thread,
 )

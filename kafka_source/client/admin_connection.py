@@ -12,15 +12,17 @@ replaced, once for all its users: the new one starts from the bootstrap servers.
 from __future__ import annotations
 
 import os
+import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
-from typing import Final, NoReturn, TypeVar
+from functools import cache
+from typing import Any, Final, NoReturn, TypeVar
 
 from confluent_kafka import KafkaError
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import admin as sdk
 
 from spark_ssp.kafka_source.client.client_config import ClientRole, create_client
 from spark_ssp.kafka_source.client.error_translation import ErrorKind, error_kind
@@ -49,6 +51,43 @@ NO_RESPONSE: Final = frozenset(
     }
 )
 """The errors of librdkafka for a request that no broker has answered."""
+
+
+class AdminClient(sdk.AdminClient):  # noqa: TID251  (this is the one to use)
+    """confluent-kafka's AdminClient, destroyed in a thread of its own.
+
+    librdkafka completes a future in a thread of the client. Python code runs there, so the garbage
+    collector may start there; if it destroyed that client, librdkafka would abort the process.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        self._process = os.getpid()
+        _start_destroyer(self._process)
+        super().__init__(dict(config))
+
+    def __del__(self) -> None:
+        if self._process == os.getpid():
+            _unreferenced.put(self)
+        else:
+            # Its threads run in the parent process: destroying it would wait for them.
+            _inherited.append(self)
+
+
+_unreferenced: queue.SimpleQueue[AdminClient] = queue.SimpleQueue()
+_inherited: Final[list[AdminClient]] = []
+
+
+@cache
+def _start_destroyer(process: int) -> None:
+    global _unreferenced
+    _unreferenced = clients = queue.SimpleQueue[AdminClient]()
+
+    def run() -> None:
+        while True:
+            clients.get()
+
+    name = f"kafka-admin-destroyer-{process}"
+    threading.Thread(target=run, name=name, daemon=True).start()
 
 
 class ClientErrors:

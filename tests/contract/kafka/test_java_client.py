@@ -8,12 +8,12 @@ from typing import Any, Final
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.spec import BadValueError
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.kafka_source.client.client_config import ClientRole, create_client
 from spark_ssp.kafka_source.options.logins import parse_jaas
 from spark_ssp.kafka_source.options.property_names import (

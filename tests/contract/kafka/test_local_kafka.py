@@ -9,8 +9,8 @@ import subprocess
 import sys
 
 import pytest
-from confluent_kafka.admin import AdminClient
 
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.testing.kafka import LocalKafka
 from tests.architecture.layers import ROOT
 

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from spark_ssp.common.errors import DataLossError, ServiceUnavailableError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.client.admin_client import connect
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.kafka_source.model.topic import Subscribe
 from spark_ssp.kafka_source.reading.pool import ConsumerPool
 from spark_ssp.kafka_source.reading.task_reader import TopicIdChecker, read_task

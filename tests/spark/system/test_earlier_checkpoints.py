@@ -14,9 +14,9 @@ from typing import Any
 import boto3
 import pytest
 from confluent_kafka import TopicCollection
-from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.kinesis.feeds import options_for

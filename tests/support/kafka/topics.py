@@ -10,9 +10,10 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from confluent_kafka import KafkaError, Message, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]
+from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.testing.kafka.broker import wait_for_partitions
 
 _PATIENCE_S: Final = 30

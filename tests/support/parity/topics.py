@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]
 
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from tests.support.kafka.topics import KafkaTopics, Record, produce
 from tests.support.waiting import until
 

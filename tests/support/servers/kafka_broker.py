@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
 
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.testing.kafka import LocalKafka, LocalKafkaCluster
 from spark_ssp.testing.kafka.broker import LOOPBACK
 from tests.support.servers.process import FIRST_COMPILER_ALONE

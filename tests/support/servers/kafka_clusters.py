@@ -7,9 +7,9 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Final, Protocol
 
 from confluent_kafka import KafkaException, Producer, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from spark_ssp.kafka_source.client.admin_client import connect
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.kafka_source.client.api import KafkaService
 from spark_ssp.kafka_source.model.topic import IsolationLevel
 from spark_ssp.kafka_source.options.parse import parse_options

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Final, Self
 from urllib.parse import parse_qs
 
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.admin._acl import AclBinding, AclBindingFilter, AclOperation, AclPermissionType
 from confluent_kafka.admin._resource import ResourcePatternType, ResourceType
 from confluent_kafka.admin._scram import (
@@ -23,6 +22,7 @@ from confluent_kafka.admin._scram import (
     UserScramCredentialUpsertion,
 )
 
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from tests.support.kinesis.certificates import write_certificates
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.servers.process import Server

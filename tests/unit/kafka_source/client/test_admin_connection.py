@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import weakref
 from concurrent.futures import Future
@@ -11,12 +13,12 @@ from typing import Any
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
 from spark_ssp.common.errors import AccessError
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName
 from spark_ssp.kafka_source.client.admin_client import KafkaAdminClient
 from spark_ssp.kafka_source.client.admin_connection import (
+    AdminClient,
     AdminConnection,
     ClientErrors,
     run_in_thread,
@@ -227,3 +229,34 @@ def test_a_blocking_call_is_a_future() -> None:
     assert run_in_thread(lambda: 5).result(10) == 5
     error = run_in_thread(lambda: 1 // 0).exception(10)
     assert isinstance(error, ZeroDivisionError)
+
+
+_COLLECT_IN_ITS_OWN_THREAD = """
+import gc, threading
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
+
+gc.disable()
+collected = threading.Event()
+
+class Holder:
+    def __init__(self):
+        self.itself, self.admin = self, AdminClient({"bootstrap.servers": "127.0.0.1:1"})
+
+def collect(future):
+    gc.collect()
+    collected.set()
+
+Holder().admin.describe_cluster(request_timeout=0.2).add_done_callback(collect)
+assert collected.wait(30)
+"""
+
+
+def test_a_client_that_is_collected_in_its_own_thread_does_not_abort_the_process() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _COLLECT_IN_ITS_OWN_THREAD],
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr

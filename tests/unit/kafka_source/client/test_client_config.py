@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient
 
 from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.kafka_source.client.client_config import (
     CONSUMER_ONLY,
     ClientLog,
