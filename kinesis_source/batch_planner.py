@@ -195,7 +195,9 @@ class BatchPlanner:
         self._end_finder.wait(start.states, limits)
         began = self._monotonic()
         while True:
-            end, awaited = self._search(start, limits, changed=start is not logged)
+            end, awaited = self._search(
+                start, limits, changed=start is not logged, reach_targets=reach_targets
+            )
             stop = not awaited and self._is_finished()
             if stop if end is None else not (reach_targets and awaited):
                 self._batch_log.write()
@@ -239,7 +241,7 @@ class BatchPlanner:
         return end
 
     def _search(
-        self, start: Offset, limits: Limits, *, changed: bool
+        self, start: Offset, limits: Limits, *, changed: bool, reach_targets: bool
     ) -> tuple[Offset | None, list[ShardKey]]:
         """Return the end of the next batch, if any, and the shards that are short of their
         target. `changed`: streams were removed from the start, which a batch records."""
@@ -262,6 +264,8 @@ class BatchPlanner:
             listings,
             limits,
         )
+        if self._options.align_batches and not reach_targets:
+            advances = self._end_finder.align(active, listings, advances, resolved=result.resolved)
         self._end_finder.remember(
             advances, active.states.keys() | active.waiting.keys() | verified.pending
         )

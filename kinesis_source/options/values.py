@@ -616,6 +616,23 @@ class KinesisOptions:
         only=QueryKind.STREAM,
         bounds_batch=True,
     )
+    align_batches: bool = option(
+        "alignBatches",
+        boolean,
+        "End each batch at one instant in all shards, so that no row is late for a watermark "
+        "because a shard was read ahead of another one. See [Event time](event-time.md).",
+        default="true",
+        only=QueryKind.STREAM,
+    )
+    alignment_timeout_ms: int = option(
+        "alignmentTimeout",
+        duration(0, _DAY),
+        "How long a shard that cannot be read, because it is throttled for instance, holds the "
+        "others back under `alignBatches`: a duration.",
+        default="5m",
+        sister="a partition that cannot be read does not hold the others back",
+        only=QueryKind.STREAM,
+    )
     is_triggered_by_time: bool = trigger_option()
     """The trigger is declared to be neither availableNow nor once."""
     shard_discovery_interval_ms: int = option(

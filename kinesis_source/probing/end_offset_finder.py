@@ -20,7 +20,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
-from spark_ssp.kinesis_source.planning.active_shards import Listings
+from spark_ssp.kinesis_source.planning.active_shards import ActiveShards, Listings
 from spark_ssp.kinesis_source.planning.data_loss import (
     Evidence,
     check_absent_start,
@@ -31,6 +31,7 @@ from spark_ssp.kinesis_source.planning.data_loss import (
 )
 from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
 from spark_ssp.kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
+from spark_ssp.kinesis_source.probing.alignment import TOLERANCE_MS, BatchAlignment
 from spark_ssp.kinesis_source.probing.batch_limits import (
     FAR_EXCESS,
     Limits,
@@ -100,6 +101,14 @@ class EndOffsetFinder:
             table=None if options.leases is None else options.leases.table,
             fail=options.fail_on_data_loss,
         )
+        self._alignment = BatchAlignment(
+            prober=self._prober,
+            targets=self.targets,
+            patience_ms=options.alignment_timeout_ms,
+            tolerance_ms=TOLERANCE_MS + options.min_fetch_period_ms,
+        )
+        self._results: dict[ShardKey, ProbeResult] = {}
+        """The probes from which the advances of the last batch follow."""
         self._debt = 0
         """The bytes by which the last batches had to exceed `maxBytesPerTrigger`."""
         self._far_logged = False
@@ -184,6 +193,7 @@ class EndOffsetFinder:
                     eligible, {key: self._probe(key, eligible[key]) for key in keys}
                 ),
             )
+        self._results = {key: result for key, result in results.items() if key not in targets}
         for key, result in results.items():
             state = eligible[key]
             if key in targets:
@@ -194,6 +204,21 @@ class EndOffsetFinder:
             else:
                 advances[key] = advance_to_end(state, result)
         return with_last_caught_up(advances, self._last_caught_up_ms)
+
+    def align(
+        self,
+        active: ActiveShards,
+        listings: Listings,
+        advances: Mapping[ShardKey, ShardAdvance],
+        *,
+        resolved: Collection[ShardKey],
+    ) -> dict[ShardKey, ShardAdvance]:
+        """Return the advances of the batch planned last, cut to one instant; see `alignment.py`."""
+        aligned = self._alignment.align(
+            active.states, active.waiting, listings, advances, self._results, resolved=resolved
+        )
+        self._alignment.retain(active.states.keys(), listings)
+        return with_last_caught_up(aligned, self._last_caught_up_ms)
 
     def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:
         """Return the shards too far behind for one batch; none once targets are fixed."""
@@ -231,6 +256,7 @@ class EndOffsetFinder:
         self._prober.limiter.wait_for_tasks(results.keys())
         if full is not None:
             self._debt = next_debt(self._debt, results, counts, full)
+        self._results = results
         for key, result in results.items():
             advances[key] = advance_by_records(behind[key], result, counts[key])
         return advances

@@ -199,6 +199,10 @@ class ProbeHistory:
         """Return the last successful probe of a shard."""
         return self._last_probes.get(key)
 
+    def is_failing(self, key: ShardKey) -> bool:
+        """Return whether the last probe of a shard failed."""
+        return key in self._failing
+
     def retain(self, keys: Collection[ShardKey]) -> None:
         """Drop the probes of shards not among `keys`."""
         for key in self._last_probes.keys() - keys:

@@ -14,9 +14,11 @@ query (`Witness`). It knows nothing about the planner. Its rules, by number:
 7. A replayed batch gives the same rows.
 8. Offsets: equal text if nothing is new, decoded and encoded again the same, only forward.
 
+10. No batch contains a record that arrived after an unread record of another shard by more than the
+    tolerance: a watermark would make that one late.
 11. Neither credentials nor data of a record are in an offset.
 
-(9, liveness, and 10, the budget of calls, are checked by the driver of the query.)
+(9, liveness, and the budget of calls are checked by the driver of the query.)
 """
 
 from __future__ import annotations
@@ -34,8 +36,16 @@ from spark_ssp.kinesis_source.model.shard import AtTimestamp, Latest, TrimHorizo
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.planning.data_loss import START_MARGIN_MS
+from spark_ssp.kinesis_source.probing.alignment import TOLERANCE_MS
 from tests.support.simulation.query import Row
-from tests.support.simulation.world import KEYS, PAYLOAD, RETENTION_MS, ShardLife, World
+from tests.support.simulation.world import (
+    KEYS,
+    LONGEST_HIDDEN_MS,
+    PAYLOAD,
+    RETENTION_MS,
+    ShardLife,
+    World,
+)
 
 SECRETS = {
     "awsAccessKeyId": "AKIACANARY",
@@ -43,6 +53,9 @@ SECRETS = {
     "awsSessionToken": "canary-session-token",
 }
 
+ALIGNED_MS = TOLERANCE_MS + 400 + LONGEST_HIDDEN_MS + 1_000
+"""The tolerance, the default of minFetchPeriod, the time for which the service hides a record, and
+the error of its arrival times."""
 SMALLEST_RECORD = len("payload-0") + len("key-0")
 
 
@@ -72,6 +85,8 @@ class Judge:
         self._visible: dict[ShardLife, int] = {}
         self._ends: dict[int, Offset] = {}
         self._limits: dict[int, tuple[int | None, int | None]] = {}
+        self._seen: dict[int, dict[ShardLife, int]] = {}
+        self._aligned: dict[int, bool] = {}
         self._first_read: dict[int, tuple[int, dict[tuple[str, str], list[Row]]]] = {}
         self._done: dict[ShardLife, tuple[int, int]] = {}  # next (entry, user record)
 
@@ -110,6 +125,8 @@ class Judge:
         assert all(0 <= slot < after.slots for slot in after.assignment.values())
         self._ends[batch] = after
         options = self._options
+        self._seen[batch] = dict(self._visible)
+        self._aligned[batch] = options.align_batches and not self._unlimited
         self._limits[batch] = (
             (None, None)
             if self._unlimited
@@ -165,6 +182,7 @@ class Judge:
         for life, of_life in by_life.items():
             self._check_run(life, of_life)
         self._check_limits(batch, by_life)
+        self._check_alignment(batch, by_life)
         self.world.happened["committed rows"] += len(rows)
 
     def _check_run(self, life: ShardLife, rows: Sequence[Row]) -> None:
@@ -224,6 +242,23 @@ class Judge:
             total = sum(self.world.entries[life][index].size for life, index in places)
             assert total <= size, f"{total} bytes under a limit of {size}"
             self.world.happened["size limit held"] += 1
+
+    def _check_alignment(self, batch: int, by_life: Mapping[ShardLife, Sequence[Row]]) -> None:
+        if not self._aligned[batch]:
+            return
+        newest = {life: max(row.arrival for row in of_life) for life, of_life in by_life.items()}
+        for life, seen in self._seen[batch].items():
+            kept = self.world.kept_from(life)
+            unread = next((i for i, _ in self._pending(life) if kept <= i < seen), None)
+            if unread is None:
+                continue
+            arrival = self.world.entries[life][unread].arrival
+            for other in newest.keys() - {life}:
+                ahead = newest[other] - arrival
+                assert ahead <= ALIGNED_MS, (
+                    f"batch {batch} read {other} {ahead} ms ahead of an unread record of {life}"
+                )
+            self.world.happened["aligned with an unread record"] += 1
 
     # --- Queries ----------------------------------------------------------------------------------
 

@@ -1,0 +1,520 @@
+"""Ends a batch at one instant across shards, so that no shard is read ahead of another one's unread
+records.
+
+A watermark is one value for a query: the latest event time of a batch, less the delay. If a batch
+leaves records of one shard unread and contains younger ones of another shard, Spark may drop the
+older ones in the next batch as late, without an error. So a batch ends everywhere at the arrival of
+the oldest record that it leaves unread (`Bound`), plus `TOLERANCE_MS`.
+
+Shards that have to wait for their parents count as well: their records are unread until a later
+batch. At the latest record of every shard nothing is unread, nothing is cut and no call is made.
+The rules and the alternatives are in docs/design/batch-ends.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
+from typing import Final
+
+from spark_ssp.common.logs import Detail
+from spark_ssp.common.times import duration_text, time_text
+from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    Position,
+    ShardEnd,
+    ShardState,
+    TrimHorizon,
+    sequence_order,
+)
+from spark_ssp.kinesis_source.planning.active_shards import Listings, ancestors, children_of
+from spark_ssp.kinesis_source.probing.batch_end_probe import (
+    PEEK_BYTES,
+    PEEK_RECORDS,
+    check_first_page,
+    fetch_from_start,
+    records_of,
+    to_result,
+)
+from spark_ssp.kinesis_source.probing.fixed_targets import FixedTargets
+from spark_ssp.kinesis_source.probing.latest_probe import WIDENING_FACTOR
+from spark_ssp.kinesis_source.probing.position_advance import (
+    LatestRecord,
+    ShardAdvance,
+    advance_by_records,
+    advance_to_end,
+)
+from spark_ssp.kinesis_source.probing.probe_protocol import (
+    ProbeResult,
+    ProbeSteps,
+    RecordRef,
+    ShardCursor,
+    follow_iterator,
+    open_iterator,
+)
+from spark_ssp.kinesis_source.probing.probe_runner import Probe
+from spark_ssp.kinesis_source.probing.shard_lag import max_lag_ms
+from spark_ssp.kinesis_source.probing.shard_prober import ShardProber
+
+_log = logging.getLogger(__name__)
+
+TOLERANCE_MS: Final = 5_000
+"""The time by which a record may have arrived after an unread record of another shard. Above the
+distance from the latest record at which a batch ends in a busy shard (`REST_MS`)."""
+HELD_MS: Final = 10_000
+"""The time after which a shard that holds others back is logged."""
+HELD_EVERY_MS: Final = 60_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """The oldest record that a batch leaves unread: one of `key`, which arrived at `time` or
+    later."""
+
+    key: ShardKey
+    time: EpochMillis
+
+
+def oldest_unread(unread: Mapping[ShardKey, EpochMillis]) -> Bound | None:
+    """Return the bound of a batch; None if it leaves nothing unread."""
+    if not unread:
+        return None
+    key = min(unread, key=lambda key: (unread[key], key))
+    return Bound(key=key, time=unread[key])
+
+
+def next_generation(
+    states: Collection[ShardKey],
+    listings: Listings,
+    empty: Collection[ShardKey],
+) -> list[ShardKey]:
+    """Return the shards that wait for those of `states`: the descendants that come next. A
+    descendant among `empty`, which has ended without a record, is passed over for its own
+    children: a shard's records are younger than its parents'."""
+    found: set[ShardKey] = set()
+    for stream in sorted({key.stream for key in states}):
+        listing = listings[stream]
+        known = {key.shard for key in states if key.stream == stream}
+        passed = known | ancestors(listing, known)
+        children = children_of(listing.values())
+        pending = sorted(known)
+        seen: set[str] = set()
+        while pending:
+            for child in children.get(pending.pop(), ()):
+                if child in seen or child in known:
+                    continue
+                seen.add(child)
+                key = ShardKey(stream=stream, shard=child)
+                if child in passed or key in empty:
+                    pending.append(child)
+                else:
+                    found.add(key)
+    return sorted(found)
+
+
+def rows_until(records: Sequence[RecordRef], until: EpochMillis) -> int:
+    """Return the number of leading records that arrived at `until` or earlier."""
+    return sum(1 for _ in takewhile(lambda row: row.arrival <= until, records))
+
+
+# --- Probes --------------------------------------------------------------------------------------
+
+
+def find_oldest(state: ShardState, now: EpochMillis) -> ProbeSteps:
+    """Find the first record at a position: `end`, if there is one."""
+    iterator = yield from open_iterator(state.position)
+    page = yield from follow_iterator(iterator, 1)
+    return ProbeResult(
+        end=page.records[0] if page.records else None,
+        at_latest=page.at_latest,
+        closed=not page.records and page.next_iterator is None,
+        time=max(now, page.time),
+        cursor=ShardCursor(),
+    )
+
+
+def find_last_until(
+    start: ShardState,
+    cursor: ShardCursor,
+    now: EpochMillis,
+    retention_ms: int,
+    until: EpochMillis,
+) -> ProbeSteps:
+    """Find an end shortly before `until`: the last record of a page that arrived until then.
+
+    The page from the start has it, or the end is found by time, in widening steps back. Records of
+    the page from the start that arrived later are in `records`, for the caller to cut. If nothing
+    arrived after `until`, the result does not have more.
+    """
+    limit = min(PEEK_RECORDS, records_of(cursor, PEEK_BYTES))
+    page, cursor = yield from fetch_from_start(start, cursor, limit, now, persistent=True)
+    result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+    if result.end is None or result.start_lost or not result.has_more:
+        return result
+    if rows_until(result.records, until) < len(result.records):
+        return result
+    limit = min(PEEK_RECORDS, records_of(result.cursor, PEEK_BYTES))
+    window, best = result.cursor.window_ms, result.end
+    while until - window > best.arrival:
+        iterator = yield from open_iterator(AtTimestamp(millis=EpochMillis(until - window)))
+        page = yield from follow_iterator(iterator, limit, record_bytes=result.cursor.record_bytes)
+        within = page.records[: rows_until(page.records, until)]
+        if len(within) == len(page.records) and (page.at_latest or page.next_iterator is None):
+            return replace(result, found_by_time=True, closed=True)
+        if within and within[-1].order > best.order:
+            return _ending_at(result, within[-1])
+        window *= WIDENING_FACTOR
+    return result
+
+
+def _ending_at(result: ProbeResult, end: RecordRef) -> ProbeResult:
+    return replace(
+        result,
+        end=end,
+        found_by_time=True,
+        at_latest=False,
+        closed=False,
+        expected=None,
+        cursor=replace(
+            result.cursor, position=end.position, reached_ms=end.arrival, cached_iterator=None
+        ),
+    )
+
+
+# --- The batch -----------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Hold:
+    """The shard that holds others back, since when, and when that was logged."""
+
+    key: ShardKey
+    since: EpochMillis
+    logged: EpochMillis | None = None
+
+
+@dataclass(slots=True)
+class BatchAlignment:
+    """Aligns the batches of one query. Not thread-safe."""
+
+    prober: ShardProber
+    targets: FixedTargets
+    patience_ms: int
+    """The time for which a shard that cannot be read holds the others back."""
+    tolerance_ms: int = TOLERANCE_MS
+    bound: Bound | None = None
+    """The bound of the batch planned last."""
+    left_behind: set[ShardKey] = field(default_factory=set)
+    """Shards that could not be read for so long that the others no longer wait for them."""
+    _oldest: dict[ShardKey, EpochMillis] = field(default_factory=dict)
+    """The arrival of the first record of each waiting shard."""
+    _empty: set[ShardKey] = field(default_factory=set)
+    """Shards that ended without a record."""
+    _unreadable: dict[ShardKey, EpochMillis] = field(default_factory=dict)
+    """Shards that could not be read, and since when."""
+    _hold: _Hold | None = None
+
+    def align(
+        self,
+        states: Mapping[ShardKey, ShardState],
+        waiting: Mapping[ShardKey, ShardState],
+        listings: Listings,
+        advances: Mapping[ShardKey, ShardAdvance],
+        results: Mapping[ShardKey, ProbeResult],
+        *,
+        resolved: Collection[ShardKey] = (),
+    ) -> dict[ShardKey, ShardAdvance]:
+        """Return the advances of a batch that ends at one instant.
+
+        `states`: the entries of the offset, from which each advance starts, of which those that
+        are `resolved` are at their latest record; `waiting`: those that wait for their parents;
+        `results`: the probes that the advances follow from.
+        """
+        now = self.prober.service_time()
+        unknown: set[ShardKey] = set()
+        unread: dict[ShardKey, EpochMillis] = {}
+        for key, state in states.items():
+            advance = advances.get(key)
+            if (advance is not None and advance.at_latest) or key in resolved:
+                continue
+            since = self._unread_since(key, state, advance, now)
+            if since is not None:
+                unread[key] = since
+                if key not in advances and self.prober.history.is_failing(key):
+                    unknown.add(key)
+        children = self._unread_children(states, waiting, listings, now, unknown)
+        for key in self._give_up(unknown, now):
+            unread.pop(key, None)
+            children.pop(key, None)
+        self.bound = oldest_unread({**unread, **children})
+        if self.bound is None:
+            self._hold = None
+            return dict(advances)
+        until = EpochMillis(self.bound.time + self.tolerance_ms)
+        # The parents of a shard that waits are read to their end, whatever the service's clocks.
+        spared = {
+            key
+            for child, since in children.items()
+            if since <= until
+            for key in _ancestors_of(child, listings)
+        }
+        aligned = self._cut(states, advances, results, until, spared)
+        self._note(advances, aligned, until, now)
+        return aligned
+
+    def retain(self, keys: Collection[ShardKey], listings: Listings) -> None:
+        """Drop what is known of shards that are no longer listed, or that are being read."""
+        for table in (self._oldest, self._unreadable):
+            for key in [key for key in table if key in keys or not _is_listed(key, listings)]:
+                del table[key]
+        self._empty = {key for key in self._empty if _is_listed(key, listings)}
+
+    # --- What is unread ---------------------------------------------------------------------------
+
+    def _unread_since(
+        self,
+        key: ShardKey,
+        state: ShardState,
+        advance: ShardAdvance | None,
+        now: EpochMillis,
+    ) -> EpochMillis | None:
+        """Return a time at or before the arrival of the oldest record that the batch leaves unread
+        of a shard; None if there is none yet."""
+        if isinstance(state.position, ShardEnd) or self._is_ignored(key):
+            return None
+        if advance is not None:
+            if isinstance(advance.state.position, ShardEnd):
+                return None
+            reached = advance.cursor.reached_ms
+            if advance.state.position != state.position and reached is not None:
+                return reached
+        last = self.prober.history.last_probe(key)
+        known = max_lag_ms(state, last, self.prober.description(key), now)
+        reached = self.prober.cursor(key).reached_ms
+        since = EpochMillis(now - known)
+        at_position = self.prober.cursor(key).position == state.position
+        return max(since, reached) if at_position and reached is not None else since
+
+    def _unread_children(
+        self,
+        states: Mapping[ShardKey, ShardState],
+        waiting: Mapping[ShardKey, ShardState],
+        listings: Listings,
+        now: EpochMillis,
+        unknown: set[ShardKey],
+    ) -> dict[ShardKey, EpochMillis]:
+        """Return the arrival of the first record of each shard that waits, probed once. One that
+        does not answer counts as unread since its parents' records, and is added to `unknown`."""
+        while True:
+            found = [
+                key
+                for key in {*next_generation(states.keys(), listings, self._empty), *waiting}
+                if key not in self._empty and not self._is_ignored(key)
+            ]
+            begin = {
+                key: waiting.get(key, ShardState(position=TrimHorizon()))
+                for key in found
+                if key not in self._oldest
+            }
+            results = self.prober.run(
+                {key: partial(find_oldest, state, now) for key, state in begin.items()},
+                patient=False,
+            )
+            ended = {key for key, result in results.items() if result.closed}
+            for key, result in results.items():
+                self.prober.limiter.count_calls(key, result.fetches)
+                if result.end is not None:
+                    self._oldest[key] = result.end.arrival
+            self._empty |= ended
+            if not ended:
+                break
+        unread: dict[ShardKey, EpochMillis] = {}
+        for key in found:
+            if key in self._oldest:
+                unread[key] = self._oldest[key]
+            elif key not in results or not results[key].at_latest:
+                unread[key] = self._since_parents(key, states, listings, now)
+                if key not in results:
+                    unknown.add(key)
+        return unread
+
+    def _since_parents(
+        self,
+        key: ShardKey,
+        states: Mapping[ShardKey, ShardState],
+        listings: Listings,
+        now: EpochMillis,
+    ) -> EpochMillis:
+        parents = _ancestors_of(key, listings) & states.keys()
+        since = [
+            now
+            - max_lag_ms(
+                states[parent],
+                self.prober.history.last_probe(parent),
+                self.prober.description(parent),
+                now,
+            )
+            for parent in parents
+        ]
+        return EpochMillis(max(since, default=now - self.prober.retention_ms(key)))
+
+    def _is_ignored(self, key: ShardKey) -> bool:
+        """Return whether a run to fixed targets reads nothing of the shard."""
+        if not self.targets.are_fixed:
+            return False
+        target = self.targets.get(key)
+        return target is None or (isinstance(target, LatestRecord) and target.record is None)
+
+    def _give_up(self, unknown: Collection[ShardKey], now: EpochMillis) -> set[ShardKey]:
+        """Return the shards that could not be read for too long."""
+        self._unreadable = {key: self._unreadable.get(key, now) for key in unknown}
+        gone = {key for key, since in self._unreadable.items() if now - since >= self.patience_ms}
+        for key in sorted(gone - self.left_behind):
+            _log.warning(
+                "shard %s could not be read for %s (alignmentTimeout): the other shards are read "
+                "on without it, and its rows may be late for a watermark",
+                Detail(key),
+                duration_text(now - self._unreadable[key]),
+            )
+        self.left_behind = gone
+        return gone
+
+    # --- The cut ----------------------------------------------------------------------------------
+
+    def _cut(
+        self,
+        states: Mapping[ShardKey, ShardState],
+        advances: Mapping[ShardKey, ShardAdvance],
+        results: Mapping[ShardKey, ProbeResult],
+        until: EpochMillis,
+        spared: Collection[ShardKey],
+    ) -> dict[ShardKey, ShardAdvance]:
+        aligned = dict(advances)
+        probes: dict[ShardKey, Probe] = {}
+        for key, advance in advances.items():
+            state, result = states[key], results.get(key)
+            if key in spared or advance.state.position == state.position:
+                continue
+            end = self._end_time(key, advance, result)
+            if end is not None and end <= until:
+                continue
+            if result is not None and result.records and not result.found_by_time:
+                within = rows_until(_records_of(advance, result), until)
+                aligned[key] = advance_by_records(state, result, within)
+                continue
+            probes[key] = partial(
+                find_last_until,
+                state,
+                self.prober.cursor(key),
+                self.prober.service_time(),
+                self.prober.retention_ms(key),
+                until,
+            )
+        found = self.prober.run(probes, patient=self.targets.are_fixed)
+        for key in probes:
+            if key not in found:
+                # Throttled: what is not known to have arrived in time is left for the next batch.
+                del aligned[key]
+                continue
+            result = found[key]
+            self.prober.limiter.record_probe(key, calls=result.fetches, size=result.fetched_bytes)
+            aligned[key] = self._advance_until(states[key], advances[key], result, until)
+        return aligned
+
+    def _end_time(
+        self, key: ShardKey, advance: ShardAdvance, result: ProbeResult | None
+    ) -> EpochMillis | None:
+        """Return the arrival of the last record that the advance reads; None if it is unknown."""
+        position: Position = advance.state.position
+        if isinstance(position, ShardEnd):
+            end = result.end if result is not None and result.closed else None
+            return None if end is None else end.arrival
+        if advance.cursor.position == position:
+            return advance.cursor.reached_ms
+        target = self.targets.get(key)
+        if isinstance(target, LatestRecord) and target.record is not None:
+            return target.record.arrival
+        return None
+
+    def _advance_until(
+        self, state: ShardState, advance: ShardAdvance, result: ProbeResult, until: EpochMillis
+    ) -> ShardAdvance:
+        """Return an advance that was cut by a probe."""
+        if result.start_lost:
+            return advance  # the task that reads the range judges the loss
+        if result.found_by_time:
+            if result.closed:
+                return advance
+            cut = advance_to_end(state, result)
+        else:
+            admitted = rows_until(result.records, until)
+            if admitted == len(result.records) and not result.has_more:
+                return advance
+            if not result.records:
+                # An inconclusive page: the shard waits for the next trigger.
+                return replace(
+                    advance,
+                    state=replace(state, first=result.first or state.first),
+                    cursor=result.cursor,
+                    at_latest=False,
+                    expected=None,
+                )
+            cut = advance_by_records(state, result, admitted)
+        reached = cut.cursor.reached_ms
+        behind = cut.millis_behind
+        if reached is not None:
+            behind = max(behind, result.time - reached, 1)
+        return replace(cut, at_latest=False, millis_behind=behind)
+
+    # --- The log ----------------------------------------------------------------------------------
+
+    def _note(
+        self,
+        advances: Mapping[ShardKey, ShardAdvance],
+        aligned: Mapping[ShardKey, ShardAdvance],
+        until: EpochMillis,
+        now: EpochMillis,
+    ) -> None:
+        bound = self.bound
+        held = [key for key in advances if aligned.get(key) != advances[key]]
+        if bound is None or not held:
+            self._hold = None
+            return
+        if self._hold is None or self._hold.key != bound.key:
+            self._hold = _Hold(key=bound.key, since=now)
+        hold = self._hold
+        is_due = hold.logged is None or now - hold.logged >= HELD_EVERY_MS
+        if now - hold.since >= HELD_MS and is_due:
+            hold.logged = now
+            _log.info(
+                "shard %s holds %d others back for %s: the batch ends at %s, so that its rows are "
+                "not late for a watermark",
+                Detail(bound.key),
+                len(held),
+                duration_text(now - hold.since),
+                time_text(until),
+            )
+
+
+def _records_of(advance: ShardAdvance, result: ProbeResult) -> Sequence[RecordRef]:
+    """Return the records of a result that an advance reads."""
+    position = advance.state.position
+    if not isinstance(position, AfterRecord):
+        return result.records
+    last = sequence_order(position.sequence_number)
+    return tuple(takewhile(lambda row: row.order <= last, result.records))
+
+
+def _ancestors_of(key: ShardKey, listings: Listings) -> set[ShardKey]:
+    found = ancestors(listings[key.stream], [key.shard])
+    return {ShardKey(stream=key.stream, shard=shard) for shard in found}
+
+
+def _is_listed(key: ShardKey, listings: Listings) -> bool:
+    return key.shard in listings.get(key.stream, {})
