@@ -39,11 +39,12 @@ from spark_ssp.kinesis_source.probing.batch_end_probe import (
     PEEK_RECORDS,
     check_first_page,
     fetch_from_start,
+    fetch_second_page,
     records_of,
     to_result,
 )
 from spark_ssp.kinesis_source.probing.fixed_targets import FixedTargets
-from spark_ssp.kinesis_source.probing.latest_probe import WIDENING_FACTOR
+from spark_ssp.kinesis_source.probing.latest_probe import LATEST_STRIDE_MS, WIDENING_FACTOR
 from spark_ssp.kinesis_source.probing.position_advance import (
     LatestRecord,
     ShardAdvance,
@@ -51,6 +52,8 @@ from spark_ssp.kinesis_source.probing.position_advance import (
     advance_to_end,
 )
 from spark_ssp.kinesis_source.probing.probe_protocol import (
+    PAGE_RECORDS,
+    PageView,
     ProbeResult,
     ProbeSteps,
     RecordRef,
@@ -144,47 +147,99 @@ def find_last_until(
     cursor: ShardCursor,
     now: EpochMillis,
     retention_ms: int,
+    bound: EpochMillis,
     until: EpochMillis,
 ) -> ProbeSteps:
-    """Find an end shortly before `until`: the last record of a page that arrived until then.
+    """Find the last record that arrived at `until` or earlier, or any that arrived at `bound` or
+    later and until then.
 
-    The page from the start has it, or the end is found by time, in widening steps back. Records of
-    the page from the start that arrived later are in `records`, for the caller to cut. If nothing
-    arrived after `until`, the result does not have more.
+    A page from the start has it in a shard of few records, and one shortly before `until` in a busy
+    shard. Between the two, the last record is found by bisection. Records of the page from the
+    start that arrived later are in `records`, for the caller to cut. If nothing arrived after
+    `until`, the result does not have more.
     """
     limit = min(PEEK_RECORDS, records_of(cursor, PEEK_BYTES))
     page, cursor = yield from fetch_from_start(start, cursor, limit, now, persistent=True)
     result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+    limit = min(PEEK_RECORDS, records_of(result.cursor, PEEK_BYTES))
+    if page.records and (result.end is None or cursor.record_bytes is None):
+        result = yield from fetch_second_page(start, result, limit)
     if result.end is None or result.start_lost or not result.has_more:
         return result
-    if rows_until(result.records, until) < len(result.records):
+    if rows_until(result.records, until) < len(result.records) or result.end.arrival >= bound:
         return result
-    limit = min(PEEK_RECORDS, records_of(result.cursor, PEEK_BYTES))
-    window, best = result.cursor.window_ms, result.end
-    while until - window > best.arrival:
-        iterator = yield from open_iterator(AtTimestamp(millis=EpochMillis(until - window)))
+    search = _Search(best=result.end, empty_from=until, until=until)
+    window = result.cursor.window_ms
+    while search.best.arrival < bound and not search.is_narrow:
+        at = EpochMillis(max(until - window, search.middle))
+        iterator = yield from open_iterator(AtTimestamp(millis=at))
         page = yield from follow_iterator(iterator, limit, record_bytes=result.cursor.record_bytes)
-        within = page.records[: rows_until(page.records, until)]
-        if len(within) == len(page.records) and (page.at_latest or page.next_iterator is None):
-            return replace(result, found_by_time=True, closed=True)
-        if within and within[-1].order > best.order:
-            return _ending_at(result, within[-1])
+        if search.record(page, at):
+            return search.result(result)
         window *= WIDENING_FACTOR
-    return result
+    iterator = yield from open_iterator(search.best.position)
+    while search.best.arrival < bound:
+        page = yield from follow_iterator(
+            iterator, PAGE_RECORDS, record_bytes=result.cursor.record_bytes, persistent=True
+        )
+        is_over = search.record(page, search.empty_from)
+        if (
+            is_over
+            or page.next_iterator is None
+            or rows_until(page.records, until) < len(page.records)
+        ):
+            break
+        iterator = page.next_iterator
+    return search.result(result)
 
 
-def _ending_at(result: ProbeResult, end: RecordRef) -> ProbeResult:
-    return replace(
-        result,
-        end=end,
-        found_by_time=True,
-        at_latest=False,
-        closed=False,
-        expected=None,
-        cursor=replace(
-            result.cursor, position=end.position, reached_ms=end.arrival, cached_iterator=None
-        ),
-    )
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """The search for the last record until a time: the best so far, and the time from which on
+    there is none."""
+
+    best: RecordRef
+    empty_from: EpochMillis
+    until: EpochMillis
+    has_more: bool = True
+
+    @property
+    def middle(self) -> EpochMillis:
+        return EpochMillis((self.best.arrival + self.empty_from) // 2)
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.empty_from - self.best.arrival <= LATEST_STRIDE_MS
+
+    def record(self, page: PageView, at: EpochMillis) -> bool:
+        """Record a page that starts at a time, or after the best record; return whether the search
+        is over."""
+        within = page.records[: rows_until(page.records, self.until)]
+        if within and within[-1].order > self.best.order:
+            self.best = within[-1]
+        elif not within:
+            self.empty_from = min(self.empty_from, at)
+        if len(within) < len(page.records):
+            return bool(within)
+        self.has_more = not page.at_latest and page.next_iterator is not None
+        return not self.has_more
+
+    def result(self, result: ProbeResult) -> ProbeResult:
+        cursor = replace(
+            result.cursor,
+            position=self.best.position,
+            reached_ms=self.best.arrival,
+            cached_iterator=None,
+        )
+        return replace(
+            result,
+            end=self.best,
+            found_by_time=True,
+            at_latest=False,
+            closed=not self.has_more,
+            expected=None,
+            cursor=cursor,
+        )
 
 
 # --- The batch -----------------------------------------------------------------------------------
@@ -414,6 +469,7 @@ class BatchAlignment:
                 self.prober.cursor(key),
                 self.prober.service_time(),
                 self.prober.retention_ms(key),
+                EpochMillis(until - self.tolerance_ms),
                 until,
             )
         found = self.prober.run(probes, patient=self.targets.are_fixed)

@@ -1,8 +1,10 @@
 """Divides `maxRecordsPerTrigger` and `maxBytesPerTrigger` among shards.
 
-Both count Kinesis records, before de-aggregation. The shares are even; the unused rest of a share
-goes to the other shards, and the remainder to the shards that are farthest behind, so none starves.
-At least one record is admitted if there is one, or a record above the limit would never be read.
+Both count Kinesis records, before de-aggregation. In an aligned batch (`alignment.py`) the records
+that arrived first are admitted, and a shard's share of what is read follows its rate. Otherwise the
+shares are even; the unused rest of a share goes to the other shards, and the remainder to the
+shards that are farthest behind. So none starves. At least one record is admitted if there is one,
+or a record above the limit would never be read.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from spark_ssp.kinesis_source.probing.limited_end_probe import (
     MANY_RECORDS,
     LimitShare,
 )
-from spark_ssp.kinesis_source.probing.probe_protocol import PAGE_RECORDS, ProbeResult
+from spark_ssp.kinesis_source.probing.probe_protocol import PAGE_RECORDS, ProbeResult, RecordRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +89,46 @@ def admit(candidates: Mapping[ShardKey, Candidate], limits: Limits) -> dict[Shar
         counts = _cut_to_size(sums, counts, limits.max_bytes)
     _top_up(sums, counts, limits)
     return {key: counts.get(key, 0) for key in candidates}
+
+
+def admit_by_arrival(
+    rows: Mapping[ShardKey, Sequence[RecordRef]], limits: Limits
+) -> dict[ShardKey, int]:
+    """Return the number of records of each shard in the batch, those that arrived first.
+
+    Never more than the limits, except that the first of all is admitted at any size.
+    """
+    arrivals = {
+        key: list(accumulate((row.arrival for row in of_shard), max))
+        for key, of_shard in sorted(rows.items())
+        if of_shard
+    }
+    sums = {key: [0, *accumulate(row.size_bytes for row in rows[key])] for key in arrivals}
+
+    def until(time: int) -> dict[ShardKey, int]:
+        return {key: bisect_right(times, time) for key, times in arrivals.items()}
+
+    def fits(counts: Mapping[ShardKey, int]) -> bool:
+        size = sum(sums[key][count] for key, count in counts.items())
+        return (limits.max_records is None or sum(counts.values()) <= limits.max_records) and (
+            limits.max_bytes is None or size <= limits.max_bytes
+        )
+
+    if not arrivals:
+        return dict.fromkeys(rows, 0)
+    low: int = min(times[0] for times in arrivals.values()) - 1
+    high: int = max(times[-1] for times in arrivals.values())
+    counts = until(high)
+    if not fits(counts):
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(until(middle)) else (low, middle)
+        counts, together = until(low), until(high)
+        if not any(counts.values()):
+            counts[min(arrivals, key=lambda key: (arrivals[key][0], key))] = 1
+        # Of the records that arrived together at the end, as many as fit.
+        _top_up({key: sums[key][: together[key] + 1] for key in sums}, counts, limits)
+    return {key: counts.get(key, 0) for key in rows}
 
 
 def _share(wants: Mapping[ShardKey, int], total: int) -> dict[ShardKey, int]:
@@ -194,18 +236,51 @@ def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, Li
     return dict.fromkeys(keys, share)
 
 
+def rated_shares(
+    keys: Collection[ShardKey], limits: Limits, rates: Mapping[ShardKey, float]
+) -> dict[ShardKey, LimitShare]:
+    """Return each shard's share of the limits by its rate, so that all of them span the same time;
+    a shard whose rate is unknown counts with the mean of the others."""
+    even = even_shares(keys, limits)
+    known = [rates[key] for key in keys if rates.get(key, 0.0) > 0]
+    if not known:
+        return even
+    mean = sum(known) / len(known)
+    weights = {key: rates[key] if rates.get(key, 0.0) > 0 else mean for key in keys}
+    total = sum(weights.values())
+    return {
+        key: replace(
+            even[key],
+            records=even[key].records
+            if limits.max_records is None
+            else max(1, int(limits.max_records * weights[key] / total)),
+            size_bytes=None
+            if limits.max_bytes is None
+            else max(1, int(limits.max_bytes * weights[key] / total)),
+        )
+        for key in keys
+    }
+
+
 def admit_results(
-    results: Mapping[ShardKey, ProbeResult], shares: Mapping[ShardKey, LimitShare], limits: Limits
+    results: Mapping[ShardKey, ProbeResult],
+    shares: Mapping[ShardKey, LimitShare],
+    limits: Limits,
+    *,
+    aligned: bool = False,
 ) -> dict[ShardKey, int]:
     """Return the number of records of each result in the batch. An end that was found by time is
     admitted as it is, and uses its share; the others are cut to what is left of the limits."""
     by_time = {key: len(result.records) for key, result in results.items() if result.found_by_time}
-    counted = {key: to_candidate(results[key]) for key in results.keys() - by_time.keys()}
     records, size = limits.max_records, limits.max_bytes
     for key in by_time:
         records = None if records is None else records - shares[key].records
         size = None if size is None else size - (shares[key].size_bytes or 0)
-    return by_time | admit(counted, replace(limits, max_records=records, max_bytes=size))
+    rest = replace(limits, max_records=records, max_bytes=size)
+    counted = results.keys() - by_time.keys()
+    if aligned:
+        return by_time | admit_by_arrival({key: results[key].records for key in counted}, rest)
+    return by_time | admit({key: to_candidate(results[key]) for key in counted}, rest)
 
 
 def reduce_by_debt(limits: Limits, debt: int) -> Limits:

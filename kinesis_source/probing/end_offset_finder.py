@@ -39,6 +39,7 @@ from spark_ssp.kinesis_source.probing.batch_limits import (
     admit_share,
     even_shares,
     next_debt,
+    rated_shares,
     reduce_by_debt,
     second_shares,
 )
@@ -83,6 +84,7 @@ class EndOffsetFinder:
     ) -> None:
         self._options = options
         self._discovery = discovery
+        self._is_aligned = options.align_batches
         self._max_records_per_fetch = options.max_records_per_fetch
         self._fail_on_data_loss = options.fail_on_data_loss
         self._prober = ShardProber(options, service, discovery, monotonic=monotonic, sleep=sleep)
@@ -248,11 +250,15 @@ class EndOffsetFinder:
         """Probe each shard for its even share of the limits, then for shares left by others."""
         advances, behind = self._split_by_target(eligible)
         full, limits = limits.max_bytes, reduce_by_debt(limits, self._debt)
-        shares = even_shares(behind, limits)
+        if self._is_aligned:
+            rates = {key: self._rate(key, limits) for key in behind}
+            shares = rated_shares(behind, limits, rates)
+        else:
+            shares = even_shares(behind, limits)
         results = self._scan_all(behind, shares)
         more = second_shares(results, shares, limits)
         results |= self._scan_all(behind, more)
-        counts = admit_results(results, {**shares, **more}, limits)
+        counts = admit_results(results, {**shares, **more}, limits, aligned=self._is_aligned)
         self._prober.limiter.wait_for_tasks(results.keys())
         if full is not None:
             self._debt = next_debt(self._debt, results, counts, full)
@@ -260,6 +266,15 @@ class EndOffsetFinder:
         for key, result in results.items():
             advances[key] = advance_by_records(behind[key], result, counts[key])
         return advances
+
+    def _rate(self, key: ShardKey, limits: Limits) -> float:
+        """Return what a shard took in per millisecond, in the units of the limits; 0 if that is not
+        known."""
+        intake = self._prober.cursor(key).intake
+        if intake is None:
+            return 0.0
+        amount = intake.size_bytes if limits.max_records is None else intake.records
+        return amount / intake.millis
 
     def _scan_all(
         self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, LimitShare]
