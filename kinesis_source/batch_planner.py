@@ -265,7 +265,9 @@ class BatchPlanner:
             limits,
         )
         if self._options.align_batches and not reach_targets:
-            advances = self._end_finder.align(active, listings, advances, resolved=result.resolved)
+            advances = self._end_finder.align(
+                active, listings, advances, resolved=result.resolved, limits=limits
+            )
         self._end_finder.remember(
             advances, active.states.keys() | active.waiting.keys() | verified.pending
         )

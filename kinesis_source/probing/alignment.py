@@ -4,10 +4,11 @@ records.
 A watermark is one value for a query: the latest event time of a batch, less the delay. If a batch
 leaves records of one shard unread and contains younger ones of another shard, Spark may drop the
 older ones in the next batch as late, without an error. So a batch ends everywhere at the arrival of
-the oldest record that it leaves unread (`Bound`), plus `TOLERANCE_MS`.
+the oldest record that it leaves unread (`Bound`).
 
 Shards that have to wait for their parents count as well: their records are unread until a later
-batch. At the latest record of every shard nothing is unread, nothing is cut and no call is made.
+batch. Near the latest record of every shard nothing is cut and no call is made: there the end of a
+busy shard's batch is up to `TOLERANCE_MS` from its latest record.
 The rules and the alternatives are in docs/design/batch-ends.md.
 """
 
@@ -68,8 +69,11 @@ from spark_ssp.kinesis_source.probing.shard_prober import ShardProber
 _log = logging.getLogger(__name__)
 
 TOLERANCE_MS: Final = 5_000
-"""The time by which a record may have arrived after an unread record of another shard. Above the
-distance from the latest record at which a batch ends in a busy shard (`REST_MS`)."""
+"""The age up to which unread records of a shard that keeps up hold nothing back: above the distance
+from the latest record at which a batch ends in a busy shard (`batch_end_probe.REST_MS`)."""
+NEAR_ENOUGH_MS: Final = 1_000
+"""The distance from the batch's end at which a busy shard may end: a second of its records would
+have to be read to find the last one."""
 HELD_MS: Final = 10_000
 """The time after which a shard that holds others back is logged."""
 HELD_EVERY_MS: Final = 60_000
@@ -147,10 +151,10 @@ def find_last_until(
     cursor: ShardCursor,
     now: EpochMillis,
     retention_ms: int,
-    bound: EpochMillis,
+    near: EpochMillis,
     until: EpochMillis,
 ) -> ProbeSteps:
-    """Find the last record that arrived at `until` or earlier, or any that arrived at `bound` or
+    """Find the last record that arrived at `until` or earlier, or any that arrived at `near` or
     later and until then.
 
     A page from the start has it in a shard of few records, and one shortly before `until` in a busy
@@ -166,11 +170,11 @@ def find_last_until(
         result = yield from fetch_second_page(start, result, limit)
     if result.end is None or result.start_lost or not result.has_more:
         return result
-    if rows_until(result.records, until) < len(result.records) or result.end.arrival >= bound:
+    if rows_until(result.records, until) < len(result.records) or result.end.arrival >= near:
         return result
     search = _Search(best=result.end, empty_from=until, until=until)
     window = result.cursor.window_ms
-    while search.best.arrival < bound and not search.is_narrow:
+    while search.best.arrival < near and not search.is_narrow:
         at = EpochMillis(max(until - window, search.middle))
         iterator = yield from open_iterator(AtTimestamp(millis=at))
         page = yield from follow_iterator(iterator, limit, record_bytes=result.cursor.record_bytes)
@@ -178,7 +182,7 @@ def find_last_until(
             return search.result(result)
         window *= WIDENING_FACTOR
     iterator = yield from open_iterator(search.best.position)
-    while search.best.arrival < bound:
+    while search.best.arrival < near:
         page = yield from follow_iterator(
             iterator, PAGE_RECORDS, record_bytes=result.cursor.record_bytes, persistent=True
         )
@@ -254,6 +258,16 @@ class _Hold:
     logged: EpochMillis | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Generation:
+    """A result of `next_generation`, and what it follows from."""
+
+    keys: frozenset[ShardKey]
+    empty: frozenset[ShardKey]
+    listings: Listings
+    found: list[ShardKey]
+
+
 @dataclass(slots=True)
 class BatchAlignment:
     """Aligns the batches of one query. Not thread-safe."""
@@ -274,6 +288,7 @@ class BatchAlignment:
     _unreadable: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """Shards that could not be read, and since when."""
     _hold: _Hold | None = None
+    _generation: _Generation | None = None
 
     def align(
         self,
@@ -284,12 +299,13 @@ class BatchAlignment:
         results: Mapping[ShardKey, ProbeResult],
         *,
         resolved: Collection[ShardKey] = (),
+        limited: bool = False,
     ) -> dict[ShardKey, ShardAdvance]:
         """Return the advances of a batch that ends at one instant.
 
         `states`: the entries of the offset, from which each advance starts, of which those that
         are `resolved` are at their latest record; `waiting`: those that wait for their parents;
-        `results`: the probes that the advances follow from.
+        `results`: the probes that the advances follow from; `limited`: a limit cut the advances.
         """
         now = self.prober.service_time()
         unknown: set[ShardKey] = set()
@@ -299,10 +315,12 @@ class BatchAlignment:
             if (advance is not None and advance.at_latest) or key in resolved:
                 continue
             since = self._unread_since(key, state, advance, now)
-            if since is not None:
-                unread[key] = since
-                if key not in advances and self.prober.history.is_failing(key):
-                    unknown.add(key)
+            keeps_up = since is not None and now - since <= self.tolerance_ms
+            if since is None or (keeps_up and (advance is None or not limited)):
+                continue
+            unread[key] = since
+            if key not in advances and self.prober.history.is_failing(key):
+                unknown.add(key)
         children = self._unread_children(states, waiting, listings, now, unknown)
         for key in self._give_up(unknown, now):
             unread.pop(key, None)
@@ -311,7 +329,7 @@ class BatchAlignment:
         if self.bound is None:
             self._hold = None
             return dict(advances)
-        until = EpochMillis(self.bound.time + self.tolerance_ms)
+        until = self.bound.time
         # The parents of a shard that waits are read to their end, whatever the service's clocks.
         spared = {
             key
@@ -369,7 +387,7 @@ class BatchAlignment:
         while True:
             found = [
                 key
-                for key in {*next_generation(states.keys(), listings, self._empty), *waiting}
+                for key in {*self._next_generation(states, listings), *waiting}
                 if key not in self._empty and not self._is_ignored(key)
             ]
             begin = {
@@ -398,6 +416,27 @@ class BatchAlignment:
                 if key not in results:
                     unknown.add(key)
         return unread
+
+    def _next_generation(
+        self, states: Mapping[ShardKey, ShardState], listings: Listings
+    ) -> list[ShardKey]:
+        """Return `next_generation`, which is the same in most triggers."""
+        known = self._generation
+        same = (
+            known is not None
+            and known.keys == states.keys()
+            and known.empty == self._empty
+            and known.listings.keys() == listings.keys()
+            and all(known.listings[name] is listings[name] for name in listings)
+        )
+        if known is None or not same:
+            known = self._generation = _Generation(
+                keys=frozenset(states),
+                empty=frozenset(self._empty),
+                listings=dict(listings),
+                found=next_generation(states.keys(), listings, self._empty),
+            )
+        return known.found
 
     def _since_parents(
         self,
@@ -469,7 +508,7 @@ class BatchAlignment:
                 self.prober.cursor(key),
                 self.prober.service_time(),
                 self.prober.retention_ms(key),
-                EpochMillis(until - self.tolerance_ms),
+                EpochMillis(until - NEAR_ENOUGH_MS),
                 until,
             )
         found = self.prober.run(probes, patient=self.targets.are_fixed)

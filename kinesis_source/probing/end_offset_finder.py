@@ -214,10 +214,17 @@ class EndOffsetFinder:
         advances: Mapping[ShardKey, ShardAdvance],
         *,
         resolved: Collection[ShardKey],
+        limits: Limits,
     ) -> dict[ShardKey, ShardAdvance]:
         """Return the advances of the batch planned last, cut to one instant; see `alignment.py`."""
         aligned = self._alignment.align(
-            active.states, active.waiting, listings, advances, self._results, resolved=resolved
+            active.states,
+            active.waiting,
+            listings,
+            advances,
+            self._results,
+            resolved=resolved,
+            limited=limits.is_bounded,
         )
         self._alignment.retain(active.states.keys(), listings)
         return with_last_caught_up(aligned, self._last_caught_up_ms)

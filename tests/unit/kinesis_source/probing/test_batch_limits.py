@@ -9,8 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.grouping.identifiers import ShardKey
-from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Candidate, Limits, admit
+from spark_ssp.grouping.identifiers import SequenceNumber, ShardKey
+from spark_ssp.kinesis_source.model.shard import EpochMillis
+from spark_ssp.kinesis_source.probing.batch_limits import (
+    UNLIMITED,
+    Candidate,
+    Limits,
+    admit,
+    admit_by_arrival,
+    rated_shares,
+)
+from spark_ssp.kinesis_source.probing.probe_protocol import RecordRef
 from tests.support.kinesis.shards import key
 
 
@@ -149,3 +158,61 @@ def test_no_shard_starves(streams: list[tuple[int, int]], limits: Limits) -> Non
             del waiting[shard][:count]
     # One record a round goes to a shard whose first is the oldest: those of the first two rounds.
     assert all(not times or times[0] > 1 for times in waiting.values())
+
+
+# --- Aligned batches ------------------------------------------------------------------------------
+
+
+def _rows(sizes_and_gaps: list[tuple[int, int]]) -> list[RecordRef]:
+    arrival, rows = 1_000, []
+    for number, (size, gap) in enumerate(sizes_and_gaps):
+        arrival += gap
+        rows.append(
+            RecordRef(
+                sequence_number=SequenceNumber(str(number)),
+                last_sub=0,
+                arrival=EpochMillis(arrival),
+                size_bytes=size,
+            )
+        )
+    return rows
+
+
+_logs = st.dictionaries(
+    st.integers(0, 6),
+    st.lists(st.tuples(st.integers(1, 500), st.sampled_from([0, 0, 1, 7, 900])), max_size=30),
+    max_size=6,
+).map(lambda logs: {key(n): _rows(rows) for n, rows in logs.items()})
+
+
+@given(rows=_logs, limits=_limits)
+def test_the_records_that_arrived_first_are_admitted_within_the_limits(
+    rows: Mapping[ShardKey, list[RecordRef]], limits: Limits
+) -> None:
+    counts = admit_by_arrival(rows, limits)
+    assert counts.keys() == rows.keys()
+    admitted = [row for shard, count in counts.items() for row in rows[shard][:count]]
+    left = [row for shard, count in counts.items() for row in rows[shard][count:]]
+    size = sum(row.size_bytes for row in admitted)
+    assert limits.max_records is None or len(admitted) <= limits.max_records
+    assert limits.max_bytes is None or size <= limits.max_bytes or len(admitted) == 1
+    assert admitted or not left
+    if admitted and left:
+        newest, oldest = max(row.arrival for row in admitted), min(row.arrival for row in left)
+        assert newest <= oldest
+        # The limits are used up: the records of the next instant do not fit together.
+        of_next = [row for row in left if row.arrival == oldest]
+        assert (
+            limits.max_records is not None and len(admitted) + len(of_next) > limits.max_records
+        ) or (
+            limits.max_bytes is not None
+            and size + sum(row.size_bytes for row in of_next) > limits.max_bytes
+        )
+
+
+def test_shares_follow_the_rates_of_the_shards() -> None:
+    keys = [key(n) for n in range(4)]
+    shares = rated_shares(keys, Limits(max_records=1_000), {keys[0]: 3.0, keys[1]: 1.0, keys[2]: 0})
+    assert [shares[shard].records for shard in keys] == [375, 125, 250, 250]
+    even = rated_shares(keys, Limits(max_bytes=4_000), {})
+    assert {share.size_bytes for share in even.values()} == {1_000}
