@@ -149,6 +149,7 @@ EDGE: Final[dict[str, str]] = {
     "kinesis_source.planning.data_loss": "logs data loss",
     "kinesis_source.planning.key_placement": "reads the placement mode, logs a change",
     "kinesis_source.planning.shard_discovery": "lists shards",
+    "kinesis_source.probing.alignment": "probes cuts, logs shards that hold others back",
     "kinesis_source.probing.end_offset_finder": "logs shards that are far behind",
     "kinesis_source.probing.shard_prober": "calls the service, waits, logs failed probes",
     "kinesis_source.probing.shard_lag": "logs shards that cannot be probed",

@@ -75,6 +75,7 @@ SCENARIOS: Final = (
     "demo promises",
     "split while running",
     "merge while stopped",
+    "rows in event time",
     "restart",
     "replayed batch",
     "killed driver",
