@@ -279,10 +279,11 @@ class BatchPlanner:
                 partition_of(expansion.stream.stream, number)
                 for number in range(expansion.old, expansion.new)
             ]
-            times = self._service.first_timestamps(new)
-            for suspicion in suspected_counts(
-                expansion, {ssp.partition: times.get(ssp) for ssp in new}
-            ):
+            oldest = self._service.first_records(new, EpochMillis(0))
+            times = {
+                ssp.partition: None if one is None else one.time_ms for ssp, one in oldest.items()
+            }
+            for suspicion in suspected_counts(expansion, times):
                 if suspicion.is_likely(self._records_before(suspicion)):
                     _log.warning("%s", suspicion.warning())
                     break

@@ -33,14 +33,14 @@ from confluent_kafka.cimpl import NewTopic
 
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.times import seconds_text
-from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.admin_connection import (
     NO_RESPONSE,
     AdminClient,
     AdminConnection,
     run_in_thread,
 )
-from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
+from spark_ssp.kafka_source.client.api import OffsetSpec, TimedOffset, TopicDescription
 from spark_ssp.kafka_source.client.client_config import secrets_of
 from spark_ssp.kafka_source.client.error_translation import (
     ErrorKind,
@@ -142,13 +142,17 @@ class KafkaAdminClient:
         answers = self._list(partitions, _spec_of(point))
         return {ssp: None if one.offset < 0 else one.offset for ssp, one in answers.items()}
 
-    def first_timestamps(
-        self, partitions: Collection[SystemStreamPartition]
-    ) -> Mapping[SystemStreamPartition, int | None]:
+    def first_records(
+        self, partitions: Collection[SystemStreamPartition], since_ms: EpochMillis
+    ) -> Mapping[SystemStreamPartition, TimedOffset | None]:
         """Implement `KafkaService`."""
-        # An answer to `earliest` has no time.
-        answers = self._list(partitions, SdkOffsetSpec.for_timestamp(0))
-        return {ssp: None if one.offset < 0 else one.timestamp for ssp, one in answers.items()}
+        answers = self._list(partitions, _spec_of(AtTime(time_ms=since_ms)))
+        return {
+            ssp: None
+            if one.offset < 0
+            else TimedOffset(offset=one.offset, time_ms=EpochMillis(one.timestamp))
+            for ssp, one in answers.items()
+        }
 
     def _list(
         self, partitions: Collection[SystemStreamPartition], spec: Any

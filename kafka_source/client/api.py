@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, Selection, TopicId
 
 
@@ -29,6 +29,14 @@ class TopicDescription:
 
     topic_id: TopicId | None = None
     partition_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedOffset:
+    """The offset and the time of a record."""
+
+    offset: int
+    time_ms: EpochMillis
 
 
 OffsetSpec = LogicalOffset | AtTime
@@ -54,10 +62,13 @@ class KafkaService(Protocol):
         """
         ...
 
-    def first_timestamps(
-        self, partitions: Collection[SystemStreamPartition]
-    ) -> Mapping[SystemStreamPartition, int | None]:
-        """Return the time of the oldest record in each of `partitions`, in milliseconds since 1970,
-        by ListOffsets; None if there is no record, or none with a time. Partitions that do not
-        exist are absent."""
+    def first_records(
+        self, partitions: Collection[SystemStreamPartition], since_ms: EpochMillis
+    ) -> Mapping[SystemStreamPartition, TimedOffset | None]:
+        """Return the first record in each of `partitions` whose time is `since_ms` or later, by one
+        ListOffsets request to each leader.
+
+        None for a time later than every record's, and if no record has a time. Partitions that do
+        not exist are absent.
+        """
         ...

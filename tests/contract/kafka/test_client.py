@@ -190,13 +190,23 @@ def test_the_first_record_of_a_time(cluster: Cluster, kafka: KafkaService) -> No
     assert found(NOW_MS + 3_001) == [None, None]
 
 
-def test_the_time_of_the_oldest_record(cluster: Cluster, kafka: KafkaService) -> None:
+def test_the_first_records_and_their_times(cluster: Cluster, kafka: KafkaService) -> None:
     topic = cluster.create(3)
     times = [record(0, NOW_MS + place) for place in (3_000, 1_000)]
     cluster.put(topic, [*times, record(1, NOW_MS + 2_000), record(1, NOW_MS + 500)])
     cluster.expire(topic, 1, before=1)
-    found = kafka.first_timestamps([*of(topic, 0, 1, 2, 9), *of(ABSENT, 0)])
-    assert found == dict(zip(of(topic, 0, 1, 2), (NOW_MS + 3_000, NOW_MS + 500, None), strict=True))
+    asked = [*of(topic, 0, 1, 2, 9), *of(ABSENT, 0)]
+
+    def found(since_ms: int) -> list[tuple[int, int] | None]:
+        answer = kafka.first_records(asked, EpochMillis(since_ms))
+        assert answer.keys() == {*of(topic, 0, 1, 2)}
+        return [
+            None if one is None else (one.offset, one.time_ms - NOW_MS) for one in answer.values()
+        ]
+
+    assert found(0) == [(0, 3_000), (1, 500), None]
+    assert found(NOW_MS + 3_000) == [(0, 3_000), None, None]
+    assert found(NOW_MS + 3_001) == [None, None, None]
 
 
 def test_what_does_not_exist_is_absent(cluster: Cluster, kafka: KafkaService) -> None:

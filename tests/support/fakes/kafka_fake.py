@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from spark_ssp.common.errors import AccessError
-from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
-from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.api import OffsetSpec, TimedOffset, TopicDescription
 from spark_ssp.kafka_source.model.topic import (
     Assign,
     AtTime,
@@ -55,9 +55,13 @@ class FakeLog:
                 return offset
         return None
 
-    def first_time(self, isolation: IsolationLevel) -> int | None:
-        offset = self.from_time(0, isolation)
-        return None if offset is None else self.records[offset].time_ms
+    def first_record(self, since_ms: int, isolation: IsolationLevel) -> TimedOffset | None:
+        offset = self.from_time(since_ms, isolation)
+        if offset is None:
+            return None
+        time_ms = self.records[offset].time_ms
+        assert time_ms is not None
+        return TimedOffset(offset=offset, time_ms=EpochMillis(time_ms))
 
 
 @dataclass(slots=True)
@@ -112,13 +116,13 @@ class FakeKafka:
             }
         )
 
-    def first_timestamps(
-        self, partitions: Collection[SystemStreamPartition]
-    ) -> Mapping[SystemStreamPartition, int | None]:
-        self._call("first times")
+    def first_records(
+        self, partitions: Collection[SystemStreamPartition], since_ms: EpochMillis
+    ) -> Mapping[SystemStreamPartition, TimedOffset | None]:
+        self._call(f"first records {since_ms}")
         return self._after(
             {
-                ssp: log.first_time(self.isolation)
+                ssp: log.first_record(since_ms, self.isolation)
                 for ssp in sorted(partitions)
                 if (log := self._log(ssp)) is not None
             }

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pytest
 
 from spark_ssp.common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
-from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
-from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
+from spark_ssp.kafka_source.client.api import OffsetSpec, TimedOffset, TopicDescription
 from spark_ssp.kafka_source.client.error_translation import ErrorKind
 from spark_ssp.kafka_source.model.topic import LogicalOffset, Selection, TopicId
 from spark_ssp.kafka_source.reading.arrow_batches import (
@@ -60,9 +60,9 @@ class Brokers:
     ) -> Mapping[SystemStreamPartition, int | None]:
         return dict.fromkeys(partitions, 0 if point is LogicalOffset.EARLIEST else 100)
 
-    def first_timestamps(
-        self, partitions: Collection[SystemStreamPartition]
-    ) -> Mapping[SystemStreamPartition, int | None]:
+    def first_records(
+        self, partitions: Collection[SystemStreamPartition], since_ms: EpochMillis
+    ) -> Mapping[SystemStreamPartition, TimedOffset | None]:
         raise AssertionError("a task does not ask for times")
 
 
