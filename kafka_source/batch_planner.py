@@ -17,6 +17,7 @@ from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.checkpoint.assignments.sync import AssignmentSync, with_store_uri
 from spark_ssp.common.errors import AccessError, IncompatibleStateError
 from spark_ssp.common.logs import abbreviate, count_of, versions
+from spark_ssp.common.times import time_text
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import FixedTasks, PartitionCountError
 from spark_ssp.grouping.identifiers import (
@@ -28,8 +29,15 @@ from spark_ssp.grouping.merging import SINGLE, inherit
 from spark_ssp.kafka_source.client.api import KafkaService
 from spark_ssp.kafka_source.model.offset import Offset, without_topics
 from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
-from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, partition_of
+from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, kafka_name, partition_of
 from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.alignment import (
+    AlignedEnd,
+    Pace,
+    Unread,
+    find_aligned_end,
+    run_lookups,
+)
 from spark_ssp.kafka_source.planning.data_loss import raise_data_loss, report_data_loss
 from spark_ssp.kafka_source.planning.missed_expansions import (
     SuspectedCount,
@@ -41,9 +49,11 @@ from spark_ssp.kafka_source.planning.offset_bounds import describe_bound
 from spark_ssp.kafka_source.planning.offset_fetcher import OffsetFetcher
 from spark_ssp.kafka_source.planning.plan_batch import (
     BatchRules,
+    count_unread,
     create_grouping,
     explain_recreated,
     plan_batch,
+    unread_in,
 )
 from spark_ssp.kafka_source.planning.rate_limit import (
     UNLIMITED,
@@ -102,6 +112,9 @@ class BatchPlanner:
         self._sync: AssignmentSync | None = None
         self._planned_at: float | None = None
         """The time of the last batch that minOffsetsPerTrigger did not delay."""
+        self._pace: Pace | None = None
+        self._has_aligned = False
+        """True once the line for an aligned batch has been logged in this run."""
         self._lag: dict[StreamName, dict[int, int]] = {}
         self._has_started = False
         """True once the line for the start of the run has been logged."""
@@ -146,7 +159,10 @@ class BatchPlanner:
             trigger_delay=self._trigger_delay(limits),
             stored=self._synced_assignment(context),
         )
-        plan = plan_batch(context, rules)
+        aligned = self._aligned_end(context, rules)
+        plan = plan_batch(
+            context, rules if aligned is None else replace(rules, aligned=aligned.lags)
+        )
         report_data_loss(plan.losses, fail=False)
         self.losses += len(plan.losses)
         self._note_missing(context, snapshot.denied)
@@ -154,6 +170,8 @@ class BatchPlanner:
             self._planned_at = self._monotonic()
         self._update_lag(context, plan.end)
         self._log(first, plan.end)
+        if aligned is not None:
+            self._log_aligned(aligned, unread_in(context))
         if plan.end is first and first is start:
             return None
         self.expansions += count_expansions(first.assignment, plan.end.assignment)
@@ -309,6 +327,20 @@ class BatchPlanner:
         )
         return replace(limits, bytes_per_offset=sizes)
 
+    def _aligned_end(self, context: BatchContext, rules: BatchRules) -> AlignedEnd | None:
+        """Return the end of an aligned batch; None without alignBatches, and if the limits leave no
+        record unread."""
+        if not self._options.align_batches:
+            return None
+        unread = unread_in(context)
+        lags = count_unread(unread)
+        if rules.limits.allow(lags) or rules.delays(lags):
+            return None
+        steps = find_aligned_end(unread, rules.limits, self._pace)
+        aligned = run_lookups(steps, lambda time: self._service.first_records(unread.keys(), time))
+        self._pace = aligned.pace
+        return aligned
+
     def _trigger_delay(self, limits: ReadLimits | None) -> TriggerDelay | None:
         least = self._options.min_offsets_per_trigger
         if least is None or limits is None or self._fetcher.frozen:
@@ -326,6 +358,12 @@ class BatchPlanner:
             _log.info("%s", _describe_start(self._options, start, end.assignment))
         elif changes := _describe_changes(start.assignment, end.assignment):
             _log.info("%s", changes)
+
+    def _log_aligned(self, aligned: AlignedEnd, unread: Unread) -> None:
+        """Log the first aligned batch of a run, and each further one at DEBUG."""
+        level = logging.DEBUG if self._has_aligned else logging.INFO
+        self._has_aligned = True
+        _log.log(level, "%s", _describe_aligned(aligned, unread))
 
     def _update_lag(self, context: BatchContext, end: Offset) -> None:
         self._lag = {}
@@ -357,6 +395,19 @@ def _describe_changes(before: TaskAssignment, now: TaskAssignment) -> str:
     if removed:
         parts.append(f"no longer read: {abbreviate(removed)}")
     return "; ".join(parts)
+
+
+def _describe_aligned(aligned: AlignedEnd, unread: Unread) -> str:
+    """Return the line for an aligned batch, with the partition that has most of its offsets."""
+    end = "the latest offsets" if aligned.time_ms is None else time_text(aligned.time_ms)
+    total = sum(map(len, unread.values()))
+    line = f"batch aligned at {end}: {sum(aligned.lags.values())} of {total} unread offsets"
+    if not aligned.lags:
+        return line
+    most = max(sorted(aligned.lags), key=aligned.lags.__getitem__)
+    return (
+        f"{line}, {aligned.lags[most]} of them in {kafka_name(most)}, which holds back the others"
+    )
 
 
 def _describe_start(options: KafkaOptions, start: Offset, now: TaskAssignment) -> str:

@@ -430,6 +430,15 @@ class KafkaOptions:
         only=QueryKind.STREAM,
         bounds_batch=True,
     )
+    align_batches: bool = option(
+        "alignBatches",
+        boolean,
+        "End each limited batch at one time in all partitions, so that no row is late for a "
+        "watermark because another partition was read ahead. See "
+        "[Event time](event-time.md#kafka).",
+        default="false",
+        only=QueryKind.STREAM,
+    )
     is_triggered_by_time: bool = trigger_option()
     """The trigger is declared to be neither availableNow nor once."""
     fetch_offset_attempts: int = option(

@@ -6,11 +6,15 @@ older ones have reached the ends listed for them in this batch, within the limit
 partitions are listed first (`topic_metadata.Metadata`), so the records that a producer wrote to the
 older partition before it used the newer one are read first. The ranges of a batch have the same
 order within a task.
+
+In an aligned batch (`alignment`) the ends are those of one instant, and all generations advance
+together. So the order through an expansion is that of the records' times, and within the batch that
+of generations.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -39,14 +43,14 @@ from spark_ssp.grouping.identifiers import (
     WorkerId,
 )
 from spark_ssp.grouping.merging import inherit
-from spark_ssp.kafka_source.model.offset import Offset, Positions
+from spark_ssp.kafka_source.model.offset import Offset
 from spark_ssp.kafka_source.model.topic import SYSTEM, TopicId
 from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions
+from spark_ssp.kafka_source.planning.alignment import Unread
 from spark_ssp.kafka_source.planning.data_loss import DataLoss, raise_data_loss
-from spark_ssp.kafka_source.planning.rate_limit import UNLIMITED, ReadLimits, TriggerDelay
+from spark_ssp.kafka_source.planning.rate_limit import UNLIMITED, Lags, ReadLimits, TriggerDelay
 from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
-    Metadata,
     StartPositions,
     offsets_of,
 )
@@ -57,13 +61,22 @@ class BatchRules:
     """The options that batches are planned by, and the state beside the metadata.
 
     `stored`: the assignment of the assignment store, for streams that the start does not contain.
+    `aligned`: the offsets that an aligned batch may read, of partitions that have some; None: all
+    that are unread.
     """
 
     grouping: FixedTasks
     fail_on_data_loss: bool = True
     limits: ReadLimits = UNLIMITED
+    aligned: Lags | None = None
     trigger_delay: TriggerDelay | None = None
     stored: TaskAssignment = NO_ASSIGNMENT
+
+    def delays(self, lags: Lags) -> bool:
+        """Return whether minOffsetsPerTrigger delays a batch with this backlog."""
+        return self.trigger_delay is not None and self.trigger_delay.should_delay(
+            sum(lags.values())
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,10 +104,11 @@ def plan_batch(context: BatchContext, rules: BatchRules) -> BatchPlan:
     starts = context.start_positions
     if rules.fail_on_data_loss:
         raise_data_loss(starts.losses)
-    lags = _lags(starts.positions, context.metadata)
-    if rules.trigger_delay is not None and rules.trigger_delay.should_delay(sum(lags.values())):
+    lags = count_unread(unread_in(context))
+    if rules.delays(lags):
         return BatchPlan(end=context.start, delayed=True)
-    granted = _grant_offsets(lags, assignment, rules.limits)
+    readable = lags if rules.aligned is None else rules.aligned
+    granted = _grant_offsets(readable, assignment, rules.limits)
     end = Offset(
         topics=_topic_ids(context),
         positions={
@@ -162,13 +176,18 @@ def _is_unchanged(start: Offset, end: Offset, starts: StartPositions) -> bool:
     )
 
 
-def _lags(positions: Positions, metadata: Metadata) -> dict[SystemStreamPartition, int]:
-    """Return the partitions with unread offsets, and their number."""
+def unread_in(context: BatchContext) -> Unread:
+    """Return the unread offsets of the partitions that have some."""
     return {
-        ssp: offsets_of(metadata, ssp).end - position
-        for ssp, position in positions.items()
-        if offsets_of(metadata, ssp).end > position
+        ssp: range(position, offsets_of(context.metadata, ssp).end)
+        for ssp, position in context.start_positions.positions.items()
+        if offsets_of(context.metadata, ssp).end > position
     }
+
+
+def count_unread(unread: Unread) -> Lags:
+    """Return the number of unread offsets of each partition."""
+    return {ssp: len(offsets) for ssp, offsets in unread.items()}
 
 
 # --- Generation by generation ---------------------------------------------------------------------
@@ -178,7 +197,7 @@ GenerationLags = dict[SystemStreamPartition, int]
 
 
 def _grant_offsets(
-    lags: Mapping[SystemStreamPartition, int], assignment: TaskAssignment, limits: ReadLimits
+    lags: Lags, assignment: TaskAssignment, limits: ReadLimits
 ) -> dict[SystemStreamPartition, int]:
     """Return the number of offsets that each partition advances by. For each task and topic the
     oldest unread generation is first; one that is not read to its end holds back the newer ones."""
@@ -197,9 +216,7 @@ def _grant_offsets(
     return granted
 
 
-def _generations(
-    lags: Mapping[SystemStreamPartition, int], assignment: TaskAssignment
-) -> list[list[GenerationLags]]:
+def _generations(lags: Lags, assignment: TaskAssignment) -> list[list[GenerationLags]]:
     """Return the unread generations of each task and topic, oldest first."""
     owners = assignment.owners()
     queues: dict[tuple[TaskName, StreamName], dict[int, GenerationLags]] = {}

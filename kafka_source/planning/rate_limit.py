@@ -44,6 +44,18 @@ class ReadLimits:
             self.max_bytes is not None and self.max_bytes <= 0
         )
 
+    def allow(self, lags: Lags) -> bool:
+        """Return whether all of `lags` may be read."""
+        part, whole = self._part(lags)
+        return part >= whole
+
+    def usage(self, lags: Lags) -> float:
+        """Return the part of the stricter limit that reading `lags` uses; above 1 they exceed
+        it."""
+        by_offsets = 0.0 if self.max_offsets is None else sum(lags.values()) / self.max_offsets
+        by_bytes = 0.0 if self.max_bytes is None else self._bytes(lags) / self.max_bytes
+        return max(by_offsets, by_bytes)
+
     def without(self, granted: Lags) -> ReadLimits:
         """Return the limits that remain after `granted` is read."""
         max_offsets, max_bytes = self.max_offsets, self.max_bytes

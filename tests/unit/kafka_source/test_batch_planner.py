@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -14,11 +16,13 @@ from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kafka_source.model.topic import IsolationLevel
+from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.rate_limit import SAMPLE_PERIOD_S
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import ssp
+from tests.support.kafka.topics import Record
 
 
 @pytest.fixture
@@ -105,6 +109,146 @@ def test_a_small_batch_is_waited_for_until_the_longest_delay(kafka: FakeKafka) -
     assert query.batch() == [("Partition 0", ssp("orders", 0), 10, 11)]
     kafka.fill("orders", 1)
     assert query.batch(once=True) == [("Partition 0", ssp("orders", 0), 11, 12)]
+
+
+# --- Aligned batches ------------------------------------------------------------------------------
+
+T0 = 1_700_000_000_000
+
+
+def _aligned(**changed: str) -> KafkaOptions:
+    return kafka_options(**{"alignBatches": "true", "maxOffsetsPerTrigger": "20", **changed})
+
+
+def _put_times(kafka: FakeKafka, partition: int, times: Iterable[int | None]) -> None:
+    kafka.put(
+        "orders",
+        [
+            Record(value=b"", partition=partition, time_ms=None if time is None else T0 + time)
+            for time in times
+        ],
+    )
+
+
+def _lookups(kafka: FakeKafka) -> int:
+    return sum(call.startswith("first records") for call in kafka.calls)
+
+
+def test_partitions_advance_through_time_together_with_those_of_an_expansion(
+    kafka: FakeKafka,
+) -> None:
+    """By backlog, partition 1 would be at its end in the fourth batch, 45 minutes ahead."""
+    _put_times(kafka, 0, range(0, 3_600_000, 36_000))
+    _put_times(kafka, 1, range(0, 3_600_000, 360_000))
+    query = FakeQuery(kafka, _aligned())
+    query.batch()
+    kafka.expand("orders", 4)
+    _put_times(kafka, 2, range(1_800_000, 3_600_000, 60_000))
+    query.pass_time()
+    ends: list[int] = []
+    while (read := query.batch()) is not None:
+        times = [
+            (record.time_ms or 0) - T0
+            for _, one, start, end in read
+            for record in kafka.log(one).records[start:end]
+        ]
+        assert len(times) <= 20
+        assert all(time < min(times) for time in ends)
+        ends.append(max(times))
+    assert ends[-1] == 3_600_000 - 36_000
+
+
+def test_a_batch_of_all_records_costs_no_lookup(kafka: FakeKafka) -> None:
+    _put_times(kafka, 0, [5, 6, 7])
+    _put_times(kafka, 1, range(17))
+    query = FakeQuery(kafka, _aligned())
+    assert query.counts() == [20]
+    query.restart(kafka_options(alignBatches="true"))
+    _put_times(kafka, 0, range(30))
+    assert query.counts() == [30], "no limit"
+    query.restart(_aligned())
+    _put_times(kafka, 0, range(30))
+    assert query.batch(once=True) == [("Partition 0", ssp("orders", 0), 33, 63)]
+    assert _lookups(kafka) == 0
+
+
+def test_a_delayed_batch_costs_no_lookup(kafka: FakeKafka) -> None:
+    options = _aligned(
+        maxOffsetsPerTrigger="1000", maxBytesPerTrigger="10", minOffsetsPerTrigger="100"
+    )
+    query = FakeQuery(kafka, options)
+    query.batch()
+    _put_times(kafka, 0, range(50))
+    assert query.batch() is None
+    assert _lookups(kafka) == 0
+
+
+def test_available_now_aligns_up_to_its_ends(kafka: FakeKafka) -> None:
+    second = 1_000
+    _put_times(kafka, 0, range(0, 40 * second, second))
+    _put_times(kafka, 1, range(25 * second, 35 * second, second))
+    query = FakeQuery(kafka, _aligned())
+    query.planner.stop_at_latest()
+    _put_times(kafka, 0, range(40 * second, 80 * second, second))
+    _put_times(kafka, 1, range(35 * second, 80 * second, second))
+    sizes = query.counts()
+    assert sum(sizes) == 50
+    assert len(sizes) == 3
+    assert query.planner.lag() == {"orders": {0: 0, 1: 0}}
+
+
+def test_a_millisecond_beyond_the_limit_is_divided_by_backlog(kafka: FakeKafka) -> None:
+    _put_times(kafka, 0, [0, *[9] * 60, 10])
+    _put_times(kafka, 1, [*[9] * 20, 10])
+    query = FakeQuery(kafka, _aligned())
+    assert query.counts() == [1, 20, 20, 20, 20, 2]
+    assert query.batch() is None
+
+
+def test_records_without_a_time_are_divided_by_backlog(kafka: FakeKafka) -> None:
+    _put_times(kafka, 0, [None] * 30)
+    _put_times(kafka, 1, [None] * 10)
+    assert FakeQuery(kafka, _aligned()).counts() == [20, 20]
+
+
+def test_bytes_limit_an_aligned_batch_too(kafka: FakeKafka) -> None:
+    _put_times(kafka, 0, range(0, 1_000_000, 1_000))
+    _put_times(kafka, 1, range(0, 1_000_000, 10_000))
+    options = kafka_options(alignBatches="true", maxBytesPerTrigger="20k")
+    query = FakeQuery(kafka, options, record_bytes=100)
+    (_, _, _, first), (_, _, _, second) = query.batch() or []
+    assert 160 <= first + second <= 205
+    assert first - 10 <= 10 * second <= first + 10
+
+
+def test_a_topic_that_is_gone_meanwhile_holds_back_no_other(kafka: FakeKafka) -> None:
+    kafka.create(1, name="clicks")
+    _put_times(kafka, 0, range(100))
+    kafka.put("clicks", [Record(value=b"", partition=0, time_ms=T0)] * 50)
+    query = FakeQuery(kafka, _aligned(subscribe="clicks,orders"))
+    kafka.meanwhile = lambda: kafka.hidden.update({"clicks"} if "latest" in kafka.calls[-1] else ())
+    assert query.batch() == [("Partition 0", ssp("orders", 0), 0, 19)]
+    kafka.meanwhile = None
+    kafka.hidden.clear()
+    assert query.batch() == [("Partition 0", ssp("clicks", 0), 0, 20)]
+
+
+def test_the_log_names_the_partition_that_holds_the_others_back(
+    kafka: FakeKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "spark_ssp.kafka_source.batch_planner")
+    _put_times(kafka, 0, range(0, 4_000, 1_000))
+    _put_times(kafka, 1, range(0, 4_000, 10))
+    query = FakeQuery(kafka, _aligned())
+    query.batch()
+    query.batch()
+    first, second = [record for record in caplog.records if "aligned" in record.message]
+    assert (first.levelno, second.levelno) == (logging.INFO, logging.DEBUG)
+    assert re.fullmatch(
+        r"batch aligned at 2023-11-14T22:13:20\.18\dZ: 20 of 404 unread offsets, 19 of them in "
+        r"orders-1, which holds back the others",
+        first.message,
+    )
 
 
 # --- Up to the tip --------------------------------------------------------------------------------

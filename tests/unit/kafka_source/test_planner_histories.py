@@ -39,7 +39,12 @@ class World:
 
     def put(self, topic: str, key: int) -> None:
         count = self.known.setdefault((topic, key), len(self.kafka.topics[topic].logs))
-        record = Record(key=b"%d" % key, value=b"%d" % self.numbered, partition=key % count)
+        record = Record(
+            key=b"%d" % key,
+            value=b"%d" % self.numbered,
+            partition=key % count,
+            time_ms=self.numbered // 3,
+        )
         self.kafka.put(topic, [record])
         self.numbered += 1
 
@@ -132,13 +137,22 @@ def _to_the_end(query: FakeQuery) -> list[Read]:
     st.fixed_dictionaries({topic: st.integers(1, 3) for topic in TOPICS}),
     st.none() | st.integers(1, 30),
     st.none() | st.integers(1, 3),
+    st.booleans(),
     actions,
 )
 @example(
-    {"clicks": 1, "orders": 1}, None, None, [("expand", ("clicks", 3)), ("put", [("clicks", 1)])]
+    {"clicks": 1, "orders": 1},
+    None,
+    None,
+    False,
+    [("expand", ("clicks", 3)), ("put", [("clicks", 1)])],
 )
 def test_each_record_is_read_once_and_in_order_by_the_task_of_its_key(
-    counts: dict[str, int], limit: int | None, tasks: int | None, script: list[tuple[str, object]]
+    counts: dict[str, int],
+    limit: int | None,
+    tasks: int | None,
+    aligned: bool,
+    script: list[tuple[str, object]],
 ) -> None:
     world = World()
     for topic, count in counts.items():
@@ -148,6 +162,8 @@ def test_each_record_is_read_once_and_in_order_by_the_task_of_its_key(
         options["maxOffsetsPerTrigger"] = str(limit)
     if tasks is not None:
         options["tasks"] = str(tasks)
+    if aligned:
+        options["alignBatches"] = "true"
     query = FakeQuery(world.kafka, kafka_options(**options))
     batches: list[Read] = [query.batch() or []]
     for action, detail in script:
