@@ -10,12 +10,12 @@ what a partition has left begins with a record that is not.
 generator: it yields times, is sent the first record at or after each in every partition, and
 returns the end. It does no I/O, so the same code runs against a model and the brokers.
 
-Whatever the order of times within a partition, the first offset at or after a time does not
-decrease as the time increases, so the search is a bisection. All offsets of an end are from one
-lookup. The time of the found record tells up to which time the offset stays the same, so the search
-skips times without records, and ends exactly. If a single millisecond has more records than the
-limit, these are the smallest step: the limit divides them by backlog, as without alignment. Their
-times are equal, so none of them is ahead of another.
+In any order of times within a partition, the first offset at or after a time does not decrease as
+the time increases, so the search is a bisection. All offsets of an end are from one lookup. Up to
+the time of the found record the offset stays the same, so the search skips times without records,
+and ends exactly. If a single millisecond has more records than the limit, these are the smallest
+step: the limit divides them by backlog, as without alignment. Their times are equal, so no
+partition is ahead.
 
 Times within a partition may decrease, by the clocks of producers (CreateTime) or of a new leader
 (LogAppendTime). A record then counts as if it had the latest time before it in its partition, and
