@@ -101,8 +101,8 @@ def find_aligned_end(unread: Unread, limits: ReadLimits, pace: Pace | None) -> L
 
     With the pace of the batch before, a search takes one to four lookups where the density of
     records changes little. Until an end within the limits is found, every other lookup at least
-    halves the times that remain: their number is bounded by `ENOUGH_LOOKUPS` and twice the binary
-    logarithm of the milliseconds that the records span.
+    halves the times that remain: their number is bounded by `ENOUGH_LOOKUPS` and about twice the
+    binary logarithm of the milliseconds that the records span.
     """
     search = _Search(unread, limits, pace)
     time = search.first_time()
@@ -158,7 +158,7 @@ class _Search:
             self._high = lookup
             return
         self._low = lookup
-        if not lookup.lags:
+        if not lookup.lags or time == 0:  # Before time 0 there are only records without a time.
             self._begin = max(self._begin, lookup.constant_until)
 
     def _lookup(self, time: int, answer: FirstRecords) -> _Lookup:
@@ -202,7 +202,7 @@ class _Search:
             return _within(low.constant_until + wanted * self._widened_span(), earliest, _LAST_TIME)
         latest = high.time - 1
         if low.time < 0:
-            return _within(high.time - self._widened_span() / 2, earliest, latest)
+            return self._begin if self._begin < high.time else 0
         width = latest - earliest
         if self._lookups % 2 == 0:
             part = (_AIM - low.usage) / (high.usage - low.usage)
@@ -223,7 +223,11 @@ class _Search:
             return AlignedEnd(
                 lags=low.lags,
                 time_ms=None if to_end else EpochMillis(low.time),
-                pace=Pace(time_ms=low.time, span_ms=max(1, low.time - self._begin) / low.usage),
+                # A batch far below the limit ends before a burst: a full one spans little more.
+                pace=Pace(
+                    time_ms=low.time,
+                    span_ms=max(1, low.time - self._begin) / max(low.usage, 0.5),
+                ),
                 lookups=self._lookups,
             )
         if high is None:
