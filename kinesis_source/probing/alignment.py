@@ -72,8 +72,8 @@ TOLERANCE_MS: Final = 5_000
 """The age up to which unread records of a shard that keeps up hold nothing back: above the distance
 from the latest record at which a batch ends in a busy shard (`batch_end_probe.REST_MS`)."""
 NEAR_ENOUGH_MS: Final = 1_000
-"""The distance from the batch's end at which a busy shard may end: a second of its records would
-have to be read to find the last one."""
+"""The distance from the batch's end, before or after it, at which an end that is found by time may
+be: a second of a busy shard's records would have to be read to find the last one."""
 HELD_MS: Final = 10_000
 """The time after which a shard that holds others back is logged."""
 HELD_EVERY_MS: Final = 60_000
@@ -337,7 +337,7 @@ class BatchAlignment:
             if since <= until
             for key in _ancestors_of(child, listings)
         }
-        aligned = self._cut(states, advances, results, until, spared)
+        aligned = self._cut(states, advances, results, until, spared, limited=limited)
         self._note(advances, aligned, until, now)
         return aligned
 
@@ -488,6 +488,8 @@ class BatchAlignment:
         results: Mapping[ShardKey, ProbeResult],
         until: EpochMillis,
         spared: Collection[ShardKey],
+        *,
+        limited: bool,
     ) -> dict[ShardKey, ShardAdvance]:
         aligned = dict(advances)
         probes: dict[ShardKey, Probe] = {}
@@ -496,7 +498,9 @@ class BatchAlignment:
             if key in spared or advance.state.position == state.position:
                 continue
             end = self._end_time(key, advance, result)
-            if end is not None and end <= until:
+            # Ends that were found by time for the same instant differ by the gaps of their shards.
+            by_time = limited and result is not None and result.found_by_time
+            if end is not None and end <= until + (NEAR_ENOUGH_MS if by_time else 0):
                 continue
             if result is not None and result.records and not result.found_by_time:
                 within = rows_until(_records_of(advance, result), until)

@@ -22,8 +22,14 @@ from spark_ssp.kinesis_source.probing.limited_end_probe import (
     EXACT_RECORDS,
     MANY_RECORDS,
     LimitShare,
+    end_by_time,
 )
-from spark_ssp.kinesis_source.probing.probe_protocol import PAGE_RECORDS, ProbeResult, RecordRef
+from spark_ssp.kinesis_source.probing.probe_protocol import (
+    PAGE_RECORDS,
+    ProbeResult,
+    RecordRef,
+    ShardCursor,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,26 +243,51 @@ def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, Li
 
 
 def rated_shares(
-    keys: Collection[ShardKey], limits: Limits, rates: Mapping[ShardKey, float]
+    keys: Collection[ShardKey],
+    limits: Limits,
+    cursors: Mapping[ShardKey, ShardCursor],
 ) -> dict[ShardKey, LimitShare]:
-    """Return each shard's share of the limits by its rate, so that all of them span the same time;
-    a shard whose rate is unknown counts with the mean of the others."""
+    """Return each shard's share of the limits in an aligned batch.
+
+    Ends that are found by time have even shares, so that they span the same time whatever the
+    rates, and none of them is searched beyond the first of these ends. The shares of the others
+    follow their rates; a shard whose rate is unknown counts with the mean.
+    """
     even = even_shares(keys, limits)
-    known = [rates[key] for key in keys if rates.get(key, 0.0) > 0]
-    if not known:
-        return even
-    mean = sum(known) / len(known)
-    weights = {key: rates[key] if rates.get(key, 0.0) > 0 else mean for key in keys}
-    total = sum(weights.values())
+    ends = {key: end_by_time(cursors[key], even[key]) for key in keys}
+    goals = [end for end in ends.values() if end is not None]
+    counted = [key for key in keys if ends[key] is None]
+    shares = even | _by_rate(counted, limits, cursors, even)
+    goal = min(goals, default=None)
+    return {key: replace(share, until=goal) for key, share in shares.items()} if goal else shares
+
+
+def _by_rate(
+    keys: Collection[ShardKey],
+    limits: Limits,
+    cursors: Mapping[ShardKey, ShardCursor],
+    even: Mapping[ShardKey, LimitShare],
+) -> dict[ShardKey, LimitShare]:
+    """Divide the shares of these shards among them by their rates."""
+    rates: dict[ShardKey, float] = {}
+    for key in keys:
+        if (intake := cursors[key].intake) is not None:
+            amount = intake.size_bytes if limits.max_records is None else intake.records
+            rates[key] = amount / intake.millis
+    if not rates:
+        return {}
+    mean = sum(rates.values()) / len(rates)
+    parts = {key: rates.get(key, mean) * len(keys) for key in keys}
+    total = sum(parts.values())
     return {
         key: replace(
             even[key],
             records=even[key].records
             if limits.max_records is None
-            else max(1, int(limits.max_records * weights[key] / total)),
+            else max(1, int(even[key].records * parts[key] * len(keys) / total)),
             size_bytes=None
-            if limits.max_bytes is None
-            else max(1, int(limits.max_bytes * weights[key] / total)),
+            if (size := even[key].size_bytes) is None
+            else max(1, int(size * parts[key] * len(keys) / total)),
         )
         for key in keys
     }

@@ -58,6 +58,7 @@ from spark_ssp.kinesis_source.probing.position_advance import (
 )
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     ProbeResult,
+    ShardCursor,
     without_end,
 )
 from spark_ssp.kinesis_source.probing.probe_rate_limiter import (
@@ -116,10 +117,12 @@ class EndOffsetFinder:
         self._far_logged = False
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
-        """Sleep until one of the shards may be probed, unless no probe is needed."""
+        """Sleep until one of the shards may be probed, unless no probe is needed; until all may, if
+        they wait for each other."""
         if not self.targets.are_fixed or limits.is_bounded:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
-            self._prober.limiter.wait(states.keys() - ended)
+            together = self._is_aligned and self._alignment.bound is not None
+            self._prober.limiter.wait(states.keys() - ended, for_all=together)
 
     def resolve_latest(
         self, keys: Collection[ShardKey], now: EpochMillis
@@ -258,8 +261,9 @@ class EndOffsetFinder:
         advances, behind = self._split_by_target(eligible)
         full, limits = limits.max_bytes, reduce_by_debt(limits, self._debt)
         if self._is_aligned:
-            rates = {key: self._rate(key, limits) for key in behind}
-            shares = rated_shares(behind, limits, rates)
+            shares = rated_shares(behind, limits, self._cursors_at(behind))
+            behind = {key: state for key, state in behind.items() if self._may_advance(key, shares)}
+            shares = {key: shares[key] for key in behind}
         else:
             shares = even_shares(behind, limits)
         results = self._scan_all(behind, shares)
@@ -274,14 +278,19 @@ class EndOffsetFinder:
             advances[key] = advance_by_records(behind[key], result, counts[key])
         return advances
 
-    def _rate(self, key: ShardKey, limits: Limits) -> float:
-        """Return what a shard took in per millisecond, in the units of the limits; 0 if that is not
-        known."""
-        intake = self._prober.cursor(key).intake
-        if intake is None:
-            return 0.0
-        amount = intake.size_bytes if limits.max_records is None else intake.records
-        return amount / intake.millis
+    def _cursors_at(self, states: Mapping[ShardKey, ShardState]) -> dict[ShardKey, ShardCursor]:
+        """Return the cursors of shards; one of another position is void."""
+        found: dict[ShardKey, ShardCursor] = {}
+        for key, state in states.items():
+            cursor = self._prober.cursor(key)
+            at_start = cursor.position == state.position
+            found[key] = cursor if at_start else replace(cursor, reached_ms=None)
+        return found
+
+    def _may_advance(self, key: ShardKey, shares: Mapping[ShardKey, LimitShare]) -> bool:
+        """Return whether a shard is not ahead of the end of the batch already."""
+        reached, until = self._prober.cursor(key).reached_ms, shares[key].until
+        return reached is None or until is None or reached < until
 
     def _scan_all(
         self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, LimitShare]

@@ -90,6 +90,8 @@ class LimitShare:
     """The most records to keep, to be cut exactly and for the next batches."""
     lookahead_bytes: int = 0
     """The bytes to read beyond the share for the next batches, while the share is met exactly."""
+    until: EpochMillis | None = None
+    """The latest time at which an end is searched by time: that of the other shards."""
 
     def is_reached_by(self, rows: Sequence[RecordRef]) -> bool:
         """Return whether the limit leaves no room after these records."""
@@ -315,16 +317,12 @@ def _by_time(
     """Find the first record at the end of the batch's time. If that is near the latest record or
     finds nothing, return the cursor: a page from the start is needed.
 
-    The time begins where that of the batch before had to end, up to a second before the start: a
-    shard may take in at once what it did not take in meanwhile.
     """
-    position, reached, intake = start.position, cursor.reached_ms, cursor.intake
-    if not isinstance(position, AfterRecord) or reached is None or intake is None:
+    position, reached = start.position, cursor.reached_ms
+    if not isinstance(position, AfterRecord) or reached is None:
         return cursor
-    begin = max(cursor.window_end_ms or reached, reached - BURST_MS)
-    span = intake.span_ms(share.records, share.size_bytes, excess=share.excess)
-    target = EpochMillis(begin + span)
-    if not reached < target < now - NEAR_MS:
+    target = end_by_time(cursor, share)
+    if target is None or not reached < target < now - NEAR_MS:
         return cursor
     start_record = RecordRef(
         sequence_number=position.sequence_number,
@@ -339,6 +337,24 @@ def _by_time(
     if later is at_start:
         return cursor
     return _estimated(later, reached, target, ExpectedSize(records=0, size_bytes=0))
+
+
+def end_by_time(cursor: ShardCursor, share: LimitShare) -> EpochMillis | None:
+    """Return the time at which a batch ends that is found by time; None if its end is not.
+
+    The time begins where that of the batch before had to end, up to a second before the start: a
+    shard may take in at once what it did not take in meanwhile.
+    """
+    reached, intake = cursor.reached_ms, cursor.intake
+    if reached is None or intake is None or not _ends_by_time(cursor, share):
+        return None
+    begin = max(cursor.window_end_ms or reached, reached - BURST_MS)
+    span = intake.span_ms(share.records, share.size_bytes, excess=share.excess)
+    return _until(EpochMillis(begin + span), share)
+
+
+def _until(time: EpochMillis, share: LimitShare) -> EpochMillis:
+    return time if share.until is None else min(time, share.until)
 
 
 def _continues_by_time(result: ProbeResult, share: LimitShare) -> bool:
@@ -369,7 +385,9 @@ def _continue_by_time(start: ShardState, result: ProbeResult, share: LimitShare)
     rest = share.records - counted.records
     span = intake.span_ms(rest, left, excess=share.excess)
     reached = result.end.arrival
-    target = EpochMillis(reached + span)
+    target = _until(EpochMillis(reached + span), share)
+    if target <= reached:
+        return result
     quiet = result.cursor.quiet
     is_quiet = (
         quiet is not None

@@ -81,14 +81,16 @@ class ProbeRateLimiter:
         """Return whether the shard may be probed now."""
         return self._due.get(key, float("-inf")) <= self._monotonic()
 
-    def wait(self, keys: Collection[ShardKey]) -> None:
-        """Sleep until one of the shards may be probed; otherwise Spark calls again immediately.
+    def wait(self, keys: Collection[ShardKey], *, for_all: bool = False) -> None:
+        """Sleep until one of the shards may be probed, or all of them; otherwise Spark calls again
+        immediately.
 
         Never for long: Spark can only end the query in between.
         """
         if keys:
-            earliest = min(self._due.get(key, float("-inf")) for key in keys)
-            delay = min(earliest - self._monotonic(), LONGEST_SLEEP_S)
+            due = (self._due.get(key, float("-inf")) for key in keys)
+            at = max(due) if for_all else min(due)
+            delay = min(at - self._monotonic(), LONGEST_SLEEP_S)
             if delay > 0:
                 self._sleep(delay)
 

@@ -19,7 +19,8 @@ from spark_ssp.kinesis_source.probing.batch_limits import (
     admit_by_arrival,
     rated_shares,
 )
-from spark_ssp.kinesis_source.probing.probe_protocol import RecordRef
+from spark_ssp.kinesis_source.probing.intake_rate import Intake
+from spark_ssp.kinesis_source.probing.probe_protocol import RecordRef, ShardCursor
 from tests.support.kinesis.shards import key
 
 
@@ -212,7 +213,15 @@ def test_the_records_that_arrived_first_are_admitted_within_the_limits(
 
 def test_shares_follow_the_rates_of_the_shards() -> None:
     keys = [key(n) for n in range(4)]
-    shares = rated_shares(keys, Limits(max_records=1_000), {keys[0]: 3.0, keys[1]: 1.0, keys[2]: 0})
+    cursors = {
+        shard: ShardCursor(
+            reached_ms=EpochMillis(0),
+            record_bytes=1.0,
+            intake=Intake(records=rate, size_bytes=rate, millis=1_000.0) if rate else None,
+        )
+        for shard, rate in zip(keys, (30.0, 10.0, 0.0, 0.0), strict=True)
+    }
+    shares = rated_shares(keys, Limits(max_records=1_000), cursors)
     assert [shares[shard].records for shard in keys] == [375, 125, 250, 250]
-    even = rated_shares(keys, Limits(max_bytes=4_000), {})
-    assert {share.size_bytes for share in even.values()} == {1_000}
+    unknown = rated_shares(keys, Limits(max_bytes=4_000), dict.fromkeys(keys, ShardCursor()))
+    assert {share.size_bytes for share in unknown.values()} == {1_000}
