@@ -314,7 +314,7 @@ class BatchAlignment:
             advance = advances.get(key)
             if (advance is not None and advance.at_latest) or key in resolved:
                 continue
-            since = self._unread_since(key, state, advance, now)
+            since = self._unread_since(key, state, advance, results.get(key), now)
             keeps_up = since is not None and now - since <= self.tolerance_ms
             if since is None or (keeps_up and (advance is None or not limited)):
                 continue
@@ -355,6 +355,7 @@ class BatchAlignment:
         key: ShardKey,
         state: ShardState,
         advance: ShardAdvance | None,
+        result: ProbeResult | None,
         now: EpochMillis,
     ) -> EpochMillis | None:
         """Return a time at or before the arrival of the oldest record that the batch leaves unread
@@ -364,15 +365,21 @@ class BatchAlignment:
         if advance is not None:
             if isinstance(advance.state.position, ShardEnd):
                 return None
+            following = None if result is None else _first_unread(advance, result)
+            if following is not None:
+                return following.arrival
             reached = advance.cursor.reached_ms
             if advance.state.position != state.position and reached is not None:
                 return reached
         last = self.prober.history.last_probe(key)
-        known = max_lag_ms(state, last, self.prober.description(key), now)
-        reached = self.prober.cursor(key).reached_ms
-        since = EpochMillis(now - known)
-        at_position = self.prober.cursor(key).position == state.position
-        return max(since, reached) if at_position and reached is not None else since
+        known = [EpochMillis(now - max_lag_ms(state, last, self.prober.description(key), now))]
+        cursor = self.prober.cursor(key)
+        if cursor.position == state.position:
+            if cursor.lookahead is not None:
+                known.append(cursor.lookahead.records[0].arrival)
+            elif cursor.reached_ms is not None:
+                known.append(cursor.reached_ms)
+        return max(known)
 
     def _unread_children(
         self,
@@ -608,6 +615,15 @@ def _records_of(advance: ShardAdvance, result: ProbeResult) -> Sequence[RecordRe
         return result.records
     last = sequence_order(position.sequence_number)
     return tuple(takewhile(lambda row: row.order <= last, result.records))
+
+
+def _first_unread(advance: ShardAdvance, result: ProbeResult) -> RecordRef | None:
+    """Return the first record of a result that an advance leaves unread, if it is known."""
+    if result.found_by_time:
+        return None
+    at_start = isinstance(advance.state.position, TrimHorizon | AtTimestamp)
+    read = 0 if at_start else len(_records_of(advance, result))
+    return result.records[read] if read < len(result.records) else None
 
 
 def _ancestors_of(key: ShardKey, listings: Listings) -> set[ShardKey]:

@@ -248,11 +248,13 @@ class Judge:
             return
         newest = {life: max(row.arrival for row in of_life) for life, of_life in by_life.items()}
         for life, seen in self._seen[batch].items():
-            kept = self.world.kept_from(life)
-            unread = next((i for i, _ in self._pending(life) if kept <= i < seen), None)
+            kept, spared = self.world.kept_from(life), self._spared_before(life)
+            entries = self.world.entries[life]
+            pending = (i for i, _ in self._pending(life) if kept <= i < seen)
+            unread = next((i for i in pending if entries[i].arrival >= spared), None)
             if unread is None:
                 continue
-            arrival = self.world.entries[life][unread].arrival
+            arrival = entries[unread].arrival
             for other in newest.keys() - {life}:
                 ahead = newest[other] - arrival
                 assert ahead <= ALIGNED_MS, (
