@@ -343,9 +343,11 @@ class BatchAlignment:
 
     def retain(self, keys: Collection[ShardKey], listings: Listings) -> None:
         """Drop what is known of shards that are no longer listed, or that are being read."""
-        for table in (self._oldest, self._unreadable):
-            for key in [key for key in table if key in keys or not _is_listed(key, listings)]:
-                del table[key]
+        self._oldest = {
+            key: since
+            for key, since in self._oldest.items()
+            if key not in keys and _is_listed(key, listings)
+        }
         self._empty = {key for key in self._empty if _is_listed(key, listings)}
 
     # --- What is unread ---------------------------------------------------------------------------
