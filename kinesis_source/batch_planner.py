@@ -115,6 +115,7 @@ class BatchPlanner:
             options, service, self._discovery, monotonic=monotonic, sleep=sleep
         )
         self.history = self._end_finder.history
+        self.alignment = self._end_finder.alignment
         self._monotonic = monotonic
         self._sleep = sleep
         self._placement = PlacementWatch(service, monotonic=monotonic)

@@ -19,6 +19,7 @@ from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import Shard, ShardEnd
 from spark_ssp.kinesis_source.planning.active_shards import Listings
 from spark_ssp.kinesis_source.planning.data_loss import tolerated_losses
+from spark_ssp.kinesis_source.probing.alignment import Alignment
 
 if TYPE_CHECKING:
     from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
@@ -69,6 +70,8 @@ class ReaderActivity:
         if leases is not None:
             rows = [row for key, row in leases.rows.items() if key.stream == stream]
             entry |= lease_entry(rows, leases.not_read(stream))
+        if self._planner.alignment.outcome is not None:
+            entry |= alignment_entry(stream, self._planner.alignment.outcome)
         return entry
 
     def _counters(self) -> ReaderCounters:
@@ -172,3 +175,14 @@ def lease_entry(leases: Collection[Lease], not_read: Sequence[ShardId] = ()) -> 
         return {"leases": counts}
     listed = list(not_read[:MAX_LISTED_SHARDS])
     return {"leases": counts | {"notRead": len(not_read)}, "notReadShards": listed}
+
+
+def alignment_entry(stream: StreamName, alignment: Alignment) -> dict[str, Any]:
+    """Return how far the batch is from one instant: the spread over all streams of the reader, and
+    the shards of this stream that hold others back or are left behind."""
+    holds_back = alignment.holds_back
+    left_behind = sum(key.stream == stream for key in alignment.left_behind)
+    entry: dict[str, Any] = {"spreadMillis": alignment.spread_ms, "leftBehind": left_behind}
+    if holds_back is not None and holds_back.stream == stream:
+        entry["holdsBack"] = holds_back.shard
+    return {"alignment": entry}

@@ -96,6 +96,30 @@ def oldest_unread(unread: Mapping[ShardKey, EpochMillis]) -> Bound | None:
     return Bound(key=key, time=unread[key])
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alignment:
+    """The distance of a batch from one instant, for the query's progress."""
+
+    spread_ms: int
+    """The result of `arrival_spread`."""
+    holds_back: ShardKey | None
+    """The shard for which the batch was cut in others."""
+    left_behind: frozenset[ShardKey]
+    """Shards that could not be read for so long that the others no longer wait for them."""
+
+
+def arrival_spread(newest: EpochMillis | None, unread: Collection[EpochMillis]) -> int:
+    """Return the milliseconds from the oldest unread record to the newest record that planned
+    batches contain: by how much a shard was read ahead of another one's unread records.
+
+    `unread`: for each shard that has some, a time at or before their arrival, so the spread is
+    never too small. 0 if nothing is unread, or only newer records.
+    """
+    if newest is None or not unread:
+        return 0
+    return max(0, newest - min(unread))
+
+
 def next_generation(
     states: Collection[ShardKey],
     listings: Listings,
@@ -279,8 +303,12 @@ class BatchAlignment:
     tolerance_ms: int = TOLERANCE_MS
     bound: Bound | None = None
     """The bound of the batch planned last."""
-    left_behind: set[ShardKey] = field(default_factory=set)
-    """Shards that could not be read for so long that the others no longer wait for them."""
+    outcome: Alignment | None = None
+    """Of the batch planned last; None before the first one."""
+    _left_behind: set[ShardKey] = field(default_factory=set)
+    """See `Alignment`."""
+    _newest: EpochMillis | None = None
+    """The newest arrival seen in planned batches while records were unread."""
     _oldest: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """The arrival of the first record of each waiting shard."""
     _empty: set[ShardKey] = field(default_factory=set)
@@ -322,23 +350,34 @@ class BatchAlignment:
             if key not in advances and self.prober.history.is_failing(key):
                 unknown.add(key)
         children = self._unread_children(states, waiting, listings, now, unknown)
-        for key in self._give_up(unknown, now):
-            unread.pop(key, None)
-            children.pop(key, None)
-        self.bound = oldest_unread({**unread, **children})
-        if self.bound is None:
-            self._hold = None
-            return dict(advances)
-        until = self.bound.time
-        # The parents of a shard that waits are read to their end, whatever the service's clocks.
-        spared = {
-            key
-            for child, since in children.items()
-            if since <= until
-            for key in _ancestors_of(child, listings)
-        }
-        aligned = self._cut(states, advances, results, until, spared, limited=limited)
-        self._note(advances, aligned, until, now)
+        unread |= children
+        gone = self._give_up(unknown, now)
+        awaited = {key: since for key, since in unread.items() if key not in gone}
+        self.bound = oldest_unread(awaited)
+        aligned = dict(advances)
+        held: list[ShardKey] = []
+        if self.bound is not None:
+            until = self.bound.time
+            # The parents of a shard that waits are read to their end, whatever the service's
+            # clocks.
+            spared = {
+                key
+                for child in children.keys() & awaited.keys()
+                if awaited[child] <= until
+                for key in _ancestors_of(child, listings)
+            }
+            aligned = self._cut(states, advances, results, until, spared, limited=limited)
+            held = [key for key in advances if aligned.get(key) != advances[key]]
+            for key in advances.keys() - aligned.keys():  # a cut that was throttled
+                since = self._unread_since(key, states[key], None, None, now)
+                if since is not None:
+                    unread[key] = since
+        self._note(held, now)
+        self.outcome = Alignment(
+            spread_ms=self._spread_ms(states, aligned, results, unread),
+            holds_back=self.bound.key if self.bound is not None and held else None,
+            left_behind=frozenset(self._left_behind),
+        )
         return aligned
 
     def retain(self, keys: Collection[ShardKey], listings: Listings) -> None:
@@ -478,14 +517,14 @@ class BatchAlignment:
         """Return the shards that could not be read for too long."""
         self._unreadable = {key: self._unreadable.get(key, now) for key in unknown}
         gone = {key for key, since in self._unreadable.items() if now - since >= self.patience_ms}
-        for key in sorted(gone - self.left_behind):
+        for key in sorted(gone - self._left_behind):
             _log.warning(
                 "shard %s could not be read for %s (alignmentTimeout): the other shards are read "
                 "on without it, and its rows may be late for a watermark",
                 Detail(key),
                 duration_text(now - self._unreadable[key]),
             )
-        self.left_behind = gone
+        self._left_behind = gone
         return gone
 
     # --- The cut ----------------------------------------------------------------------------------
@@ -580,17 +619,33 @@ class BatchAlignment:
             behind = max(behind, result.time - reached, 1)
         return replace(cut, at_latest=False, millis_behind=behind)
 
-    # --- The log ----------------------------------------------------------------------------------
+    # --- The status and the log -------------------------------------------------------------------
 
-    def _note(
+    def _spread_ms(
         self,
-        advances: Mapping[ShardKey, ShardAdvance],
+        states: Mapping[ShardKey, ShardState],
         aligned: Mapping[ShardKey, ShardAdvance],
-        until: EpochMillis,
-        now: EpochMillis,
-    ) -> None:
+        results: Mapping[ShardKey, ProbeResult],
+        unread: Mapping[ShardKey, EpochMillis],
+    ) -> int:
+        if not unread:
+            return 0
+        reached: list[EpochMillis] = [] if self._newest is None else [self._newest]
+        for key, state in states.items():
+            advance = aligned.get(key)
+            cursor = self.prober.cursor(key)
+            if advance is not None and advance.state.position != state.position:
+                end = self._end_time(key, advance, results.get(key))
+            else:
+                end = cursor.reached_ms if cursor.position == state.position else None
+            if end is not None:
+                reached.append(end)
+        self._newest = max(reached, default=None)
+        return arrival_spread(self._newest, unread.values())
+
+    def _note(self, held: Sequence[ShardKey], now: EpochMillis) -> None:
+        """Log the shard that holds others back, `held`, after a while."""
         bound = self.bound
-        held = [key for key in advances if aligned.get(key) != advances[key]]
         if bound is None or not held:
             self._hold = None
             return
@@ -606,7 +661,7 @@ class BatchAlignment:
                 Detail(bound.key),
                 len(held),
                 duration_text(now - hold.since),
-                time_text(until),
+                time_text(bound.time),
             )
 
 

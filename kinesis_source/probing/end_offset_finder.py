@@ -104,7 +104,7 @@ class EndOffsetFinder:
             table=None if options.leases is None else options.leases.table,
             fail=options.fail_on_data_loss,
         )
-        self._alignment = BatchAlignment(
+        self.alignment = BatchAlignment(
             prober=self._prober,
             targets=self.targets,
             patience_ms=options.alignment_timeout_ms,
@@ -220,7 +220,7 @@ class EndOffsetFinder:
         limits: Limits,
     ) -> dict[ShardKey, ShardAdvance]:
         """Return the advances of the batch planned last, cut to one instant; see `alignment.py`."""
-        aligned = self._alignment.align(
+        aligned = self.alignment.align(
             active.states,
             active.waiting,
             listings,
@@ -229,7 +229,7 @@ class EndOffsetFinder:
             resolved=resolved,
             limited=limits.is_bounded,
         )
-        self._alignment.retain(active.states.keys(), listings)
+        self.alignment.retain(active.states.keys(), listings)
         return with_last_caught_up(aligned, self._last_caught_up_ms)
 
     def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:

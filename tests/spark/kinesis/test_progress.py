@@ -29,6 +29,7 @@ def test_progress_has_the_lag_of_each_shard(trial: Trial) -> None:
             "maxMillisBehindLatest": 0,
             "sumMillisBehindLatest": 0,
             "shards": {"open": 2, "closed": 0, "waiting": 0, "ended": 0},
+            "alignment": {"spreadMillis": 0, "leftBehind": 0},
         }
         wait_for_idle_reports(query, 1)
         assert sum(report["numInputRows"] for report in query.recentProgress) == 40

@@ -265,6 +265,7 @@ def test_lag_stands_in_the_progress(service: Service, reader: KinesisStreamReade
             "sumMillisBehindLatest": 6000,
             "shards": {"open": 2, "closed": 0, "waiting": 0, "ended": 0},
             "counters": {"retries": 0, "throttles": 0, "reshards": 0, "dataLossWarnings": 0},
+            "alignment": {"spreadMillis": 0, "leftBehind": 0},
         }
     }
     assert json.loads(json.dumps(report)) == report
