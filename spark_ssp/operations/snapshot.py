@@ -90,6 +90,19 @@ class FanOutCounts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlignmentSnapshot:
+    """The distance of the batch planned last from one instant."""
+
+    spread_ms: int
+    """By how much a shard was read ahead of an unread record of another one, in all streams of the
+    source."""
+    left_behind: int
+    """Shards of the stream that could not be read for so long that the others do not wait."""
+    holds_back: str | None = None
+    """The shard of the stream that the others wait for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StreamSnapshot:
     """A stream or topic, after the batch planned last."""
 
@@ -108,6 +121,8 @@ class StreamSnapshot:
     leases: LeaseCounts | None = None
     fan_out: FanOutCounts | None = None
     """None without enhanced fan-out."""
+    alignment: AlignmentSnapshot | None = None
+    """None if batches are not aligned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +166,9 @@ class QuerySnapshot:
     """The durations of the trigger's phases by Spark's names; `triggerExecution` is the whole."""
     sources: tuple[SourceSnapshot, ...]
     """The sources of this package."""
+    dropped: int | None = None
+    """Rows that Spark dropped in the batch because they were late for the watermark; None from a
+    checkpoint."""
 
     @property
     def label(self) -> str:
@@ -192,6 +210,10 @@ def query_snapshot(
         rows=sum(map(_rows, sources)) if total is None else int(total),
         phases_ms={name: int(taken) for name, taken in (progress.get("durationMs") or {}).items()},
         sources=tuple(source for source in found if source is not None),
+        dropped=sum(
+            int(operator["numRowsDroppedByWatermark"])
+            for operator in progress.get("stateOperators") or ()
+        ),
     )
 
 
@@ -267,6 +289,7 @@ def _kinesis_stream(
         states=_states(entry.get("shards"), shards),
         leases=_leases(entry.get("leases")),
         fan_out=_fan_out(entry.get("fanOut")),
+        alignment=_alignment(entry.get("alignment")),
     )
 
 
@@ -307,6 +330,16 @@ def _fan_out(document: Mapping[str, Any] | None) -> FanOutCounts | None:
     if document is None:
         return None
     return FanOutCounts(pushed=int(document["pushed"]), polled=int(document["polled"]))
+
+
+def _alignment(document: Mapping[str, Any] | None) -> AlignmentSnapshot | None:
+    if document is None:
+        return None
+    return AlignmentSnapshot(
+        spread_ms=int(document["spreadMillis"]),
+        left_behind=int(document["leftBehind"]),
+        holds_back=document.get("holdsBack"),
+    )
 
 
 # --- Kafka ----------------------------------------------------------------------------------------

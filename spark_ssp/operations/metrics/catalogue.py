@@ -88,6 +88,18 @@ FAN_OUT: Final = _gauge(
     "Shards of the last batch that enhanced fan-out reads by subscriptions (pushed) or by "
     "GetRecords (polled).",
 )
+SPREAD: Final = _gauge(
+    "ssp_arrival_spread_seconds",
+    "query",
+    "Seconds by which a shard of a Kinesis source was read ahead of an unread record of another "
+    "one.",
+)
+LEFT_BEHIND: Final = _gauge(
+    "ssp_shards_left_behind",
+    "query stream",
+    "Shards that could not be read for longer than alignmentTimeout, so that the others no longer "
+    "wait for them.",
+)
 BATCH_ROWS: Final = _gauge("ssp_batch_rows", "query", "Rows of the last trigger.")
 TRIGGER_SECONDS: Final = _gauge(
     "ssp_trigger_seconds",
@@ -100,6 +112,11 @@ LAST_TRIGGER: Final = _gauge(
     "The start of the last trigger that Spark has reported, in seconds since the epoch.",
 )
 ROWS: Final = _counter("ssp_rows_total", "query", "Rows read.")
+ROWS_DROPPED: Final = _counter(
+    "ssp_rows_dropped_by_watermark_total",
+    "query",
+    "Rows that Spark dropped because they were late for the watermark.",
+)
 THROTTLES: Final = _counter(
     "ssp_throttles_total",
     "query",

@@ -39,6 +39,7 @@ MAX_VALUES: Final = 100
 _MAX_DIMENSION: Final = 1024
 _COUNTERS: Final = {
     catalogue.ROWS: "Rows",
+    catalogue.ROWS_DROPPED: "RowsDroppedByWatermark",
     catalogue.THROTTLES: "Throttles",
     catalogue.RETRIES: "Retries",
     catalogue.RESHARDS: "Reshards",
@@ -169,6 +170,14 @@ def _query(bound: _Bound, snapshot: QuerySnapshot, increases: Mapping[Metric, in
         values["TriggerTime"] = (snapshot.phases_ms["triggerExecution"], "Milliseconds")
     if snapshot.sources:
         values["Slots"] = (sum(len(source.tasks) for source in snapshot.sources), "Count")
+    spreads = [
+        stream.alignment.spread_ms
+        for source in snapshot.sources
+        for stream in source.streams
+        if stream.alignment is not None
+    ]
+    if spreads:
+        values["ArrivalSpread"] = (max(spreads), "Milliseconds")
     return bound.document({"Query": snapshot.label}, values)
 
 
@@ -187,6 +196,8 @@ def _stream(
     counts = {state.value: count for state, count in stream.states.items()}
     if stream.fan_out is not None:
         counts |= {"pushed": stream.fan_out.pushed, "polled": stream.fan_out.polled}
+    if stream.alignment is not None:
+        counts["leftBehind"] = stream.alignment.left_behind
     yield bound.document(
         {"Query": query, "StreamName": stream.name},
         {f"Shards.{name}": (count, "Count") for name, count in counts.items()},

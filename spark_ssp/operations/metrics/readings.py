@@ -41,6 +41,7 @@ class _State:
     gauges: dict[tuple[Metric, tuple[str, ...]], float] = field(default_factory=dict)
     counts: dict[Metric, int] = field(default_factory=dict)
     rows: int = 0
+    dropped: int = 0
     trigger: tuple[int, int] | None = None
     """The last batch whose rows were counted, and the start of its trigger."""
 
@@ -66,8 +67,13 @@ class QueryStates:
             if trigger != state.trigger:  # else it is the same report, with a status
                 state.trigger = trigger
                 state.rows += snapshot.rows or 0
+                state.dropped += snapshot.dropped or 0
             state.gauges = gauges
-            state.counts = {**_counts(snapshot), catalogue.ROWS: state.rows}
+            state.counts = {
+                **_counts(snapshot),
+                catalogue.ROWS: state.rows,
+                catalogue.ROWS_DROPPED: state.dropped,
+            }
             return state.counts
 
     def remove(self, run_id: str, *, failed: bool) -> None:
@@ -148,6 +154,9 @@ def _stream(query: str, stream: StreamSnapshot, series: int) -> Iterator[Reading
     if stream.fan_out is not None:
         yield Reading(catalogue.FAN_OUT, (*labels, "pushed"), stream.fan_out.pushed)
         yield Reading(catalogue.FAN_OUT, (*labels, "polled"), stream.fan_out.polled)
+    if stream.alignment is not None:
+        yield Reading(catalogue.SPREAD, (query,), stream.alignment.spread_ms / 1000)
+        yield Reading(catalogue.LEFT_BEHIND, labels, stream.alignment.left_behind)
 
 
 def _topic(query: str, topic: StreamSnapshot, series: int) -> Iterator[Reading]:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from spark_ssp import publish_metrics
 from tests.support.kinesis.fan_out_mode import python_path
@@ -91,6 +92,49 @@ def test_a_scrape_shows_a_reshard(
             query.stop()
         scrapes.wait_until(lambda scrape: scrape.total("ssp_slots") is None, "the query's end")
         assert scrapes.all[-1].total("ssp_query_failures_total") == 0
+    finally:
+        published.stop()
+
+
+@pytest.mark.long
+def test_rows_that_the_watermark_drops_are_counted(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    feed.create("orders")
+    seconds = F.col("data").cast("string").cast("long")
+    frame = (
+        load(spark, options)
+        .select(F.timestamp_seconds(seconds).alias("time"))
+        .withWatermark("time", "1 minute")
+        .dropDuplicates(["time"])
+    )
+
+    def sink(frame: DataFrame, batch: int) -> None:
+        frame.collect()
+
+    published = publish_metrics(spark, prometheus=0)
+    assert published.url is not None
+    try:
+        query = start(frame, sink, tmp_path)
+        scrapes = Scrapes(published.url)
+
+        def read(*times: int) -> Scrape:
+            for time in times:
+                feed.put_data("orders", "key", b"%d" % time)
+            return scrapes.wait_until(
+                lambda scrape: scrape.total("ssp_rows_total") == len(feed.records), "all rows"
+            )
+
+        try:
+            for time in (10_000, 10_100):  # the watermark of a batch follows from those before
+                read(time)
+            assert read(10_050).total("ssp_rows_dropped_by_watermark_total") == 0
+            late = read(9_000, 9_001, 10_200)
+            assert late.total("ssp_rows_dropped_by_watermark_total") == 2
+            assert late.total("ssp_arrival_spread_seconds") == 0
+            assert late.total("ssp_shards_left_behind", stream="orders") == 0
+        finally:
+            query.stop()
     finally:
         published.stop()
 

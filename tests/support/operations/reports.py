@@ -51,6 +51,7 @@ def status(
             "worker": "anne",
             "leases": {"owners": {"anne": len(lag), "bert": 1}, "free": 1, "notRead": 2},
             "fanOut": {"pushed": 3, "polled": 1},
+            "alignment": {"spreadMillis": 90_500, "leftBehind": 1},
             "counters": COUNTERS | counters,
         }
     }
@@ -104,8 +105,10 @@ def report(
     run: str = "run-1",
     name: str | None = "etl",
     rows: int = 40,
+    dropped: Sequence[int] = (3, 2),
 ) -> dict[str, Any]:
-    """A report of one source. `latest`: its status; before PySpark 4.2, its end offset."""
+    """A report of one source. `latest`: its status; before PySpark 4.2, its end offset. `dropped`:
+    the rows that the watermark dropped, by stateful operator."""
     return {
         "id": "query-1",
         "runId": run,
@@ -113,6 +116,7 @@ def report(
         "timestamp": f"2026-11-23T20:00:{batch:02}.000Z",
         "batchId": batch,
         "durationMs": {"addBatch": 700, "triggerExecution": 900},
+        "stateOperators": [{"numRowsDroppedByWatermark": count} for count in dropped],
         "sources": [
             {
                 "endOffset": json.dumps(end),

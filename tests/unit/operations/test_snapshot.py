@@ -19,6 +19,7 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.probing.shard_lag import MAX_REPORTED_SHARDS, progress_entry
 from spark_ssp.operations.snapshot import (
+    AlignmentSnapshot,
     FanOutCounts,
     LeaseCounts,
     QuerySnapshot,
@@ -84,6 +85,12 @@ def test_a_report_has_the_query_its_batch_and_its_phases() -> None:
     assert found.time_ms == 1_795_464_000_250
     assert found.rows == 5
     assert found.phases_ms == {"addBatch": 700, "triggerExecution": 900}
+    assert found.dropped == 0
+
+
+def test_the_rows_that_the_watermark_dropped_are_those_of_all_operators() -> None:
+    operators = [{"numRowsDroppedByWatermark": count} for count in (3, 0, 2)]
+    assert query_snapshot(progress() | {"stateOperators": operators}).dropped == 5
 
 
 def test_shards_have_slots_states_lag_and_parents() -> None:
@@ -95,6 +102,7 @@ def test_shards_have_slots_states_lag_and_parents() -> None:
         "shards": {"open": 1, "closed": 1, "waiting": 2, "ended": 1},
         "leases": {"owners": {"anne": 3, "bert": 2}, "free": 1},
         "fanOut": {"pushed": 2, "polled": 1},
+        "alignment": {"spreadMillis": 40, "leftBehind": 1, "holdsBack": shard(3)},
         "counters": {"reshards": 2},
     }
     (source,) = of_kinesis(reading({0: 3, 1: 0, 2: 1}, ended=(0,), waiting=(3,)), entry).sources
@@ -126,6 +134,7 @@ def test_shards_have_slots_states_lag_and_parents() -> None:
     }
     assert stream.leases == LeaseCounts(by_owner={"anne": 3, "bert": 2}, free=1)
     assert stream.fan_out == FanOutCounts(pushed=2, polled=1)
+    assert stream.alignment == AlignmentSnapshot(spread_ms=40, left_behind=1, holds_back=shard(3))
 
 
 def test_the_lag_of_shards_that_a_report_leaves_out_is_bounded_and_not_zero() -> None:

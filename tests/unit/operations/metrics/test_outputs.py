@@ -62,6 +62,7 @@ def test_a_scrape_has_the_last_values() -> None:
             ("etl", shard_id(1), "orders"): 10,
         }
         assert found["ssp_retries"] == {("etl",): 3}
+        assert found["ssp_rows_dropped_by_watermark"] == {("etl",): 5}
         states.remove("run-1", failed=False)
         assert scrape(endpoint.url) == {"ssp_query_failures": {(): 0}}
     finally:
@@ -116,6 +117,7 @@ def test_opentelemetry_observes_the_last_values_until_it_is_closed() -> None:
     lag = {one.attributes["shard"]: one.value for one in found["ssp_millis_behind_latest"]}
     assert lag == {shard_id(0): 0, shard_id(1): 10}
     assert [one.value for one in found["ssp_rows"]] == [40]
+    assert [one.value for one in found["ssp_rows_dropped_by_watermark"]] == [5]
     shards = {one.attributes["mode"]: one.value for one in found["ssp_fan_out_shards"]}
     assert shards == {"pushed": 3, "polled": 1}
     names = {metric.name.removesuffix("_total") for metric in METRICS}
@@ -160,9 +162,12 @@ def test_cloudwatch_gets_the_metrics_of_the_kcl_and_of_the_query() -> None:
     assert found["ProcessTask", shard_id(1)] == {"MillisBehindLatest": 10}
     assert found["RenewAllLeases", "anne"] == {"CurrentLeases": 2}
     assert found["etl",]["Rows"] == 40
+    assert found["etl",]["RowsDroppedByWatermark"] == 5
+    assert found["etl",]["ArrivalSpread"] == 90_500
     assert found["etl",]["Slots"] == 4
     assert found["etl", "orders"]["Shards.open"] == 2
     assert found["etl", "orders"]["Shards.pushed"] == 3
+    assert found["etl", "orders"]["Shards.leftBehind"] == 1
 
 
 def test_counters_are_increases_and_lines_are_rare() -> None:

@@ -34,6 +34,8 @@ def test_a_trigger_sets_the_values_of_its_query() -> None:
         ("orders", "pushed"): 3,
         ("orders", "polled"): 1,
     }
+    assert values(states, "ssp_arrival_spread_seconds") == {(): 90.5}
+    assert values(states, "ssp_shards_left_behind") == {("orders",): 1}
     assert values(states, "ssp_batch_rows") == {(): 40}
     assert values(states, "ssp_trigger_seconds") == {("addBatch",): 0.7, ("triggerExecution",): 0.9}
     assert values(states, "ssp_throttles_total") == {(): 2}
@@ -50,7 +52,7 @@ def test_every_count_of_a_reader_has_a_metric_and_every_value_its_labels() -> No
         f"ssp_{name}_total"
         for name in (
             *("retries", "throttles", "reshards", "data_loss_warnings", "lease_agent_restarts"),
-            "rows",
+            *("rows", "rows_dropped_by_watermark"),
         )
     )
     assert {one.metric for one in states.readings()} <= set(METRICS)
@@ -78,6 +80,7 @@ def test_an_ended_shard_and_a_query_without_a_status_have_no_lag() -> None:
     assert values(states, "ssp_max_millis_behind_latest") == {}
     assert values(states, "ssp_retries_total") == {}
     assert values(states, "ssp_fan_out_shards") == {}
+    assert values(states, "ssp_arrival_spread_seconds") == {}
 
 
 def test_rows_add_up_once_for_each_trigger_and_start_again_with_a_run() -> None:
@@ -86,8 +89,10 @@ def test_rows_add_up_once_for_each_trigger_and_start_again_with_a_run() -> None:
     for snapshot in (first, first, query_snapshot(report(end_offset(1), None, batch=2))):
         states.update(snapshot)
     assert values(states, "ssp_rows_total") == {(): 80}
+    assert values(states, "ssp_rows_dropped_by_watermark_total") == {(): 10}
     states.update(query_snapshot(report(end_offset(1), None, batch=3, run="run-2")))
     assert values(states, "ssp_rows_total") == {(): 40}
+    assert values(states, "ssp_rows_dropped_by_watermark_total") == {(): 5}
 
 
 def test_a_query_that_ends_disappears_and_a_failure_is_counted() -> None:
