@@ -82,6 +82,8 @@ def _query(query: QueryTimeline) -> Iterator[str]:
     state = "" if query.is_running else " (ended)"
     yield f"<section><h2>{_text(query.label)}{state}</h2>"
     yield f'<p class="dim">batch {snapshot.batch_id}, query {_text(snapshot.query_id)}</p>'
+    if query.dropped:
+        yield f"<p>{count_text(query.dropped)} rows dropped by the watermark</p>"
     for timeline in query.sources:
         yield from _source(timeline, query.label)
     yield "</section>"
@@ -121,12 +123,23 @@ def _summary(timeline: SourceTimeline, latest: SourceSnapshot) -> str:
         pushed = ""
         if stream.fan_out is not None:
             pushed = f", {stream.fan_out.pushed} pushed and {stream.fan_out.polled} polled"
-        parts.append(f"{stream.name}: {total}{shown}{lag}{pushed}")
+        alignment = _alignment(stream)
+        parts.append(f"{stream.name}: {total}{shown}{lag}{alignment}{pushed}")
     newest = timeline.batches[-1]
     took = "" if newest.duration_ms is None else f" in {duration_text(newest.duration_ms)}"
     if newest.rows is not None:
         parts.append(f"last batch: {count_text(newest.rows)} rows{took}")
     return "; ".join(parts)
+
+
+def _alignment(stream: StreamSnapshot) -> str:
+    found = stream.alignment
+    if found is None:
+        return ""
+    spread = f", spread {duration_text(found.spread_ms)}" if found.spread_ms else ""
+    holds = f", {short_name(found.holds_back)} holds others back" if found.holds_back else ""
+    left = f", {count_text(found.left_behind)} left behind" if found.left_behind else ""
+    return spread + holds + left
 
 
 def _legend(timeline: SourceTimeline) -> Iterator[str]:

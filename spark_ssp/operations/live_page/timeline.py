@@ -193,10 +193,14 @@ class QueryTimeline:
         self.label = label
         self.sources: list[SourceTimeline] = []
         self.snapshot: QuerySnapshot | None = None
+        self.dropped = 0
+        """Rows dropped by the watermark, since the first snapshot."""
         self.is_running = True
 
     def add(self, snapshot: QuerySnapshot) -> None:
         """Add the snapshot of a trigger."""
+        if self.snapshot is None or snapshot.time_ms > self.snapshot.time_ms:
+            self.dropped += snapshot.dropped or 0
         self.snapshot = snapshot
         self.label = snapshot.label
         formats = [source.format for source in snapshot.sources]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 
 from spark_ssp.operations.snapshot import (
+    AlignmentSnapshot,
     FanOutCounts,
     LeaseCounts,
     QuerySnapshot,
@@ -31,6 +32,8 @@ def snapshot(
     worker: str | None = None,
     leases: LeaseCounts | None = None,
     fan_out: FanOutCounts | None = None,
+    alignment: AlignmentSnapshot | None = None,
+    dropped: int = 0,
 ) -> QuerySnapshot:
     """The snapshot of a batch of a query that reads one stream."""
     found = tuple(shards[name] for name in sorted(shards))
@@ -43,6 +46,7 @@ def snapshot(
         states={state: sum(each.state is state for each in found) for state in ReadState},
         leases=leases,
         fan_out=fan_out,
+        alignment=alignment,
     )
     source = SourceSnapshot(
         format=SourceFormat.KINESIS,
@@ -61,6 +65,7 @@ def snapshot(
         rows=rows,
         phases_ms={"triggerExecution": 1_800},
         sources=(source,),
+        dropped=dropped,
     )
 
 

@@ -12,7 +12,12 @@ import pytest
 from spark_ssp.operations.live_page.page import body, page
 from spark_ssp.operations.live_page.svg import arrange
 from spark_ssp.operations.live_page.timeline import QueryTimeline
-from spark_ssp.operations.snapshot import FanOutCounts, LeaseCounts, QuerySnapshot
+from spark_ssp.operations.snapshot import (
+    AlignmentSnapshot,
+    FanOutCounts,
+    LeaseCounts,
+    QuerySnapshot,
+)
 from tests.support.operations.histories import random_history, shard, shard_id, snapshot
 
 _VOID = {"meta", "link"}
@@ -121,6 +126,18 @@ def test_leases_and_owners_are_listed() -> None:
     assert "data loss warnings" in text
     assert re.search(r'class="lag1 owner0"', text)
     assert re.search(r'class="lag1 owner1"', text)
+
+
+def test_the_spread_and_the_rows_that_the_watermark_dropped_are_shown_if_there_are_any() -> None:
+    one = {"a": shard(0, 0)}
+    aligned = AlignmentSnapshot(spread_ms=0, left_behind=0)
+    text = body([query(snapshot(0, one, alignment=aligned))])
+    assert not re.search("spread|left behind|others back|dropped", text)
+    apart = AlignmentSnapshot(spread_ms=90_000, left_behind=2, holds_back=shard_id(7))
+    late = snapshot(1, one, alignment=apart, dropped=3)
+    found = query(late, late, snapshot(2, one, alignment=apart, dropped=4))
+    assert "spread 1 min 30 s, 7 holds others back, 2 left behind" in body([found])
+    assert "7 rows dropped by the watermark" in body([found]), "once for each trigger"
 
 
 def test_a_thousand_shards_stay_readable_and_small() -> None:
