@@ -105,7 +105,8 @@ class Alignment:
     holds_back: ShardKey | None
     """The shard for which the batch was cut in others."""
     left_behind: frozenset[ShardKey]
-    """Shards that could not be read for so long that the others no longer wait for them."""
+    """Shards that could not be read for so long that the others no longer wait for them, and those
+    that come after them."""
 
 
 def arrival_spread(newest: EpochMillis | None, unread: Collection[EpochMillis]) -> int:
@@ -306,7 +307,7 @@ class BatchAlignment:
     outcome: Alignment | None = None
     """Of the batch planned last; None before the first one."""
     _left_behind: set[ShardKey] = field(default_factory=set)
-    """See `Alignment`."""
+    """Shards that could not be read for that long, which was logged."""
     _newest: EpochMillis | None = None
     """The newest arrival seen in planned batches while records were unread."""
     _oldest: dict[ShardKey, EpochMillis] = field(default_factory=dict)
@@ -352,6 +353,8 @@ class BatchAlignment:
         children = self._unread_children(states, waiting, listings, now, unknown)
         unread |= children
         gone = self._give_up(unknown, now)
+        if gone:  # the children of such a shard wait for as long
+            gone |= {key for key in children if gone & _ancestors_of(key, listings)}
         awaited = {key: since for key, since in unread.items() if key not in gone}
         self.bound = oldest_unread(awaited)
         aligned = dict(advances)
@@ -376,7 +379,7 @@ class BatchAlignment:
         self.outcome = Alignment(
             spread_ms=self._spread_ms(states, aligned, results, unread),
             holds_back=self.bound.key if self.bound is not None and held else None,
-            left_behind=frozenset(self._left_behind),
+            left_behind=frozenset(gone),
         )
         return aligned
 
@@ -525,7 +528,7 @@ class BatchAlignment:
                 duration_text(now - self._unreadable[key]),
             )
         self._left_behind = gone
-        return gone
+        return set(gone)
 
     # --- The cut ----------------------------------------------------------------------------------
 

@@ -95,6 +95,19 @@ def test_a_shard_that_cannot_be_read_holds_others_back_until_the_timeout() -> No
     assert outcome(world).spread_ms == 0
 
 
+def test_the_children_of_a_shard_that_is_left_behind_hold_nothing_back() -> None:
+    world = World(alignment_timeout_ms=TIMEOUT_MS)
+    world.put(20)
+    world.drain()
+    world.state.faults.add(Throttle(), operation="GetRecords", shard=shard_id(0), count=None)
+    world.put(8)
+    world.state.split("orders", shard_id(0))
+    last = seconds(world, 80, max_records=100)[-1]
+    assert (last.holds_back, last.left_behind) == (None, frozenset(map(key, (0, 2, 3))))
+    assert world.trigger(Limits(max_records=100)) is None, "read to the latest record"
+    assert last.spread_ms > TIMEOUT_MS
+
+
 def test_the_entry_of_a_stream_has_its_own_shards_and_the_spread_of_all() -> None:
     other = StreamName("clicks")
     alignment = Alignment(
