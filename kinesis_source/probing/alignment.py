@@ -370,11 +370,19 @@ class BatchAlignment:
                 for key in _ancestors_of(child, listings)
             }
             aligned = self._cut(states, advances, results, until, spared, limited=limited)
+            left: set[ShardKey] = set()
+            while fresh := advances.keys() - aligned.keys() - left:
+                # Cuts that were throttled: what these shards leave unread bounds the others too.
+                left |= fresh
+                for key in fresh:
+                    since = self._unread_since(key, states[key], None, None, now)
+                    if since is not None:
+                        unread[key] = since
+                        until = min(until, since)
+                aligned = self._cut(
+                    states, aligned, results, until, spared, limited=limited, probing=False
+                )
             held = [key for key in advances if aligned.get(key) != advances[key]]
-            for key in advances.keys() - aligned.keys():  # a cut that was throttled
-                since = self._unread_since(key, states[key], None, None, now)
-                if since is not None:
-                    unread[key] = since
         self._note(held, now)
         self.outcome = Alignment(
             spread_ms=self._spread_ms(states, aligned, results, unread),
@@ -541,7 +549,10 @@ class BatchAlignment:
         spared: Collection[ShardKey],
         *,
         limited: bool,
+        probing: bool = True,
     ) -> dict[ShardKey, ShardAdvance]:
+        """Return the advances up to an instant. Without `probing`, those that need a probe are left
+        out, as are those whose probe is throttled."""
         aligned = dict(advances)
         probes: dict[ShardKey, Probe] = {}
         for key, advance in advances.items():
@@ -566,7 +577,8 @@ class BatchAlignment:
                 EpochMillis(until - NEAR_ENOUGH_MS),
                 until,
             )
-        found = self.prober.run(probes, patient=self.targets.are_fixed)
+        patient = self.targets.are_fixed
+        found = self.prober.run(probes, patient=patient) if probing else {}
         for key in probes:
             if key not in found:
                 # Throttled: what is not known to have arrived in time is left for the next batch.

@@ -121,7 +121,7 @@ class EndOffsetFinder:
         they wait for each other."""
         if not self.targets.are_fixed or limits.is_bounded:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
-            together = self._is_aligned and self._alignment.bound is not None
+            together = self._is_aligned and self.alignment.bound is not None
             self._prober.limiter.wait(states.keys() - ended, for_all=together)
 
     def resolve_latest(
