@@ -74,6 +74,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
     is_behind,
+    without_batch,
 )
 from spark_ssp.kinesis_source.planning.active_shards import Listings, ancestors, children_of
 from spark_ssp.kinesis_source.probing.initial_positions import start_points
@@ -192,7 +193,7 @@ class Decision:
     def resume_from(self) -> dict[ShardKey, ShardState]:
         """The starts of those that do not continue from the previous offset."""
         return {
-            key: replace(verdict.state, first=None, resume_from=None)
+            key: replace(without_batch(verdict.state), first=None)
             for key, verdict in self._each(Read)
             if verdict.takes_over and verdict.state is not None
         }

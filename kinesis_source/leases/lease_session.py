@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from spark_ssp.checkpoint.coordination.protocol import Report, Status
@@ -66,6 +66,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
     is_behind,
+    without_batch,
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.planning.active_shards import (
@@ -538,7 +539,7 @@ def departed(
     """Return the entries of shards not in `reading` whose checkpoints are still behind: if the
     shards come back, however often the query was restarted, they continue there."""
     return {
-        key: replace(state, resume_from=None)
+        key: without_batch(state)
         for key, state in sorted(offset_entries(start).items())
         if key not in reading
         and (

@@ -8,7 +8,7 @@
 * A shard's entry holds `after` (a record; `sub` is the last user record read of it) or `at` (a time
   in epoch milliseconds, or TRIM_HORIZON or SHARD_END), and, where known, `seen`
   (`ShardState.last_caught_up_ms`) and `first`. `from` (written like an entry) is
-  `ShardState.resume_from`.
+  `ShardState.resume_from`, and `follows` (a list of shards) is `ShardState.follows`.
 * `streams.<name>.start` is contained only in the first offset that has the stream: the start of its
   shards. So a replay of a query's first batch needs no option and no call.
 * `streams.<name>.leases` is the lease table by which the shards are shared, if they are: then the
@@ -161,6 +161,8 @@ def encode_state(state: ShardState) -> Json:
         document["first"] = state.first
     if state.resume_from is not None:
         document["from"] = encode_state(state.resume_from)
+    if state.follows:
+        document["follows"] = list(state.follows)
     return document
 
 
@@ -235,6 +237,13 @@ def _check_whole(offset: Offset) -> None:
             raise ValueError(f"{key} is both in a slot and waiting")
         if key in offset.lost_shards and (key in offset.states or key in offset.waiting):
             raise ValueError(f"{key} is both present and departed")
+    for key, state in offset.states.items():
+        for shard in state.follows:
+            older = offset.states.get(ShardKey(stream=key.stream, shard=shard))
+            if older is None or not isinstance(older.position, ShardEnd):
+                raise ValueError(f"{key} follows {shard}, which is not at SHARD_END")
+            if shard == key.shard or not set(older.follows) <= set(state.follows):
+                raise ValueError(f"{key} follows {shard} without the shards that this follows")
 
 
 def _table_name(value: object) -> str:
@@ -284,6 +293,7 @@ def _decode_state(document: Json) -> ShardState:
         last_caught_up_ms=None if seen is None else EpochMillis(whole_number(seen)),
         first=None if first is None else _sequence_number(first),
         resume_from=begin,
+        follows=tuple(ShardId(shard) for shard in document.get("follows", ())),
     )
 
 

@@ -77,13 +77,24 @@ class ShardState:
     first record: so a later batch, or a replay, notices that it has been trimmed. `resume_from`:
     set by the batch that took the shard over from another worker (by a lease), or that cannot start
     at the position given, as its start, with the `last_caught_up_ms` of that position; never
-    SHARD_END. It overrides the previous offset for that batch only.
+    SHARD_END. It overrides the previous offset for that batch only. `follows`: the ancestors that
+    the batch which admitted the shard reads to their end, sorted; in that batch, one task reads
+    them and then the shard.
     """
 
     position: Position
     last_caught_up_ms: EpochMillis | None = None
     first: SequenceNumber | None = None
     resume_from: ShardState | None = None
+    follows: tuple[ShardId, ...] = ()
+
+
+def without_batch(state: ShardState) -> ShardState:
+    """Return a state without the start and the ancestors that belong to the batch that ended with
+    it."""
+    if state.resume_from is None and not state.follows:
+        return state
+    return replace(state, resume_from=None, follows=())
 
 
 # --- Answers of the service -----------------------------------------------------------------------

@@ -42,6 +42,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
     sequence_order,
+    without_batch,
 )
 from spark_ssp.kinesis_source.planning.active_shards import Listings
 from spark_ssp.kinesis_source.planning.data_loss import (
@@ -330,7 +331,7 @@ class GivenPositions:
             return
         entry = start.states.get(key)
         if entry is not None and entry.position not in replaced:
-            verified.states[key] = replace(entry, resume_from=None)
+            verified.states[key] = without_batch(entry)
             verified.starts[key] = None
         else:
             verified.states[key] = replaced[position]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
@@ -62,6 +64,10 @@ def offsets(draw: st.DrawFn) -> Offset:
     """Any offset."""
     slots = draw(st.integers(1, 12))
     states = draw(st.dictionaries(_keys, _states, max_size=20))
+    ended = {k for k, state in states.items() if isinstance(state.position, ShardEnd)}
+    for k in sorted(states.keys() - ended):
+        older = sorted(one.shard for one in ended if one.stream == k.stream and draw(st.booleans()))
+        states[k] = replace(states[k], follows=tuple(older))
     waiting = draw(st.dictionaries(_keys.filter(lambda k: k not in states), _states, max_size=5))
     elsewhere = _keys.filter(lambda k: k not in states and k not in waiting)
     departed = draw(st.dictionaries(elsewhere, _states, max_size=5))

@@ -109,6 +109,33 @@ EXPECTED: dict[str, Offset] = {
             2: (0, ShardState(position=TrimHorizon(), last_caught_up_ms=SEEN)),
         }
     ),
+    "follows": _one_stream(
+        {
+            0: (0, ShardState(position=ShardEnd(), last_caught_up_ms=SEEN)),
+            2: (
+                0,
+                ShardState(
+                    position=ShardEnd(),
+                    last_caught_up_ms=SEEN,
+                    first=NUMBERS[0],
+                    follows=(key(0).shard,),
+                ),
+            ),
+            3: (
+                1,
+                ShardState(position=TrimHorizon(), last_caught_up_ms=SEEN, follows=(key(0).shard,)),
+            ),
+            4: (
+                0,
+                ShardState(
+                    position=after(1),
+                    last_caught_up_ms=SEEN,
+                    first=NUMBERS[1],
+                    follows=(key(0).shard, key(2).shard),
+                ),
+            ),
+        }
+    ),
     "waiting": _one_stream(
         {0: (0, ShardState(position=at(1_763_700_000_000)))},
         waiting={
@@ -386,6 +413,12 @@ SHARD_3 = ["waiting", "orders", "shardId-000000000003"]
             {"default": {"at": "SHARD_END"}},
             "SHARD_END is not a start",
         ),
+        (
+            [*SHARD_0, "follows"],
+            ["shardId-000000000000"],
+            "follows shardId-000000000000, which is not at SHARD_END",
+        ),
+        ([*SHARD_0, "follows"], [], "the unknown key 'follows'"),
         ([*SHARD_0, "at"], ..., "'at'"),
         ([*SHARD_0, "at"], "TIP", "unknown position 'TIP'"),
         ([*SHARD_0, "at"], "LATEST", "LATEST is not a position"),
