@@ -8,8 +8,8 @@ may be lost at any time.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeVar
 
 from spark_ssp.common.errors import StreamNotFoundError
@@ -29,7 +29,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.options.values import KinesisOptions, SlotAssignment
 from spark_ssp.kinesis_source.planning.active_shards import (
     MOST_DEFAULT_SLOTS,
     ActiveShards,
@@ -42,6 +42,14 @@ from spark_ssp.kinesis_source.planning.active_shards import (
     is_one_to_one,
 )
 from spark_ssp.kinesis_source.planning.batch_log import BatchLog, warn_of_next_batches
+from spark_ssp.kinesis_source.planning.chained_children import (
+    Child,
+    Generation,
+    in_slots_of_parents,
+    next_generation,
+    with_unread_children,
+    within_bounds,
+)
 from spark_ssp.kinesis_source.planning.data_loss import (
     report_missed_children,
     report_recreated_stream,
@@ -88,6 +96,52 @@ class PlannedBatch:
     offset: Offset
     listings: Listings
     time: EpochMillis
+
+
+@dataclass(slots=True, kw_only=True)
+class _BatchEnds:
+    """The shards of a batch and the ends found for them so far."""
+
+    active: ActiveShards
+    listings: Listings
+    assignment: dict[ShardKey, SlotId]
+    pending: set[ShardKey]
+    """Shards whose positions are not verified yet."""
+    eligible: dict[ShardKey, ShardState] = field(default_factory=dict)
+    """The shards that the batch may read, at their starts."""
+    advances: dict[ShardKey, ShardAdvance] = field(default_factory=dict)
+
+    @property
+    def states(self) -> dict[ShardKey, ShardState]:
+        """The states at these ends."""
+        return {
+            key: self.advances[key].state if key in self.advances else state
+            for key, state in self.active.states.items()
+        }
+
+    @property
+    def sizes(self) -> dict[ShardKey, int]:
+        """The sizes of the ranges in bytes, if known."""
+        return {
+            key: advance.expected.size_bytes
+            for key, advance in self.advances.items()
+            if advance.expected is not None and advance.expected.size_bytes is not None
+        }
+
+    def end(self, slots: int) -> Offset:
+        """Return the offset at these ends."""
+        active = self.active
+        return Offset(
+            slots=slots,
+            streams=active.streams,
+            assignment=self.assignment,
+            states={
+                key: _of_batch(state, active.resume_from.get(key), active.follows.get(key, ()))
+                for key, state in self.states.items()
+            },
+            waiting=active.waiting,
+            lost_shards=active.lost_shards,
+        )
 
 
 class BatchPlanner:
@@ -230,15 +284,16 @@ class BatchPlanner:
 
     def next_offset_of_all(self, start: Offset) -> Offset | None:
         """Return the end of a batch of all records that the streams contain now, except those of
-        shards that wait for their parents; as `next_offset`. It may be the query's only batch."""
+        children that `chained_children` leaves to the next batch; as `next_offset`. It may be the
+        query's only batch."""
         self.stop_at_latest()
         try:
             end = self.next_offset(start, UNLIMITED, reach_targets=True)
         finally:
             self._discovery.unfreeze()
             self._end_finder.targets.release()
-        if end is not None:
-            warn_of_next_batches(end)
+        if end is not None and self.last_batch is not None:
+            warn_of_next_batches(with_unread_children(end, self.last_batch.listings))
         return end
 
     def _search(
@@ -254,43 +309,30 @@ class BatchPlanner:
         active.restart_at(verified.states, verified.starts)
         active.postpone(verified.pending, start)
         slots, previous = self._slots_and_previous(start)
-        assignment = assign_slots(active, listings, previous, self._mapper, slots)
-        eligible = {
-            key: state
-            for key, state in active.states.items()
-            if key not in result.resolved and not isinstance(state.position, ShardEnd)
-        }
-        advances = self._end_finder.find_ends(
-            {key: state for key, state in eligible.items() if key not in verified.pending},
-            listings,
-            limits,
+        batch = _BatchEnds(
+            active=active,
+            listings=listings,
+            assignment=assign_slots(active, listings, previous, self._mapper, slots),
+            pending=verified.pending,
         )
+        self._find_ends(batch, active.states.keys() - result.resolved, limits)
+        if leases is None and not limits.is_bounded:
+            self._chain_children(start, batch, limits, slots, excluded=result.resolved)
         if self._options.align_batches and not reach_targets:
-            advances = self._end_finder.align(
-                active, listings, advances, resolved=result.resolved, limits=limits
+            batch.advances = self._end_finder.align(
+                active, listings, batch.advances, resolved=result.resolved, limits=limits
             )
+        advances = batch.advances
         self._end_finder.remember(
-            advances, active.states.keys() | active.waiting.keys() | verified.pending
+            advances, active.states.keys() | active.waiting.keys() | batch.pending
         )
-        end = Offset(
-            slots=slots,
-            streams=active.streams,
-            assignment=assignment,
-            states={
-                key: _with_resume_from(
-                    advances[key].state if key in advances else state, active.resume_from.get(key)
-                )
-                for key, state in active.states.items()
-            },
-            waiting=active.waiting,
-            lost_shards=active.lost_shards,
-        )
+        end = batch.end(slots)
         self.last_batch = PlannedBatch(
             offset=end, listings=listings, time=self._service.service_time()
         )
         self._batch_log.note(start, end, result.dropped)
         awaited = self._end_finder.targets.unreached(
-            eligible.keys() | verified.pending, advances, limits
+            batch.eligible.keys() | batch.pending, advances, limits
         )
         same = same_positions(start, end) and not changed
         if same and not self._is_caught_up_time_old(start, advances):
@@ -299,6 +341,81 @@ class BatchPlanner:
         end = replace(end, streams=self._with_placement(start, end, listings))
         self._has_planned = True
         return end, awaited
+
+    def _find_ends(self, batch: _BatchEnds, shards: Collection[ShardKey], limits: Limits) -> None:
+        """Find the ends of shards that the batch may read, except of those at SHARD_END."""
+        eligible = {
+            key: state
+            for key, state in batch.active.states.items()
+            if key in shards and not isinstance(state.position, ShardEnd)
+        }
+        batch.eligible |= eligible
+        batch.advances |= self._end_finder.find_ends(
+            {key: state for key, state in eligible.items() if key not in batch.pending},
+            batch.listings,
+            limits,
+        )
+
+    def _chain_children(
+        self,
+        start: Offset,
+        batch: _BatchEnds,
+        limits: Limits,
+        slots: int,
+        *,
+        excluded: Collection[ShardKey],
+    ) -> None:
+        """Admit the children of shards that the batch reads to their end, one generation after the
+        other, and find their ends. `excluded` are left to the next batch."""
+        considered = set(excluded)
+        while generation := self._generation(start, batch, considered):
+            considered |= generation.children.keys()
+            children = self._admitted(batch, generation, limits, slots)
+            self._end_finder.targets.complete(children.keys())
+            verified = self._end_finder.verify_positions(
+                {key: child.state for key, child in children.items()}, batch.listings, start
+            )
+            batch.pending |= verified.pending
+            admitted = sorted(children.keys() - verified.pending)
+            for key in admitted:
+                batch.active.admit(key, verified.states[key], children[key].follows)
+            batch.active.restart_at({}, verified.starts)
+            self._find_ends(batch, admitted, limits)
+
+    def _generation(
+        self, start: Offset, batch: _BatchEnds, considered: Collection[ShardKey]
+    ) -> Generation | None:
+        """Return the next generation without the children that were considered before; None if it
+        has no others."""
+        generation = next_generation(start, batch.active, batch.states, batch.listings)
+        new = {key: child for key, child in generation.children.items() if key not in considered}
+        return replace(generation, children=new) if new else None
+
+    def _admitted(
+        self, batch: _BatchEnds, generation: Generation, limits: Limits, slots: int
+    ) -> dict[ShardKey, Child]:
+        """Return the children of a generation to admit, which get the slots that the next batch
+        would give them."""
+        max_bytes = None if self._end_finder.targets.are_fixed else limits.max_shard_bytes
+        children = within_bounds(generation.children, batch.active.follows, batch.sizes, max_bytes)
+        staying = {
+            key: state
+            for key, state in batch.active.states.items()
+            if key not in generation.leaving
+        }
+        added = {key: child.state for key, child in children.items()}
+        assigned = assign_slots(
+            ActiveShards(states=staying | added),
+            batch.listings,
+            batch.assignment,
+            self._mapper,
+            slots,
+        )
+        known = batch.assignment | assigned
+        if self._options.slot_assignment is SlotAssignment.HASH_RANGE:
+            children = in_slots_of_parents(children, known)
+        batch.assignment |= {key: known[key] for key in children}
+        return children
 
     def _is_finished(self) -> bool:
         """Return whether a run to fixed targets is over, also for shards of other workers."""
@@ -530,5 +647,10 @@ def _deleted_stream(error: StreamNotFoundError) -> StreamNotFoundError:
     )
 
 
-def _with_resume_from(state: ShardState, begin: ShardState | None) -> ShardState:
-    return state if state.resume_from == begin else replace(state, resume_from=begin)
+def _of_batch(
+    state: ShardState, begin: ShardState | None, follows: tuple[ShardId, ...]
+) -> ShardState:
+    """Return an end with the facts about its batch."""
+    if state.resume_from == begin and state.follows == follows:
+        return state
+    return replace(state, resume_from=begin, follows=follows)

@@ -107,12 +107,14 @@ NewShards = Mapping[ShardKey, tuple[ShardId, ...]]
 def new_shards(
     start: Offset, end: Offset, listings: Listings
 ) -> dict[ShardKey, tuple[ShardId, ...]]:
-    """Return the shards of a batch that continue others of its start, with their parents."""
+    """Return the shards of a batch that continue others of its start, or of the batch itself, with
+    their parents."""
     found = {}
     for key in sorted(end.states.keys() - start.states.keys()):
         listed = listings.get(key.stream, {}).get(key.shard)
         parents = () if listed is None else listed.parents
-        if any(ShardKey(stream=key.stream, shard=one) in start.states for one in parents):
+        known = (ShardKey(stream=key.stream, shard=one) for one in parents)
+        if any(parent in start.states or parent in end.states for parent in known):
             found[key] = parents
     return found
 

@@ -67,9 +67,9 @@ class ShardRange:
     size of each request and never which records are returned. `stragglers` comes from the end
     offset, so that a replay gives the same rows. Without it nothing proves that an aggregate is in
     the shard of its keys, and every user record is delivered. `after` are shards of the same task
-    that are read before this one: its ancestors, in a batch read. `consumer` is the registered
-    consumer by which the range is pushed, with `is_polled_first` only once GetRecords is throttled;
-    None: it is polled, by GetRecords. They change nothing in the records.
+    that are read before this one: its ancestors. `consumer` is the registered consumer by which the
+    range is pushed, with `is_polled_first` only once GetRecords is throttled; None: it is polled,
+    by GetRecords. They change nothing in the records.
     """
 
     stream: StreamRef

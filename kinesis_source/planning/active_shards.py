@@ -32,6 +32,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardEnd,
     ShardState,
     TrimHorizon,
+    without_batch,
 )
 from spark_ssp.kinesis_source.planning.data_loss import admit_child, is_start_point
 
@@ -51,6 +52,9 @@ class ActiveShards:
     lost_shards: dict[ShardKey, ShardState] = field(default_factory=dict)
     resume_from: dict[ShardKey, ShardState] = field(default_factory=dict)
     """The starts of shards that do not start at the positions of the offset before."""
+    follows: dict[ShardKey, tuple[ShardId, ...]] = field(default_factory=dict)
+    """The shards that were admitted with their parents, each with the ancestors that the same batch
+    reads to their end."""
 
     def add(
         self,
@@ -64,12 +68,15 @@ class ActiveShards:
         for target, source in ((self.states, states), (self.waiting, waiting)):
             for shard, state in source.items():
                 # `first` is recorded only by the batch that starts to read the shard.
-                is_recorded = state.first is not None and not is_start_point(state.position)
-                if is_recorded or state.resume_from is not None:
-                    state = replace(
-                        state, first=None if is_recorded else state.first, resume_from=None
-                    )
-                target[ShardKey(stream=stream, shard=shard)] = state
+                if state.first is not None and not is_start_point(state.position):
+                    state = replace(state, first=None)
+                target[ShardKey(stream=stream, shard=shard)] = without_batch(state)
+
+    def admit(self, key: ShardKey, state: ShardState, follows: tuple[ShardId, ...]) -> None:
+        """Add a shard that is read after others of this batch."""
+        self.waiting.pop(key, None)
+        self.states[key] = state
+        self.follows[key] = follows
 
     def restart_at(
         self, states: Mapping[ShardKey, ShardState], starts: Mapping[ShardKey, ShardState | None]
@@ -96,7 +103,7 @@ class ActiveShards:
             if key in self.resume_from:
                 del self.resume_from[key], self.states[key]
                 if key in start.states:
-                    self.states[key] = replace(start.states[key], resume_from=None)
+                    self.states[key] = without_batch(start.states[key])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,6 @@ from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
-    ShardEnd,
     StartingPosition,
     StartPoint,
     TrimHorizon,
@@ -121,17 +120,16 @@ def _describe(point: StartPoint) -> str:
             return "LATEST"
 
 
-def warn_of_next_batches(end: Offset) -> None:
+def warn_of_next_batches(ended: Collection[ShardKey]) -> None:
     """Warn if records are left for the next batches, where this one may be the only one: those of
-    the shards that follow a shard which ends with this batch."""
-    ended = [str(key) for key, state in end.states.items() if isinstance(state.position, ShardEnd)]
+    the shards that follow the shards `ended`."""
     if ended:
         _log.warning(
-            "this batch reads the rest of %d shards that were split or merged (%s); the shards "
-            "that follow them are read by the next batches. This PySpark runs a query with the "
+            "this batch reads the rest of %d shards that were split or merged (%s); shards that "
+            "follow them are read by the next batches. This PySpark runs a query with the "
             "trigger availableNow or once as a single batch: start such a query again until it "
             "logs no such warning. For other queries, the option trigger=processingTime turns the "
             "warning off",
             len(ended),
-            abbreviate(sorted(ended)),
+            abbreviate(sorted(map(str, ended))),
         )

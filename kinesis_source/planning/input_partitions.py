@@ -8,11 +8,15 @@ them), starts by shard. A shard that was taken over from another worker starts a
 * at the stream's own start, if the stream is new in this batch (or was recreated), which the end
   offset records; LATEST then reads nothing, since the end holds the resolved position;
 * otherwise at TRIM_HORIZON: it is a child that was admitted by this batch.
+
+A child that follows its parents in the same batch is read by one task with them, in the slot of the
+first shard of their component, whichever slot it has in the offset: see `chained_children`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -33,6 +37,7 @@ from spark_ssp.kinesis_source.model.shard import (
     is_behind,
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.kinesis_source.planning.chained_children import Components
 from spark_ssp.kinesis_source.planning.data_loss import admit_child
 
 T = TypeVar("T")
@@ -55,14 +60,30 @@ def plan_ranges(
     or that do not follow each other.
     """
     check_streams(end, streams.keys())
-    by_slot: dict[SlotId, list[ShardRange]] = {}
+    ranges: dict[ShardKey, ShardRange] = {}
     for key in sorted(end.states):
         shard_range = _shard_range(
             key, start, end, streams, hash_ranges.get(key), expected.get(key)
         )
         if shard_range is not None:
-            by_slot.setdefault(end.assignment[key], []).append(shard_range)
+            ranges[key] = shard_range
+    follows = {
+        key: older for key in ranges if (older := _followed(key, end.states[key].follows, ranges))
+    }
+    components = Components(follows)
+    by_slot: dict[SlotId, list[ShardRange]] = {}
+    for key, shard_range in ranges.items():
+        if key in follows:
+            shard_range = replace(shard_range, after=follows[key])
+        by_slot.setdefault(end.assignment[components.first(key)], []).append(shard_range)
     return tuple(SlotRange(slot=slot, shards=tuple(by_slot[slot])) for slot in sorted(by_slot))
+
+
+def _followed(
+    key: ShardKey, older: tuple[ShardId, ...], ranges: Mapping[ShardKey, ShardRange]
+) -> tuple[ShardId, ...]:
+    """Return those of the shards that `key` follows of which the batch reads records."""
+    return tuple(shard for shard in older if ShardKey(stream=key.stream, shard=shard) in ranges)
 
 
 def _shard_range(
@@ -111,7 +132,8 @@ def skipped_shards(
     """Return the shards of which a batch from `start` to `end` would leave records out.
 
     There are none if the two offsets are consecutive: a shard leaves the offset at its end, and
-    only when its children enter it. Spark's asynchronous progress tracking does not log every
+    only after its children have entered it, which follow a parent that ends in the same batch.
+    Spark's asynchronous progress tracking does not log every
     batch, and replays from an offset several batches before the end. Shards that are shared by
     leases may come and leave at any time, so they are not checked.
     """
@@ -132,7 +154,9 @@ def skipped_shards(
         finished = ancestors(listing, before.keys())
         for shard in (after - before.keys()) & listing.keys():
             parents = listing.keys() & set(listing[shard].parents)
-            left |= parents - before.keys() - finished
+            begun = end.states.get(ShardKey(stream=stream, shard=shard))
+            followed = () if begun is None else begun.follows
+            left |= parents - before.keys() - finished - set(followed)
         skipped |= {ShardKey(stream=stream, shard=shard) for shard in left}
     return sorted(skipped)
 

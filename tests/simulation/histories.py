@@ -53,6 +53,7 @@ class Histories(RuleBasedStateMachine):
     must_happen: ClassVar[tuple[str, ...]] = (
         "available-now run ended",
         "burst",
+        "children with their parents",
         "died after: logged",
         "died after: planned",
         "died after: read",

@@ -6,8 +6,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
+from tests.support.kinesis.planning import shard_id
+from tests.support.kinesis.reading import shard_range
 from tests.support.simulation.query import Trigger
 from tests.support.simulation.scene import STREAM, scene
 from tests.support.simulation.world import ReadingTime, SimulatedClock
@@ -23,11 +26,13 @@ def side_by_side(*works: Callable[[], int]) -> list[int]:
 
 def test_threads_wait_by_themselves_and_the_longest_wait_is_noted() -> None:
     clock = SimulatedClock()
-    time = ReadingTime(clock, 3)
-    timing = time.clock
+    shards = [shard_range(shard_id(number)) for number in range(3)]
+    time = ReadingTime(clock, shards)
+    timing, order = time.clock, time.order(shards)
 
     def waiting(*seconds: float) -> Callable[[], int]:
         def work() -> int:
+            order.next()
             before = timing.monotonic()
             for wait in seconds:
                 timing.wait(threading.Event(), wait)
@@ -38,6 +43,26 @@ def test_threads_wait_by_themselves_and_the_longest_wait_is_noted() -> None:
     assert side_by_side(waiting(0.5, 2), waiting(), waiting(1)) == [2502, 0, 1001]
     assert time.longest_ms == 2502
     assert clock.now_ms() == START_MS
+
+
+def test_a_shard_begins_when_those_before_it_have_been_read() -> None:
+    clock = SimulatedClock()
+    parents = [shard_range(shard_id(number)) for number in range(2)]
+    child = replace(shard_range(shard_id(2)), after=(shard_id(0), shard_id(1)))
+    time = ReadingTime(clock, [*parents, child])
+    order = time.order([*parents, child])
+
+    def work() -> int:
+        began = 0
+        while (shard := order.next()) is not None:
+            if shard is child:
+                began = clock.ahead_ms()
+            time.clock.wait(threading.Event(), 1 if shard is parents[0] else 3)
+            order.finished(shard)
+        return began
+
+    assert sum(side_by_side(work, work, work)) == 3001
+    assert time.longest_ms == 6002
 
 
 def test_what_others_do_to_the_clock_is_seen_by_a_thread_that_is_ahead() -> None:
@@ -55,7 +80,7 @@ def test_what_others_do_to_the_clock_is_seen_by_a_thread_that_is_ahead() -> None
 def test_each_read_begins_at_the_worlds_time() -> None:
     clock = SimulatedClock()
     for _ in range(2):
-        timing = ReadingTime(clock, 1).clock
+        timing = ReadingTime(clock, [shard_range()]).clock
 
         def work(timing: Clock = timing) -> int:
             before = clock.now_ms()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 import pytest
 
@@ -98,15 +98,25 @@ def test_records_lost_in_silence(scenes: ExitStack) -> None:
     made.judge.check_silence()
 
 
-@pytest.mark.parametrize("committed", [0, 2])
-def test_a_child_before_its_parent(scenes: ExitStack, committed: int) -> None:
+@pytest.mark.parametrize(
+    ("numbers", "slot_of_child", "why"),
+    [
+        ([2, 3], 0, None),
+        ([3], 0, "is read before"),
+        ([3, 2], 0, "is read before"),
+        ([2, 3], 1, "is read beside"),
+    ],
+)
+def test_a_child_with_its_parent(
+    scenes: ExitStack, numbers: list[int], slot_of_child: int, why: str | None
+) -> None:
     made = planned(scenes, 3)
-    made.judge.committed(0, rows(made, range(committed)))
+    made.judge.committed(0, rows(made, range(2)))
     made.world.split(STREAM, 0)
     made.put(1)
-    # Not even in the same batch.
-    with pytest.raises(AssertionError, match="is read before"):
-        made.judge.committed(0, rows(made, range(committed, 4)))
+    read = [row for one in numbers for row in rows(made, [one], slot_of_child if one == 3 else 0)]
+    with pytest.raises(AssertionError, match=why) if why else nullcontext():
+        made.judge.committed(0, read)
 
 
 def test_rows_before_the_start(scenes: ExitStack) -> None:

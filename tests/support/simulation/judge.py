@@ -7,7 +7,8 @@ query (`Witness`). It knows nothing about the planner. Its rules, by number:
    and was reported (an error, or a warning of the data-loss log). User records may be left out only
    of an aggregate whose producer puts them again.
 2. No record is committed twice.
-3. Parents before children: a batch contains records of a shard only if its parents are exhausted.
+3. Parents before children: records of a shard are committed only after all those of its ancestors.
+   In the same batch, they are in the same slot, and the ancestors' come first there.
 4. The records of a shard, and so of a key, are committed in their order.
 5. The limits hold, except that one record is always admitted.
 6. At most N tasks, N constant within a run; each shard in one slot.
@@ -176,14 +177,24 @@ class Judge:
             life, _ = self.world.owners[row.id]
             assert (life.stream, life.shard) == (row.stream, row.shard), "a row of another shard"
             by_life.setdefault(life, []).append(row)
-        for life in by_life:
-            for ancestor in sorted(self.world.ancestors(life)):
-                assert not self._outstanding(ancestor), f"{life} is read before {ancestor}"
-        for life, of_life in by_life.items():
-            self._check_run(life, of_life)
+        self._check_lineage(rows, by_life)
         self._check_limits(batch, by_life)
         self._check_alignment(batch, by_life)
         self.world.happened["committed rows"] += len(rows)
+
+    def _check_lineage(
+        self, rows: Sequence[Row], by_life: Mapping[ShardLife, Sequence[Row]]
+    ) -> None:
+        places = {row.id: place for place, row in enumerate(rows)}
+        for life in sorted(by_life, key=lambda one: len(self.world.ancestors(one))):
+            first = by_life[life][0]
+            for ancestor in sorted(self.world.ancestors(life)):
+                assert not self._outstanding(ancestor), f"{life} is read before {ancestor}"
+                for row in by_life.get(ancestor, ())[-1:]:
+                    assert row.slot == first.slot, f"{life} is read beside {ancestor}"
+                    assert places[row.id] < places[first.id], f"{life} is read before {ancestor}"
+                    self.world.happened["children with their parents"] += 1
+            self._check_run(life, by_life[life])
 
     def _check_run(self, life: ShardLife, rows: Sequence[Row]) -> None:
         entries = self.world.entries[life]

@@ -152,8 +152,9 @@ class SimulatedReader(KinesisStreamReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read as on an executor; its waits advance the world's clock."""
         assert isinstance(partition, SlotPartition)
-        time = ReadingTime(self.world.clock, len(partition.value.shards))
-        with patch.object(reader_module, "MAX_THREADS", len(partition.value.shards)):
+        shards = partition.value.shards
+        time = ReadingTime(self.world.clock, shards)
+        with patch.multiple(reader_module, MAX_THREADS=len(shards), ReadOrder=time.order):
             try:
                 yield from self._read(partition, time.clock)
             except SspError:

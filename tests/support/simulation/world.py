@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.grouping.identifiers import ShardId, ShardKey
+from spark_ssp.kinesis_source.model.ranges import ShardRange
 from spark_ssp.kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
 from spark_ssp.kinesis_source.planning.key_placement import LONGEST_GAP_S
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
+from spark_ssp.kinesis_source.reading.task_reader import ReadOrder
 from spark_ssp.testing.kinesis.api.dispatch import KinesisState
 from spark_ssp.testing.kinesis.state.clock import ManualClock
 from spark_ssp.testing.kinesis.state.faults import Call, Fault
@@ -375,20 +377,25 @@ class SimulatedClock(ManualClock):
 
     def wait(self, seconds: float) -> None:
         """Advance the time of the calling thread. Rounded up: never shorter than requested."""
-        self._own.ahead_ms = self.ahead_ms() + int(seconds * 1000) + 1
+        self.start_at(self.ahead_ms() + int(seconds * 1000) + 1)
+
+    def start_at(self, ahead_ms: int) -> None:
+        """Set how far the calling thread is ahead of the world."""
+        self._own.ahead_ms = ahead_ms
 
 
 class ReadingTime:
     """The waits of one read, in which each shard has a thread.
 
-    The threads meet before the first of them continues, so that none ends early enough to take the
-    next shard as well: a shard's time must come only from its own waits.
+    The threads of the shards that are read first meet before the first of them continues, so that
+    none ends early enough to take the next shard as well: a shard's time must come only from its
+    own waits, and from those of the shards that are read before it.
     """
 
-    def __init__(self, clock: SimulatedClock, shards: int) -> None:
+    def __init__(self, clock: SimulatedClock, shards: Sequence[ShardRange]) -> None:
         self._clock = clock
-        self._meeting = threading.Barrier(shards)
-        self._own = threading.local()
+        self._meeting = threading.Barrier(sum(not shard.after for shard in shards))
+        self._ended_ms: dict[ShardKey, int] = {}
         self._lock = threading.Lock()
         self.longest_ms = 0
         """The longest wait of a thread."""
@@ -398,13 +405,48 @@ class ReadingTime:
         """Return the clock for the reader. Its random numbers are 0."""
         return Clock(monotonic=self._monotonic, wait=self._wait, random=lambda: 0.0)
 
-    def _monotonic(self) -> float:
-        if not hasattr(self._own, "met"):
+    def order(self, shards: Sequence[ShardRange]) -> ReadOrder:
+        """Return the reader's order, which sets the times of its threads."""
+        return _TimedOrder(shards, self)
+
+    def begin(self, shard: ShardRange) -> None:
+        """Begin to read a shard in this thread: when those before it have been read."""
+        if not shard.after:
             self._meeting.wait(MEETING_SECONDS)
-            self._own.met = True
+            return
+        older = [ShardKey(stream=shard.stream.name, shard=one) for one in shard.after]
+        with self._lock:
+            self._clock.start_at(max(self._ended_ms[key] for key in older))
+
+    def end(self, shard: ShardRange) -> None:
+        """Record that this thread has read a shard."""
+        with self._lock:
+            self._ended_ms[shard.key] = self._clock.ahead_ms()
+
+    def _monotonic(self) -> float:
         return self._clock.now_ms() / 1000
 
     def _wait(self, stopping: threading.Event, seconds: float) -> None:
         self._clock.wait(seconds)
         with self._lock:
             self.longest_ms = max(self.longest_ms, self._clock.ahead_ms())
+
+
+class _TimedOrder(ReadOrder):
+    """The order of a read, with the time at which each shard begins."""
+
+    def __init__(self, shards: Sequence[ShardRange], time: ReadingTime) -> None:
+        super().__init__(shards)
+        self._time = time
+
+    def next(self) -> ShardRange | None:
+        """Take a range, at its time."""
+        shard = super().next()
+        if shard is not None:
+            self._time.begin(shard)
+        return shard
+
+    def finished(self, shard: ShardRange) -> None:
+        """Record the time, before others may begin."""
+        self._time.end(shard)
+        super().finished(shard)

@@ -71,7 +71,7 @@ def read_to_parents_end(world: World, *, lagging_hours: int) -> Offset:
     world.state.split("orders", "shardId-000000000000")
     world.put(4)
     world.planner = world.restarted()
-    offset = world.next(offset)
+    offset = world.next(offset, Limits(max_records=1000))
     assert all(isinstance(state.position, ShardEnd) for state in offset.states.values())
     return offset
 

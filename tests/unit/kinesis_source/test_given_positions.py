@@ -325,8 +325,10 @@ def test_a_record_that_is_not_visible_yet_is_neither_wrong_nor_lost(is_first: bo
         world.trigger()
 
 
-def test_a_bad_position_of_a_child_is_corrected_as_the_error_advises() -> None:
-    """It is verified once its parents are read, and is in the checkpoint by then."""
+@pytest.mark.parametrize("trigger", STREAMING)
+def test_a_bad_position_of_a_child_is_corrected_as_the_error_advises(trigger: Trigger) -> None:
+    """It is verified once its parents are read, and under a limit it is in the checkpoint by
+    then."""
     world, put = _world(InProcessKinesis, fail=True)
     world.state.split("orders", shard_id(0))
     put += world.put(20)
@@ -335,10 +337,12 @@ def test_a_bad_position_of_a_child_is_corrected_as_the_error_advises() -> None:
     begin = StartingPosition(default=TrimHorizon(), by_shard={child: foreign})
     world.restart(starting_position=begin)
     with pytest.raises(InvalidPositionError) as caught:
-        _processing_time(world)
+        trigger(world)
     assert str(child) in caught.value.subject
     assert "startingPosition" in caught.value.next_step
-    assert "new checkpoint location" in caught.value.next_step
+    is_in_checkpoint = world.offset != BEFORE_FIRST_BATCH
+    assert ("new checkpoint location" in caught.value.next_step) == is_in_checkpoint
+    assert is_in_checkpoint == (trigger in (_limited, _available_now_limited))
     world.offset = BEFORE_FIRST_BATCH
     world.restart(starting_position=StartingPosition(default=TrimHorizon()))
     assert sorted(_processing_time(world)) == sorted(put)

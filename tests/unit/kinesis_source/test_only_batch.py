@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from spark_ssp.kinesis_source.planning import chained_children
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.planning import shard_id
@@ -52,17 +53,22 @@ def test_the_next_batches_go_on_with_new_records_and_new_shards() -> None:
     assert set(world.offset.states) == {key(1), key(2)}
 
 
-def test_shards_that_follow_a_split_are_read_by_the_next_run(
-    caplog: pytest.LogCaptureFixture,
+def test_shards_that_follow_a_split_are_read_after_it_or_by_the_next_run(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = World(shards=1)
-    first = world.put(20)
+    put = world.put(20)
     world.state.split("orders", shard_id(0))
+    put += world.put(20)
+    assert sorted(run_of_one_batch(world)) == sorted(put)
+    monkeypatch.setattr(chained_children, "MAX_COMPONENT_SHARDS", 1)
+    world.state.split("orders", shard_id(1))
     second = world.put(20)
-    assert sorted(run_of_one_batch(world)) == sorted(first)
+    read = run_of_one_batch(world)
+    assert read
     (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
     assert "the rest of 1 shards" in warning
-    assert str(key(0)) in warning
+    assert str(key(1)) in warning
     caplog.clear()
-    assert sorted(run_of_one_batch(world)) == sorted(second)
+    assert sorted(read + run_of_one_batch(world)) == sorted(second)
     assert not [one for one in caplog.records if one.levelname == "WARNING"]
