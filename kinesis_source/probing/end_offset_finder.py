@@ -55,6 +55,7 @@ from spark_ssp.kinesis_source.probing.position_advance import (
     advance_to_target,
     truncate_to_target,
     with_last_caught_up,
+    with_shard_end,
 )
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     ProbeResult,
@@ -204,6 +205,8 @@ class EndOffsetFinder:
             if key in targets:
                 advances[key] = advance_to_target(state, targets[key], result)
             elif key in far:
+                if listings[key.stream][key.shard].closed:
+                    result = with_shard_end(state, result)
                 admitted = admit_share(result, limits.max_shard_bytes)
                 advances[key] = advance_by_records(state, result, admitted)
             else:

@@ -69,6 +69,13 @@ def advance_to_end(state: ShardState, result: ProbeResult) -> ShardAdvance:
     )
 
 
+def with_shard_end(state: ShardState, result: ProbeResult) -> ProbeResult:
+    """Return the result of a closed shard, which ends with the latest record found: the service may
+    show its end only on a further page. A shard without a first record may still show one."""
+    found = result.end is not None or not is_start_point(state.position)
+    return replace(result, closed=True) if result.at_latest and found else result
+
+
 def with_last_caught_up(
     advances: Mapping[ShardKey, ShardAdvance], last_caught_up_ms: Mapping[ShardKey, EpochMillis]
 ) -> dict[ShardKey, ShardAdvance]:
