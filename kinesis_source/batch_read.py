@@ -1,11 +1,11 @@
 """Plans a batch read: start and end of every listed shard, once, before any task starts, and the
 order of the ranges in each task.
 
-The parts of the streaming planner are used without its gate. In a streaming query a child follows
-its parents in a later batch; a batch read has all generations of shards at once. The mapper assigns
-one generation after the other to slots, as if each were read after the one before, so that every
-slot has a part of each. Within a task a range is read after those of its ancestors, so the rows of
-a key that one task returns are in order.
+The parts of the streaming planner are used without its gate. A streaming query reads children in
+the task of their parents, or in a later batch; a batch read has all generations of shards at once,
+in any task. The mapper assigns one generation after the other to slots, as if each were read after
+the one before, so that every slot has a part of each. Within a task a range is read after those of
+its ancestors, so the rows of a key that one task returns are in order.
 """
 
 from __future__ import annotations

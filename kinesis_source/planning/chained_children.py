@@ -6,9 +6,9 @@ read in one slot. The end offset names the ancestors that a child follows (`Shar
 and `plan_ranges` derives components and slots from it.
 
 The planner admits one generation after the other: those that the next batch would admit if the
-ends found so far were committed. A component is bounded, because it is read in one task, and so is
-what a child follows, because nothing is committed before all of it is read. Children beyond a bound
-are admitted by the next batch.
+ends found so far were committed. The shards of a component are bounded because one task reads them,
+and the bytes before a child because nothing is committed until all are read. Children beyond these
+bounds are admitted by the next batch.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
 from spark_ssp.kinesis_source.model.shard import ShardEnd, ShardState, TrimHorizon
 from spark_ssp.kinesis_source.options.values import SlotAssignment
 from spark_ssp.kinesis_source.planning import chained_children
-from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.kinesis_source.planning.active_shards import ActiveShards, ancestors
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
 from tests.support.fakes.planner_world import HOUR_MS, Batch, World
@@ -174,7 +174,7 @@ def test_an_empty_child_is_read_from_its_beginning_by_a_later_batch() -> None:
 def test_what_a_shard_followed_belongs_to_one_batch() -> None:
     """Also where a lease table decides since then which shards are read."""
     state = ShardState(position=ShardEnd(), follows=(shard_id(0),))
-    active = chained_children.ActiveShards()
+    active = ActiveShards()
     world = World(shards=1).settle()
     entry = world.offset.streams[key(0).stream]
     active.add(key(0).stream, entry, {shard_id(1): state}, {shard_id(2): state})

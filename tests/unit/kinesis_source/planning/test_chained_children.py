@@ -1,4 +1,4 @@
-"""Which children follow their parents within a batch, and in which slot they are read."""
+"""Children that follow their parents within a batch, and the slot that reads them."""
 
 from __future__ import annotations
 
@@ -107,11 +107,11 @@ def child(*older: int, position: Position = TRIM) -> Child:
 
 def test_each_generation_follows_the_ends_of_those_before() -> None:
     start = offset({0: after(3), 1: after(4), 5: after(5)})
-    first = {0: END, 1: END, 5: after(6)}
+    first: dict[int, Position] = {0: END, 1: END, 5: after(6)}
     assert following(start, first) == ({key(2): child(0), key(3): child(0)}, {key(0)})
-    second = first | {2: END, 3: after(7)}
+    second: dict[int, Position] = {**first, 2: END, 3: after(7)}
     assert following(start, second) == ({key(4): child(0, 1, 2)}, {key(0), key(1), key(2)})
-    assert following(start, second | {4: after(8)})[0] == {}
+    assert following(start, {**second, 4: after(8)})[0] == {}
 
 
 def test_no_child_follows_a_parent_that_has_records_left_or_had_ended_before() -> None:
@@ -124,7 +124,7 @@ def test_no_child_follows_a_parent_that_has_records_left_or_had_ended_before() -
 
 def test_a_child_that_waits_keeps_its_position() -> None:
     start = offset({0: after(3)})
-    waiting = {2: after(8), 3: TRIM}
+    waiting: dict[int, Position] = {2: after(8), 3: TRIM}
     children, _ = following(start, {0: END}, waiting)
     assert children == {key(2): child(0, position=after(8)), key(3): child(0)}
 

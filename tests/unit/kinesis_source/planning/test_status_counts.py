@@ -51,6 +51,11 @@ def test_splits_and_merges_are_counted_once() -> None:
     assert count_reshards(sibling, new) == 0
 
 
+def test_a_reshard_is_counted_where_the_batch_reads_the_parents_too() -> None:
+    new = new_shards(Offset(), offset(3, 4, 6, ended=(0,)), {ORDERS: LISTING})
+    assert count_reshards(new, {}) == 1
+
+
 def test_shards_that_a_query_starts_with_are_no_reshard() -> None:
     assert new_shards(Offset(), offset(3, 4, 5, 6), {ORDERS: LISTING}) == {}
 
