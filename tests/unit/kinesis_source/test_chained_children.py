@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
-from spark_ssp.kinesis_source.model.shard import ShardEnd, ShardState, TrimHorizon
+from spark_ssp.kinesis_source.model.shard import (
+    Latest,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    TrimHorizon,
+)
 from spark_ssp.kinesis_source.options.values import SlotAssignment
 from spark_ssp.kinesis_source.planning import chained_children
 from spark_ssp.kinesis_source.planning.active_shards import ActiveShards, ancestors
@@ -169,6 +175,21 @@ def test_an_empty_child_is_read_from_its_beginning_by_a_later_batch() -> None:
     batch = trigger(world)
     assert sorted(batch.read) == sorted(put)
     assert all(shard.after == () for task in batch.ranges for shard in task.shards)
+
+
+def test_children_that_start_at_latest_are_left_to_the_second_batch() -> None:
+    """The first one records their positions and reads nothing of them."""
+    world = World(shards=1)
+    old = world.put(30)
+    world.state.split("orders", shard_id(0))
+    world.put(30)
+    begin = StartingPosition(default=Latest(), by_shard={key(0): TrimHorizon()})
+    world.restart(starting_position=begin)
+    batch = trigger(world)
+    assert batch.read == old
+    assert batch.end.waiting.keys() == {key(1), key(2)}
+    put = world.put(30, every_ms=100)
+    assert sorted(world.drain()) == sorted(put)
 
 
 def test_what_a_shard_followed_belongs_to_one_batch() -> None:

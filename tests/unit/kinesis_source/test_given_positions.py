@@ -346,3 +346,17 @@ def test_a_bad_position_of_a_child_is_corrected_as_the_error_advises(trigger: Tr
     world.offset = BEFORE_FIRST_BATCH
     world.restart(starting_position=StartingPosition(default=TrimHorizon()))
     assert sorted(_processing_time(world)) == sorted(put)
+
+
+@pytest.mark.parametrize("trigger", STREAMING)
+def test_a_child_with_a_bad_position_is_read_after_its_parents_from_its_beginning(
+    trigger: Trigger,
+) -> None:
+    world, put = _world(InProcessKinesis, fail=False)
+    world.state.split("orders", shard_id(0))
+    put += world.put(20)
+    foreign = AfterRecord(sequence_number=SequenceNumber(_latest(world)))
+    world.restart(
+        starting_position=StartingPosition(default=TrimHorizon(), by_shard={key(2): foreign})
+    )
+    assert sorted(trigger(world)) == sorted(put)
