@@ -46,9 +46,10 @@ from spark_ssp.kinesis_source.planning.chained_children import (
     Child,
     Generation,
     in_slots_of_parents,
-    next_generation,
+    next_children,
     with_unread_children,
     within_bounds,
+    without_ended_ancestors,
 )
 from spark_ssp.kinesis_source.planning.data_loss import (
     report_missed_children,
@@ -74,6 +75,7 @@ from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.kinesis_source.probing.end_offset_finder import EndOffsetFinder
 from spark_ssp.kinesis_source.probing.initial_positions import initial_states, split_waiting
 from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
+from spark_ssp.kinesis_source.probing.probe_protocol import ProbeResult
 from spark_ssp.kinesis_source.probing.shard_lag import stream_lag
 from spark_ssp.kinesis_source.reading.fetch_pacing import END_TIMEOUT_MS, not_reached_error
 
@@ -110,6 +112,8 @@ class _BatchEnds:
     eligible: dict[ShardKey, ShardState] = field(default_factory=dict)
     """The shards that the batch may read, at their starts."""
     advances: dict[ShardKey, ShardAdvance] = field(default_factory=dict)
+    results: dict[ShardKey, ProbeResult] = field(default_factory=dict)
+    """The probes from which the advances follow."""
 
     @property
     def states(self) -> dict[ShardKey, ShardState]:
@@ -127,6 +131,14 @@ class _BatchEnds:
             for key, advance in self.advances.items()
             if advance.expected is not None and advance.expected.size_bytes is not None
         }
+
+    def withdraw_children(self) -> None:
+        """Leave children to the next batch whose ancestors do not end in this one."""
+        for key in without_ended_ancestors(self.active.follows, self.states):
+            self.active.withdraw(key)
+            del self.assignment[key]
+            self.eligible.pop(key, None)
+            self.advances.pop(key, None)
 
     def end(self, slots: int) -> Offset:
         """Return the offset at these ends."""
@@ -320,8 +332,14 @@ class BatchPlanner:
             self._chain_children(start, batch, limits, slots, excluded=result.resolved)
         if self._options.align_batches and not reach_targets:
             batch.advances = self._end_finder.align(
-                active, listings, batch.advances, resolved=result.resolved, limits=limits
+                active,
+                listings,
+                batch.advances,
+                batch.results,
+                resolved=result.resolved,
+                limits=limits,
             )
+            batch.withdraw_children()
         advances = batch.advances
         self._end_finder.remember(
             advances, active.states.keys() | active.waiting.keys() | batch.pending
@@ -355,6 +373,7 @@ class BatchPlanner:
             batch.listings,
             limits,
         )
+        batch.results |= self._end_finder.results
 
     def _chain_children(
         self,
@@ -387,7 +406,7 @@ class BatchPlanner:
     ) -> Generation | None:
         """Return the next generation without the children that were considered before; None if it
         has no others."""
-        generation = next_generation(start, batch.active, batch.states, batch.listings)
+        generation = next_children(start, batch.active, batch.states, batch.listings)
         new = {key: child for key, child in generation.children.items() if key not in considered}
         return replace(generation, children=new) if new else None
 

@@ -55,6 +55,8 @@ class ActiveShards:
     follows: dict[ShardKey, tuple[ShardId, ...]] = field(default_factory=dict)
     """The shards that were admitted with their parents, each with the ancestors that the same batch
     reads to their end."""
+    waited: dict[ShardKey, ShardState] = field(default_factory=dict)
+    """The entries of those that had waited."""
 
     def add(
         self,
@@ -74,9 +76,17 @@ class ActiveShards:
 
     def admit(self, key: ShardKey, state: ShardState, follows: tuple[ShardId, ...]) -> None:
         """Add a shard that is read after others of this batch."""
-        self.waiting.pop(key, None)
+        if key in self.waiting:
+            self.waited[key] = self.waiting.pop(key)
         self.states[key] = state
         self.follows[key] = follows
+
+    def withdraw(self, key: ShardKey) -> None:
+        """Undo the admission of a shard."""
+        if key in self.waited:
+            self.waiting[key] = self.waited.pop(key)
+        del self.states[key], self.follows[key]
+        self.resume_from.pop(key, None)
 
     def restart_at(
         self, states: Mapping[ShardKey, ShardState], starts: Mapping[ShardKey, ShardState | None]

@@ -96,7 +96,7 @@ class Generation:
     leaving: frozenset[ShardKey] = frozenset()
 
 
-def next_generation(
+def next_children(
     start: Offset, active: ActiveShards, ends: Mapping[ShardKey, ShardState], listings: Listings
 ) -> Generation:
     """Return the next generation. `ends`: the states of `active` at the ends found so far."""
@@ -161,6 +161,18 @@ def in_slots_of_parents(
         for key, child in children.items()
         if all(slots[one] == slots[key] for one in keys_of(key.stream, child.follows))
     }
+
+
+def without_ended_ancestors(
+    admitted: Follows, ends: Mapping[ShardKey, ShardState]
+) -> list[ShardKey]:
+    """Return the admitted children that follow a shard which the batch does not read to its end,
+    now that it has these `ends`."""
+    return [
+        key
+        for key, older in admitted.items()
+        if not all(isinstance(ends[one].position, ShardEnd) for one in keys_of(key.stream, older))
+    ]
 
 
 def with_unread_children(end: Offset, listings: Listings) -> list[ShardKey]:

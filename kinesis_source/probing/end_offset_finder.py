@@ -111,8 +111,8 @@ class EndOffsetFinder:
             patience_ms=options.alignment_timeout_ms,
             tolerance_ms=TOLERANCE_MS + options.min_fetch_period_ms,
         )
-        self._results: dict[ShardKey, ProbeResult] = {}
-        """The probes from which the advances of the last batch follow."""
+        self.results: dict[ShardKey, ProbeResult] = {}
+        """The probes from which the advances found last follow."""
         self._debt = 0
         """The bytes by which the last batches had to exceed `maxBytesPerTrigger`."""
         self._far_logged = False
@@ -199,14 +199,15 @@ class EndOffsetFinder:
                     eligible, {key: self._probe(key, eligible[key]) for key in keys}
                 ),
             )
-        self._results = {key: result for key, result in results.items() if key not in targets}
+        for key in far & results.keys():
+            if listings[key.stream][key.shard].closed:
+                results[key] = with_shard_end(eligible[key], results[key])
+        self.results = {key: result for key, result in results.items() if key not in targets}
         for key, result in results.items():
             state = eligible[key]
             if key in targets:
                 advances[key] = advance_to_target(state, targets[key], result)
             elif key in far:
-                if listings[key.stream][key.shard].closed:
-                    result = with_shard_end(state, result)
                 admitted = admit_share(result, limits.max_shard_bytes)
                 advances[key] = advance_by_records(state, result, admitted)
             else:
@@ -218,17 +219,19 @@ class EndOffsetFinder:
         active: ActiveShards,
         listings: Listings,
         advances: Mapping[ShardKey, ShardAdvance],
+        results: Mapping[ShardKey, ProbeResult],
         *,
         resolved: Collection[ShardKey],
         limits: Limits,
     ) -> dict[ShardKey, ShardAdvance]:
-        """Return the advances of the batch planned last, cut to one instant; see `alignment.py`."""
+        """Return the advances of a batch, which follow from `results`, cut to one instant; see
+        `alignment.py`."""
         aligned = self.alignment.align(
             active.states,
             active.waiting,
             listings,
             advances,
-            self._results,
+            results,
             resolved=resolved,
             limited=limits.is_bounded,
         )
@@ -276,7 +279,7 @@ class EndOffsetFinder:
         self._prober.limiter.wait_for_tasks(results.keys())
         if full is not None:
             self._debt = next_debt(self._debt, results, counts, full)
-        self._results = results
+        self.results = results
         for key, result in results.items():
             advances[key] = advance_by_records(behind[key], result, counts[key])
         return advances

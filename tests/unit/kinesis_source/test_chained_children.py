@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
 from spark_ssp.kinesis_source.model.shard import (
+    AtTimestamp,
+    EpochMillis,
     Latest,
     ShardEnd,
     ShardState,
@@ -91,7 +93,8 @@ def test_under_a_limit_children_are_left_to_the_next_batch(limits: Limits) -> No
 
 
 def test_by_hash_range_only_children_in_the_slots_of_their_parents() -> None:
-    world = World(shards=2, slots=2, slot_assignment=SlotAssignment.HASH_RANGE).settle()
+    by_keys = SlotAssignment.HASH_RANGE
+    world = World(shards=2, slots=2, slot_assignment=by_keys, align_batches=False).settle()
     first = world.put(30)
     world.state.split("orders", shard_id(0))  # 2, 3, both in slot 0
     first += world.put(30)
@@ -141,6 +144,32 @@ def test_a_line_of_shards_far_behind_is_bounded() -> None:
     assert sorted(read) == sorted(put)
     assert len(batches) == 3
     assert max(batches) <= 2 * 1.5 * 4_000_000
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_batch_that_ends_before_a_reshard_leaves_the_children_to_a_later_one(waits: bool) -> None:
+    """A shard far behind holds the others back at its last record of the batch."""
+    start = {"starting_position": StartingPosition(default=AtTimestamp(millis=EpochMillis(0)))}
+    world = World(shards=2, **(start if waits else {}))
+    put = [f"{number:020000d}" for number in range(400)]
+    for text in put:
+        world.state.put("orders", "any", text.encode(), explicit_hash_key=0)
+        world.clock.advance(36_000)
+    more = world.put(20)
+    world.state.split("orders", shard_id(1))
+    more += world.put(20)
+    world.restart()
+    batch = trigger(world, Limits(max_shard_bytes=2_000_000))
+    assert set(batch.read) < set(put)
+    assert batch.end.states.keys() == {key(0), key(1)}
+    assert batch.end.waiting.keys() == ({key(2), key(3)} if waits else set())
+    read = batch.read
+    for _ in range(10):
+        world.clock.advance(1000)
+        if (following := world.trigger(Limits(max_shard_bytes=2_000_000))) is not None:
+            check_order(world, following.ranges)
+            read += following.read
+    assert sorted(read) == sorted(put + more)
 
 
 @pytest.mark.parametrize("late_shard_end", [False, True])
@@ -273,7 +302,7 @@ def test_all_records_of_a_stop_are_read_in_two_batches_however_often_it_was_resh
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chained_children, "MAX_COMPONENT_SHARDS", 0)
         world.offset = begin
-        world.restart()
+        world.restart(align_batches=False)
         assert sorted(world.drain(limits)) == sorted(put)
     for one in world.offset.states.keys() & chained.keys():
         assert world.offset.assignment[one] == chained[one]

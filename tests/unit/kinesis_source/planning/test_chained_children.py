@@ -27,7 +27,7 @@ from spark_ssp.kinesis_source.planning.chained_children import (
     Child,
     Components,
     in_slots_of_parents,
-    next_generation,
+    next_children,
     with_unread_children,
     within_bounds,
 )
@@ -91,7 +91,7 @@ def following(
         states=reached,
         waiting=states(waiting or {}),
     )
-    found = next_generation(start, active, reached, {ORDERS: LISTING})
+    found = next_children(start, active, reached, {ORDERS: LISTING})
     return dict(found.children), set(found.leaving)
 
 
@@ -134,7 +134,7 @@ def test_a_new_or_recreated_stream_has_no_shard_that_had_ended_before() -> None:
     recreated = replace(old, streams={ORDERS: StreamEntry(created=EpochMillis(1))})
     active = ActiveShards(streams=dict(old.streams), states=states({0: END}))
     for start in (BEFORE_FIRST_BATCH, recreated):
-        found = next_generation(start, active, active.states, {ORDERS: LISTING})
+        found = next_children(start, active, active.states, {ORDERS: LISTING})
         assert found.children.keys() == {key(2), key(3)}
 
 
