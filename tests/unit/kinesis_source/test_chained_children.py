@@ -149,8 +149,8 @@ def test_a_line_of_shards_far_behind_is_bounded() -> None:
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_batch_that_ends_before_a_reshard_leaves_the_children_to_a_later_one(waits: bool) -> None:
     """A shard far behind holds the others back at its last record of the batch."""
-    start = {"starting_position": StartingPosition(default=AtTimestamp(millis=EpochMillis(0)))}
-    world = World(shards=2, **(start if waits else {}))
+    start = AtTimestamp(millis=EpochMillis(0)) if waits else TrimHorizon()
+    world = World(shards=2, starting_position=StartingPosition(default=start))
     put = [f"{number:020000d}" for number in range(400)]
     for text in put:
         world.state.put("orders", "any", text.encode(), explicit_hash_key=0)
