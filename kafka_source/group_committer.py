@@ -45,7 +45,7 @@ from spark_ssp.kafka_source.client.error_translation import (
     to_error,
 )
 from spark_ssp.kafka_source.client.retry import send_limits
-from spark_ssp.kafka_source.options.values import ClientProperties
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 
 _log = logging.getLogger(__name__)
 

@@ -176,7 +176,7 @@ def throttled(seconds: float, size: int) -> float:
         disconnect()
     refused, stored = _counts(tasks)
     refused -= refused_before
-    return refused / (refused + stored - stored_before)
+    return refused / max(1, refused + stored - stored_before)
 
 
 def _counts(tasks: list[RecordWriter]) -> tuple[int, int]:

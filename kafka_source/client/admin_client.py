@@ -69,7 +69,8 @@ from spark_ssp.kafka_source.model.topic import (
     TopicId,
     kafka_name,
 )
-from spark_ssp.kafka_source.options.values import BOOTSTRAP_SERVERS, ClientProperties, KafkaOptions
+from spark_ssp.kafka_source.options.client_properties import BOOTSTRAP_SERVERS, ClientProperties
+from spark_ssp.kafka_source.options.values import KafkaOptions
 
 K = TypeVar("K")
 V = TypeVar("V")

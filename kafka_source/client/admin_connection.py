@@ -27,7 +27,7 @@ from confluent_kafka import admin as sdk
 from spark_ssp.kafka_source.client.client_config import ClientRole, create_client
 from spark_ssp.kafka_source.client.error_translation import ErrorKind, error_kind
 from spark_ssp.kafka_source.client.retry import SendLimits
-from spark_ssp.kafka_source.options.values import ClientProperties
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 
 K = TypeVar("K")
 T = TypeVar("T")

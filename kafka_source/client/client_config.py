@@ -21,9 +21,13 @@ from confluent_kafka import KafkaError, KafkaException
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.kafka_source.client.error_translation import kafka_error, redact, to_error
+from spark_ssp.kafka_source.options.client_properties import (
+    BOOTSTRAP_SERVERS,
+    PREFIX,
+    ClientProperties,
+)
 from spark_ssp.kafka_source.options.login_tokens import provided_token_callback
 from spark_ssp.kafka_source.options.property_names import ALIASES, PRODUCER, words
-from spark_ssp.kafka_source.options.values import BOOTSTRAP_SERVERS, PREFIX, ClientProperties
 
 C = TypeVar("C")
 

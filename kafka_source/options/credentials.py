@@ -16,13 +16,9 @@ from spark_ssp.common.options.endpoints import (
     with_provider,
 )
 from spark_ssp.common.options.spec import OptionProblem, OptionReading
+from spark_ssp.kafka_source.options.client_properties import PREFIX, ClientProperties, TokenProvider
 from spark_ssp.kafka_source.options.logins import DEFAULT_METHOD, MECHANISM, METHOD, OAUTHBEARER
-from spark_ssp.kafka_source.options.values import (
-    PREFIX,
-    ClientProperties,
-    TokenChoice,
-    TokenProvider,
-)
+from spark_ssp.kafka_source.options.values import TokenChoice
 
 _PROVIDER: Final = "tokenProvider"
 _PROTOCOL: Final = "security.protocol"

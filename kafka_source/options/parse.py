@@ -35,6 +35,7 @@ from spark_ssp.kafka_source.model.topic import (
     SubscribePattern,
     kafka_name,
 )
+from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.credentials import (
     function_problems,
     unused_problems,
@@ -50,7 +51,6 @@ from spark_ssp.kafka_source.options.translation import (
 )
 from spark_ssp.kafka_source.options.values import (
     KAFKA_OPTIONS,
-    PREFIX,
     GrouperName,
     KafkaOptions,
     QueryKind,

@@ -15,8 +15,8 @@ from spark_ssp.common.errors import shown
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.spec import BadValueError, Fault, OptionProblem
 from spark_ssp.common.options.values import boolean, choice, integer
+from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.property_names import COMBINED, RECOVERY, PropertyNames
-from spark_ssp.kafka_source.options.values import PREFIX
 
 KEYSTORE: Final = "ssl.keystore.location"
 

@@ -18,6 +18,12 @@ from spark_ssp.common.errors import shown
 from spark_ssp.common.options.plugins import CLASSES, PATHS, check_path, is_restricted
 from spark_ssp.common.options.spec import BadValueError, OptionProblem, closest
 from spark_ssp.common.options.values import is_readable_on_the_way
+from spark_ssp.kafka_source.options.client_properties import (
+    BOOTSTRAP_SERVERS,
+    GROUP_ID,
+    PREFIX,
+    ClientProperties,
+)
 from spark_ssp.kafka_source.options.logins import read_logins, read_stores
 from spark_ssp.kafka_source.options.property_names import (
     COMBINED,
@@ -33,12 +39,6 @@ from spark_ssp.kafka_source.options.property_values import (
     complete,
     option_of,
     set_property,
-)
-from spark_ssp.kafka_source.options.values import (
-    BOOTSTRAP_SERVERS,
-    GROUP_ID,
-    PREFIX,
-    ClientProperties,
 )
 
 __all__ = [

@@ -47,10 +47,10 @@ from spark_ssp.kafka_source.model.topic import (
     Selection,
     TopicId,
 )
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 
 __all__ = [
     "KAFKA_OPTIONS",
-    "ClientProperties",
     "GrouperName",
     "InvalidOptionsError",
     "KafkaOptions",
@@ -160,52 +160,6 @@ def _store(text: str) -> str:
     if uri.kind is StoreKind.LOCAL:
         check_path(uri.path)
     return uri.text
-
-
-# --- Client properties ---------------------------------------------------------------------------
-
-PREFIX: Final = "kafka."
-"""The beginning of the options that are properties of the client."""
-BOOTSTRAP_SERVERS: Final = "bootstrap.servers"
-GROUP_ID: Final = "group.id"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenProvider:
-    """The function that returns the tokens of a login, `module:function`, and its keyword arguments
-    as the text of a JSON object."""
-
-    path: str
-    secret_arguments: str | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientProperties:
-    """Properties for librdkafka, sorted by name. Hashable: they are the key of cached clients.
-
-    The `repr` never contains secrets; the pickle does, because executors need them.
-    """
-
-    public: tuple[tuple[str, str], ...] = ()
-    secret: tuple[tuple[str, str], ...] = ()
-    origins: tuple[tuple[str, str], ...] = ()
-    """librdkafka's name and the user's name of each property for which they differ."""
-    iam: ConnectionOptions | None = None
-    """The AWS identity for a login by IAM."""
-    token_provider: TokenProvider | None = None
-    """The function for a login by other tokens."""
-
-    def config(self) -> dict[str, str]:
-        """Return all properties as the configuration of a client. Not for logs."""
-        return dict(sorted((*self.public, *self.secret)))
-
-    def option(self, name: str) -> str:
-        """Return the option that gave a property of librdkafka, as the user wrote it."""
-        return PREFIX + dict(self.origins).get(name, name)
-
-    def __repr__(self) -> str:
-        entries = sorted([*self.public, *((name, "***") for name, _ in self.secret)])
-        return f"ClientProperties({', '.join(f'{name}={value}' for name, value in entries)})"
 
 
 # --- Topics, start and end ------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from spark_ssp.kafka_source.client.error_translation import (
     to_error,
 )
 from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
-from spark_ssp.kafka_source.options.values import ClientProperties
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.reading.arrow_batches import (
     Headers,
     RecordColumns,

@@ -29,8 +29,8 @@ from spark_ssp.kafka_source.client.error_translation import (
     to_error,
 )
 from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.options.login_tokens import TokenCallback
-from spark_ssp.kafka_source.options.values import ClientProperties
 from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
     Runs,

@@ -24,7 +24,7 @@ from typing import Final
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.ranges import PartitionRange
 from spark_ssp.kafka_source.model.topic import TopicId
-from spark_ssp.kafka_source.options.values import GROUP_ID, ClientProperties
+from spark_ssp.kafka_source.options.client_properties import GROUP_ID, ClientProperties
 from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
 from spark_ssp.kafka_source.reading.librdkafka import library

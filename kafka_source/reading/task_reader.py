@@ -18,7 +18,8 @@ from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.client.api import KafkaService, TopicDescription
 from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
 from spark_ssp.kafka_source.model.topic import Subscribe, TopicId
-from spark_ssp.kafka_source.options.values import GROUP_ID, ClientProperties, KafkaOptions
+from spark_ssp.kafka_source.options.client_properties import GROUP_ID, ClientProperties
+from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.data_loss import report_data_loss
 from spark_ssp.kafka_source.reading.generation_reader import GenerationReader
 from spark_ssp.kafka_source.reading.pool import (

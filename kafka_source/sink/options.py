@@ -14,8 +14,8 @@ from spark_ssp.common.options.shared import BatchWrite, batch_write_option
 from spark_ssp.common.options.spec import BadValueError, Fault, option
 from spark_ssp.common.options.values import boolean
 from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.options.offset_json import TOPIC, TOPIC_RULE
-from spark_ssp.kafka_source.options.values import ClientProperties
 
 INCLUDE_REPEAT_HEADERS: Final = "includeRepeatHeaders"
 

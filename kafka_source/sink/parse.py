@@ -19,6 +19,7 @@ from spark_ssp.common.options.spec import (
     options_of,
     read_options,
 )
+from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.credentials import function_problems, with_functions
 from spark_ssp.kafka_source.options.property_names import PRODUCER
 from spark_ssp.kafka_source.options.translation import (
@@ -28,12 +29,7 @@ from spark_ssp.kafka_source.options.translation import (
     missing_brokers,
     read_properties,
 )
-from spark_ssp.kafka_source.options.values import (
-    KAFKA_OPTIONS,
-    LOGIN_OPTIONS,
-    PREFIX,
-    SERVICE_CREDENTIAL,
-)
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, LOGIN_OPTIONS, SERVICE_CREDENTIAL
 from spark_ssp.kafka_source.sink.options import INCLUDE_REPEAT_HEADERS, SinkOptions
 
 SINK: Final = "kafka-ssp"

@@ -22,7 +22,7 @@ from spark_ssp.kafka_source.client.error_translation import (
     to_error,
 )
 from spark_ssp.kafka_source.dedup.dedup_headers import Header
-from spark_ssp.kafka_source.options.values import ClientProperties
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 
 DELIVERY_TIMEOUT: Final = "delivery.timeout.ms"
 

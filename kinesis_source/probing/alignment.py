@@ -628,10 +628,9 @@ class BatchAlignment:
                     expected=None,
                 )
             cut = advance_by_records(state, result, admitted)
-        reached = cut.cursor.reached_ms
-        behind = cut.millis_behind
-        if reached is not None:
-            behind = max(behind, result.time - reached, 1)
+        reached, behind = cut.cursor.reached_ms, cut.millis_behind
+        if result.found_by_time and reached is not None:
+            behind = max(result.time - reached, 1)  # that of the result is of its first page
         return replace(cut, at_latest=False, millis_behind=behind)
 
     # --- The status and the log -------------------------------------------------------------------

@@ -18,7 +18,8 @@ from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.spec import KAFKA, KINESIS, BadValueError, read_options
 from spark_ssp.common.options.values import duration
-from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, PREFIX
+from spark_ssp.kafka_source.options.client_properties import PREFIX
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.options.connection import (
     connection_of,

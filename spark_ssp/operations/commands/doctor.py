@@ -20,8 +20,9 @@ from spark_ssp.common.errors import SspError
 from spark_ssp.common.file_lock import check_private, private_folder
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.options.spec import OptionTable, read_options
+from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka
-from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, PREFIX
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
 from spark_ssp.kinesis_source.options.parse import parse_at_load
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
 from spark_ssp.operations.arguments import (

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 
 from spark_ssp.common.options.spec import OptionTable
+from spark_ssp.kafka_source.options.client_properties import PREFIX, TokenProvider
 from spark_ssp.kafka_source.options.login_tokens import provided_token
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka_options
 from spark_ssp.kafka_source.options.property_names import (
@@ -22,7 +23,7 @@ from spark_ssp.kafka_source.options.property_names import (
     PRODUCER,
     PropertyNames,
 )
-from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, PREFIX, QueryKind, TokenProvider
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, QueryKind
 from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS

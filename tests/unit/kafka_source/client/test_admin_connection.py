@@ -25,7 +25,7 @@ from spark_ssp.kafka_source.client.admin_connection import (
 )
 from spark_ssp.kafka_source.client.retry import SendLimits
 from spark_ssp.kafka_source.model.topic import AtTime, Subscribe, partition_of
-from spark_ssp.kafka_source.options.values import ClientProperties
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 
 REFUSED = KafkaError(KafkaError._TRANSPORT, "Connection refused")
 WRONG = KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error")

@@ -22,9 +22,9 @@ from spark_ssp.kafka_source.client.client_config import (
     create_client,
     secrets_of,
 )
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.options.property_names import ALIASES, SUPPORTED
 from spark_ssp.kafka_source.options.translation import read_properties
-from spark_ssp.kafka_source.options.values import ClientProperties
 from spark_ssp.kafka_source.reading.pool import check_consumers
 from tests.support.kafka.reading import open_messages, open_native
 

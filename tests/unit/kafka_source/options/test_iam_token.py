@@ -21,11 +21,11 @@ from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.kafka_source.client.client_config import TOKEN_CALLBACK, ClientRole, client_config
 from spark_ssp.kafka_source.client.error_translation import redact
 from spark_ssp.kafka_source.options import iam_token as module
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.options.iam_token import iam_token
 from spark_ssp.kafka_source.options.login_tokens import stop_token_refresh
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.translation import read_properties
-from spark_ssp.kafka_source.options.values import ClientProperties
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from tests.support.fakes.direct_calls import set_signing_time
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp

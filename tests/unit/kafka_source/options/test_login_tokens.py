@@ -24,6 +24,7 @@ from spark_ssp.kafka_source.client.client_config import (
 )
 from spark_ssp.kafka_source.client.error_translation import redact
 from spark_ssp.kafka_source.options import login_tokens as module
+from spark_ssp.kafka_source.options.client_properties import ClientProperties, TokenProvider
 from spark_ssp.kafka_source.options.login_tokens import (
     Token,
     TokenCallback,
@@ -32,12 +33,7 @@ from spark_ssp.kafka_source.options.login_tokens import (
     token_callback,
 )
 from spark_ssp.kafka_source.options.parse import parse_options
-from spark_ssp.kafka_source.options.values import (
-    ClientProperties,
-    KafkaOptions,
-    QueryKind,
-    TokenProvider,
-)
+from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.operations.commands.topics import topic_options

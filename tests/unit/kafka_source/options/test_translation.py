@@ -8,6 +8,7 @@ from itertools import combinations
 import pytest
 
 from spark_ssp.common.options.spec import OptionProblem
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.options.property_names import (
     ALIASES,
     COMBINED,
@@ -19,7 +20,6 @@ from spark_ssp.kafka_source.options.property_names import (
     WITHOUT_EFFECT,
 )
 from spark_ssp.kafka_source.options.translation import ParsedProperties, read_properties
-from spark_ssp.kafka_source.options.values import ClientProperties
 
 PLAIN = (
     "org.apache.kafka.common.security.plain.PlainLoginModule required "

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kafka_source.options.values import ClientProperties
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
 from spark_ssp.kafka_source.reading.pool import (
     DEFAULT_RECORD_BYTES,

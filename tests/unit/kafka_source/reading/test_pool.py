@@ -9,7 +9,7 @@ import pytest
 
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.topic import TopicId
-from spark_ssp.kafka_source.options.values import ClientProperties
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.reading.arrow_batches import RecordColumns
 from spark_ssp.kafka_source.reading.consumer_api import Event, RecordRun
 from spark_ssp.kafka_source.reading.pool import (

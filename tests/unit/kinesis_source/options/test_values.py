@@ -74,6 +74,8 @@ def test_every_option_reaches_its_place() -> None:
         max_records_per_trigger=100_000,
         max_bytes_per_trigger=1 << 30,
         max_bytes_per_shard=1 << 30,
+        align_batches=False,
+        alignment_timeout_ms=60_000,
         is_triggered_by_time=True,
         shard_discovery_interval_ms=30_000,
         max_records_per_fetch=500,
