@@ -369,19 +369,18 @@ class BatchAlignment:
                 if awaited[child] <= until
                 for key in _ancestors_of(child, listings)
             }
-            aligned = self._cut(states, advances, results, until, spared, limited=limited)
-            left: set[ShardKey] = set()
-            while fresh := advances.keys() - aligned.keys() - left:
-                # Cuts that were throttled: what these shards leave unread bounds the others too.
-                left |= fresh
-                for key in fresh:
-                    since = self._unread_since(key, states[key], None, None, now)
-                    if since is not None:
-                        unread[key] = since
-                        until = min(until, since)
-                aligned = self._cut(
-                    states, aligned, results, until, spared, limited=limited, probing=False
-                )
+            aligned, short = self._cut(states, advances, results, until, spared)
+            while short:
+                # What these shards leave unread bounds the others too.
+                for key in short:
+                    advance, result = aligned.get(key), results.get(key)
+                    since = self._unread_since(key, states[key], advance, result, now)
+                    unread[key] = now if since is None else since
+                earlier = min(unread[key] for key in short)
+                if earlier >= until:
+                    break
+                until = earlier
+                aligned, short = self._cut(states, aligned, results, until, spared, probing=False)
             held = [key for key in advances if aligned.get(key) != advances[key]]
         self._note(held, now)
         self.outcome = Alignment(
@@ -548,11 +547,11 @@ class BatchAlignment:
         until: EpochMillis,
         spared: Collection[ShardKey],
         *,
-        limited: bool,
         probing: bool = True,
-    ) -> dict[ShardKey, ShardAdvance]:
-        """Return the advances up to an instant. Without `probing`, those that need a probe are left
-        out, as are those whose probe is throttled."""
+    ) -> tuple[dict[ShardKey, ShardAdvance], set[ShardKey]]:
+        """Return the advances up to an instant, and the shards that are short of it: those whose
+        probe was throttled, or that need one without `probing`. They advance by the records that
+        were counted, if there are any."""
         aligned = dict(advances)
         probes: dict[ShardKey, Probe] = {}
         for key, advance in advances.items():
@@ -561,12 +560,14 @@ class BatchAlignment:
                 continue
             end = self._end_time(key, advance, result)
             # Ends that were found by time for the same instant differ by the gaps of their shards.
-            by_time = limited and result is not None and result.found_by_time
+            by_time = result is not None and result.found_by_time
             if end is not None and end <= until + (NEAR_ENOUGH_MS if by_time else 0):
                 continue
-            if result is not None and result.records and not result.found_by_time:
+            counted = _counted_part(result)
+            if result is not None and counted is not None and _is_counted(advance, result):
                 within = rows_until(_records_of(advance, result), until)
-                aligned[key] = advance_by_records(state, result, within)
+                part = counted if result.found_by_time else result
+                aligned[key] = advance_by_records(state, part, within)
                 continue
             probes[key] = partial(
                 find_last_until,
@@ -579,15 +580,18 @@ class BatchAlignment:
             )
         patient = self.targets.are_fixed
         found = self.prober.run(probes, patient=patient) if probing else {}
-        for key in probes:
-            if key not in found:
-                # Throttled: what is not known to have arrived in time is left for the next batch.
-                del aligned[key]
-                continue
-            result = found[key]
+        for key, result in found.items():
             self.prober.limiter.record_probe(key, calls=result.fetches, size=result.fetched_bytes)
             aligned[key] = self._advance_until(states[key], advances[key], result, until)
-        return aligned
+        short = probes.keys() - found.keys()
+        for key in short:
+            counted = _counted_part(results.get(key))
+            if counted is None:
+                del aligned[key]
+            else:
+                within = rows_until(counted.records, until)
+                aligned[key] = advance_by_records(states[key], counted, within)
+        return aligned, set(short)
 
     def _end_time(
         self, key: ShardKey, advance: ShardAdvance, result: ProbeResult | None
@@ -686,6 +690,39 @@ def _records_of(advance: ShardAdvance, result: ProbeResult) -> Sequence[RecordRe
         return result.records
     last = sequence_order(position.sequence_number)
     return tuple(takewhile(lambda row: row.order <= last, result.records))
+
+
+def _counted_part(result: ProbeResult | None) -> ProbeResult | None:
+    """Return a result up to the last of its records that follow its start without a gap."""
+    if result is None or not result.records:
+        return None
+    end = result.records[-1]
+    return replace(
+        result,
+        end=end,
+        found_by_time=False,
+        at_latest=False,
+        closed=False,
+        millis_behind=max(result.time - end.arrival, 1),
+        expected=None,
+        cursor=replace(
+            result.cursor,
+            position=end.position,
+            reached_ms=end.arrival,
+            cached_iterator=None,
+            window_end_ms=None,
+        ),
+    )
+
+
+def _is_counted(advance: ShardAdvance, result: ProbeResult) -> bool:
+    """Return whether an advance ends within the records of its result that follow its start without
+    a gap."""
+    position = advance.state.position
+    if not result.found_by_time:
+        return True
+    last = result.records[-1].order
+    return isinstance(position, AfterRecord) and sequence_order(position.sequence_number) <= last
 
 
 def _first_unread(advance: ShardAdvance, result: ProbeResult) -> RecordRef | None:

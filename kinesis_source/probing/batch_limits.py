@@ -262,6 +262,13 @@ def rated_shares(
     return {key: replace(share, until=goal) for key, share in shares.items()} if goal else shares
 
 
+def until_first_end(share: LimitShare, cursors: Mapping[ShardKey, ShardCursor]) -> LimitShare:
+    """Return the share of each of these shards in an aligned batch, whose ends are not searched
+    beyond the first that is found by time."""
+    ends = (end_by_time(cursor, share) for cursor in cursors.values())
+    return replace(share, until=min((end for end in ends if end is not None), default=None))
+
+
 def _by_rate(
     keys: Collection[ShardKey],
     limits: Limits,

@@ -42,6 +42,7 @@ from spark_ssp.kinesis_source.probing.batch_limits import (
     rated_shares,
     reduce_by_debt,
     second_shares,
+    until_first_end,
 )
 from spark_ssp.kinesis_source.probing.fixed_targets import FixedTargets
 from spark_ssp.kinesis_source.probing.given_positions import GivenPositions, VerifiedStates
@@ -173,10 +174,12 @@ class EndOffsetFinder:
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         far = self._far_behind(eligible, limits)
+        share = LimitShare(size_bytes=limits.max_shard_bytes, excess=FAR_EXCESS)
+        if self._is_aligned:
+            share = until_first_end(share, self._cursors_at({key: eligible[key] for key in far}))
         for key, state in eligible.items():
             if key in far:
                 if self._prober.limiter.is_due(key):
-                    share = LimitShare(size_bytes=limits.max_shard_bytes, excess=FAR_EXCESS)
                     probes[key] = self._scan_ahead(key, state, share)
                 continue
             target = self.targets.get(key)
