@@ -12,9 +12,11 @@ import boto3
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
 
-from tests.support.kinesis.feeds import Feed
-from tests.support.spark.queries import await_end, load
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from tests.support.kinesis.feeds import EmbeddedFeed, Feed, options_for
+from tests.support.spark.queries import await_end, load, wait_until
 
 EVENTS_FROM = 1_700_000_000
 
@@ -60,12 +62,12 @@ class Events:
         )
 
 
-def count_windows(
+def window_counts(
     spark: SparkSession, options: dict[str, str], windows: Windows, checkpoint: Path
-) -> None:
-    """Run the query until it has read what there is."""
+) -> DataStreamWriter:
+    """Return a query that counts the events of each minute."""
     seconds = F.col("data").cast("string").cast("long") + EVENTS_FROM
-    query = (
+    return (
         load(spark, options)
         .select(F.timestamp_seconds(seconds).alias("time"))
         .withWatermark("time", "2 minutes")
@@ -75,13 +77,33 @@ def count_windows(
         .writeStream.outputMode("update")
         .foreachBatch(windows)
         .option("checkpointLocation", str(checkpoint))
-        .trigger(availableNow=True)
-        .start()
     )
-    await_end(query)
-    for progress in query.recentProgress:
-        for operator in progress.stateOperators:
-            windows.dropped += operator.numRowsDroppedByWatermark
+
+
+def run_to_end(writer: DataStreamWriter, windows: Windows) -> int:
+    """Run a query until it has read what there is; return the number of its batches."""
+    query = await_end(writer.trigger(availableNow=True).start())
+    windows.dropped += dropped_rows(query)
+    return sum(progress.numInputRows > 0 for progress in query.recentProgress)
+
+
+def run_until(writer: DataStreamWriter, windows: Windows, total: int) -> None:
+    """Run a query until it has counted as many events."""
+    query = writer.start()
+    try:
+        wait_until(lambda: windows.total >= total, f"{total} events are counted", query)
+    finally:
+        query.stop()
+    windows.dropped += dropped_rows(query)
+
+
+def dropped_rows(query: StreamingQuery) -> int:
+    """Return the number of rows that Spark dropped as late."""
+    return sum(
+        operator.numRowsDroppedByWatermark
+        for progress in query.recentProgress
+        for operator in progress.stateOperators
+    )
 
 
 @pytest.mark.core("rows in event time")
@@ -98,11 +120,37 @@ def test_a_reshard_while_the_query_is_stopped(
     feed.create("orders", shards=4)
     events, windows = Events(feed), Windows()
     events.put(600)
-    count_windows(spark, options, windows, tmp_path)
+    run_to_end(window_counts(spark, options, windows, tmp_path), windows)
     assert windows.total == 600
     events.put(300)
     for shards in reshards:
         events.reshard(shards)
         events.put(300)
-    count_windows(spark, options | more, windows, tmp_path)
+    batches = run_to_end(window_counts(spark, options | more, windows, tmp_path), windows)
+    assert (windows.total, windows.dropped) == (events.count, 0)
+    assert more or batches <= 2
+
+
+def test_reshards_while_the_query_with_leases_is_stopped(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    with EmbeddedKinesis(dynamodb=True) as kinesis:
+        feed = EmbeddedFeed(kinesis)
+        options = options_for(kinesis.endpoint_url) | {
+            "streamName": "orders",
+            "startingPosition": "trim_horizon",
+            "applicationName": tmp_path.name,
+            "dynamodbEndpointUrl": kinesis.dynamodb_endpoint_url,
+            "failoverTime": "10s",
+            "trigger": "processingTime",
+        }
+        feed.create("orders", shards=4)
+        events, windows = Events(feed), Windows()
+        events.put(600)
+        run_until(window_counts(spark, options, windows, tmp_path), windows, 600)
+        events.put(300)
+        for shards in (6, 3):
+            events.reshard(shards)
+            events.put(300)
+        run_until(window_counts(spark, options, windows, tmp_path), windows, events.count)
     assert (windows.total, windows.dropped) == (events.count, 0)
