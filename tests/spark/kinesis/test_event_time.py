@@ -12,7 +12,8 @@ import boto3
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import DataStreamWriter, StreamingQuery
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, options_for
