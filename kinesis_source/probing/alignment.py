@@ -368,7 +368,7 @@ class BatchAlignment:
                 for child in children.keys() & awaited.keys()
                 if awaited[child] <= until
                 for key in _ancestors_of(child, listings)
-            }
+            } | {self.bound.key}
             aligned, short = self._cut(states, advances, results, until, spared)
             while short:
                 # What these shards leave unread bounds the others too.
@@ -417,9 +417,10 @@ class BatchAlignment:
             if isinstance(advance.state.position, ShardEnd):
                 return None
             following = None if result is None else _first_unread(advance, result)
-            if following is not None:
-                return following.arrival
             reached = advance.cursor.reached_ms
+            if following is not None:
+                # A record may claim to have arrived before the one that it follows.
+                return following.arrival if reached is None else max(following.arrival, reached)
             if advance.state.position != state.position and reached is not None:
                 return reached
         last = self.prober.history.last_probe(key)

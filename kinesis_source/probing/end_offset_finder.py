@@ -117,13 +117,16 @@ class EndOffsetFinder:
         self._debt = 0
         """The bytes by which the last batches had to exceed `maxBytesPerTrigger`."""
         self._far_logged = False
+        self._are_far = False
+        """True if shards were far behind in the last trigger."""
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be probed, unless no probe is needed; until all may, if
         they wait for each other."""
         if not self.targets.are_fixed or limits.is_bounded:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
-            together = self._is_aligned and self.alignment.bound is not None
+            catches_up = limits.is_bounded or self._are_far
+            together = self._is_aligned and catches_up and self.alignment.bound is not None
             self._prober.limiter.wait(states.keys() - ended, for_all=together)
 
     def resolve_latest(
@@ -174,6 +177,7 @@ class EndOffsetFinder:
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         far = self._far_behind(eligible, limits)
+        self._are_far = bool(far)
         share = LimitShare(size_bytes=limits.max_shard_bytes, excess=FAR_EXCESS)
         if self._is_aligned:
             share = until_first_end(share, self._cursors_at({key: eligible[key] for key in far}))
@@ -276,9 +280,12 @@ class EndOffsetFinder:
         else:
             shares = even_shares(behind, limits)
         results = self._scan_all(behind, shares)
-        more = second_shares(results, shares, limits)
-        results |= self._scan_all(behind, more)
-        counts = admit_results(results, {**shares, **more}, limits, aligned=self._is_aligned)
+        if not self._is_aligned or not any(each.found_by_time for each in results.values()):
+            # A larger share would move ends that are found by time away from the others.
+            more = second_shares(results, shares, limits)
+            results |= self._scan_all(behind, more)
+            shares |= more
+        counts = admit_results(results, shares, limits, aligned=self._is_aligned)
         self._prober.limiter.wait_for_tasks(results.keys())
         if full is not None:
             self._debt = next_debt(self._debt, results, counts, full)
