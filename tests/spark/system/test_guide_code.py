@@ -40,6 +40,7 @@ ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "declarative-pipelines": (1, "test_declarative_pipeline.py runs the example that it shows"),
     "embedded-kinesis": (10, "tests/unit/testing/kinesis/test_guide.py executes it"),
     "emr": (1, "needs EMR"),
+    "event-time": (1, "tests/spark/kafka/test_event_time.py has the same options"),
     "fixed-tasks": (3, "fragments of a job"),
     "glue": (1, "needs Glue"),
     "kafka-lag": (1, "a fragment of a job"),
