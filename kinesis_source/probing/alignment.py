@@ -197,7 +197,7 @@ def find_last_until(
         return result
     if rows_until(result.records, until) < len(result.records) or result.end.arrival >= near:
         return result
-    search = _Search(best=result.end, empty_from=until, until=until)
+    search = _Search(best=result.end, low=result.end.arrival, empty_from=until, until=until)
     window = result.cursor.window_ms
     while search.best.arrival < near and not search.is_narrow:
         at = EpochMillis(max(until - window, search.middle))
@@ -228,17 +228,19 @@ class _Search:
     there is none."""
 
     best: RecordRef
+    low: EpochMillis
+    """Records from this time on were looked at: none follows the best one in order."""
     empty_from: EpochMillis
     until: EpochMillis
     has_more: bool = True
 
     @property
     def middle(self) -> EpochMillis:
-        return EpochMillis((self.best.arrival + self.empty_from) // 2)
+        return EpochMillis((self.low + self.empty_from) // 2)
 
     @property
     def is_narrow(self) -> bool:
-        return self.empty_from - self.best.arrival <= LATEST_STRIDE_MS
+        return self.empty_from - self.low <= LATEST_STRIDE_MS
 
     def record(self, page: PageView, at: EpochMillis) -> bool:
         """Record a page that starts at a time, or after the best record; return whether the search
@@ -246,12 +248,16 @@ class _Search:
         within = page.records[: rows_until(page.records, self.until)]
         if within and within[-1].order > self.best.order:
             self.best = within[-1]
-        elif not within:
+            self.low = max(self.low, self.best.arrival)
+        elif within:
+            self.low = max(self.low, at)
+        elif page.records:
             self.empty_from = min(self.empty_from, at)
         if len(within) < len(page.records):
             return bool(within)
         self.has_more = not page.at_latest and page.next_iterator is not None
-        return not self.has_more
+        # A page without records before the latest one proves nothing.
+        return not self.has_more or not page.records
 
     def result(self, result: ProbeResult) -> ProbeResult:
         cursor = replace(
@@ -312,8 +318,14 @@ class BatchAlignment:
     """The newest arrival seen in planned batches while records were unread."""
     _oldest: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """The arrival of the first record of each waiting shard."""
+    _none_until: dict[ShardKey, EpochMillis] = field(default_factory=dict)
+    """The times until which waiting shards had no record."""
     _empty: set[ShardKey] = field(default_factory=set)
     """Shards that ended without a record."""
+    children: frozenset[ShardKey] = frozenset()
+    """The shards of the next generation that wait, as of the batch planned last."""
+    _created: dict[ShardKey, EpochMillis] = field(default_factory=dict)
+    """The creation times of their streams."""
     _unreadable: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """Shards that could not be read, and since when."""
     _hold: _Hold | None = None
@@ -353,6 +365,7 @@ class BatchAlignment:
         children = self._unread_children(states, waiting, listings, now, unknown)
         unread |= children
         gone = self._give_up(unknown, now)
+        gone |= {key for key in unread if self.prober.is_unreadable(key)}
         if gone:  # the children of such a shard wait for as long
             gone |= {key for key in children if gone & _ancestors_of(key, listings)}
         awaited = {key: since for key, since in unread.items() if key not in gone}
@@ -361,14 +374,10 @@ class BatchAlignment:
         held: list[ShardKey] = []
         if self.bound is not None:
             until = self.bound.time
-            # The parents of a shard that waits are read to their end, whatever the service's
-            # clocks.
-            spared = {
-                key
-                for child in children.keys() & awaited.keys()
-                if awaited[child] <= until
-                for key in _ancestors_of(child, listings)
-            } | {self.bound.key}
+            # The bound cuts neither its own shard, of which a record may claim to have arrived
+            # before the one that it follows, nor the shards before it, whatever their clocks.
+            oldest = {key for key in awaited if awaited[key] <= until}
+            spared = oldest | {older for key in oldest for older in _ancestors_of(key, listings)}
             aligned, short = self._cut(states, advances, results, until, spared)
             while short:
                 # What these shards leave unread bounds the others too.
@@ -392,12 +401,16 @@ class BatchAlignment:
 
     def retain(self, keys: Collection[ShardKey], listings: Listings) -> None:
         """Drop what is known of shards that are no longer listed, or that are being read."""
-        self._oldest = {
-            key: since
-            for key, since in self._oldest.items()
-            if key not in keys and _is_listed(key, listings)
-        }
-        self._empty = {key for key in self._empty if _is_listed(key, listings)}
+        known = self._oldest.keys() | self._none_until.keys() | self._empty
+        for key in known - self._created.keys():
+            self._created[key] = self.prober.description(key).created
+        for key in list(self._created):
+            same = self._created[key] == self.prober.description(key).created
+            if not same or key in keys or not _is_listed(key, listings):
+                del self._created[key]
+                self._oldest.pop(key, None)
+                self._none_until.pop(key, None)
+                self._empty.discard(key)
 
     # --- What is unread ---------------------------------------------------------------------------
 
@@ -452,28 +465,41 @@ class BatchAlignment:
             begin = {
                 key: waiting.get(key, ShardState(position=TrimHorizon()))
                 for key in found
-                if key not in self._oldest
+                if key not in self._oldest and self.prober.limiter.is_due(key)
             }
             results = self.prober.run(
                 {key: partial(find_oldest, state, now) for key, state in begin.items()},
                 patient=False,
             )
-            ended = {key for key, result in results.items() if result.closed}
+            ended = {
+                key
+                for key, result in results.items()
+                if result.closed and listings[key.stream][key.shard].closed
+            }
             for key, result in results.items():
-                self.prober.limiter.count_calls(key, result.fetches)
+                size = result.fetched_bytes
+                self.prober.limiter.record_probe(key, calls=result.fetches, size=size)
+                self._none_until.pop(key, None)
                 if result.end is not None:
                     self._oldest[key] = result.end.arrival
+                elif result.at_latest:
+                    self._none_until[key] = result.time
             self._empty |= ended
             if not ended:
                 break
+        self.children = frozenset(found)
         unread: dict[ShardKey, EpochMillis] = {}
         for key in found:
             if key in self._oldest:
                 unread[key] = self._oldest[key]
-            elif key not in results or not results[key].at_latest:
+                continue
+            since = self._none_until.get(key)
+            if since is None:
                 unread[key] = self._since_parents(key, states, listings, now)
-                if key not in results:
+                if self.prober.history.is_failing(key):
                     unknown.add(key)
+            elif now - since > self.tolerance_ms:
+                unread[key] = since
         return unread
 
     def _next_generation(
@@ -565,7 +591,14 @@ class BatchAlignment:
             if end is not None and end <= until + (NEAR_ENOUGH_MS if by_time else 0):
                 continue
             counted = _counted_part(result)
-            if result is not None and counted is not None and _is_counted(advance, result):
+            if (
+                result is not None
+                and counted is not None
+                and (
+                    _is_counted(advance, result)
+                    or rows_until(counted.records, until) < len(counted.records)
+                )
+            ):
                 within = rows_until(_records_of(advance, result), until)
                 part = counted if result.found_by_time else result
                 aligned[key] = advance_by_records(state, part, within)

@@ -16,6 +16,7 @@ from itertools import accumulate
 from typing import Final
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import EpochMillis
 from spark_ssp.kinesis_source.probing.intake_rate import INTAKE_BYTES_PER_MS
 from spark_ssp.kinesis_source.probing.limited_end_probe import (
     EXACT_BYTES,
@@ -246,8 +247,10 @@ def rated_shares(
     keys: Collection[ShardKey],
     limits: Limits,
     cursors: Mapping[ShardKey, ShardCursor],
+    left_behind: Collection[ShardKey] = (),
 ) -> dict[ShardKey, LimitShare]:
-    """Return each shard's share of the limits in an aligned batch.
+    """Return each shard's share of the limits in an aligned batch; shards that are `left_behind`
+    hold no other back.
 
     Ends that are found by time have even shares, so that they span the same time whatever the
     rates, and none of them is searched beyond the first of these ends. The shares of the others
@@ -255,7 +258,11 @@ def rated_shares(
     """
     even = even_shares(keys, limits)
     ends = {key: end_by_time(cursors[key], even[key]) for key in keys}
-    goals = [end for end in ends.values() if end is not None]
+    goals = [
+        end
+        for key, end in ends.items()
+        if end is not None and key not in left_behind and _is_ahead(end, cursors[key])
+    ]
     counted = [key for key in keys if ends[key] is None]
     shares = even | _by_rate(counted, limits, cursors, even)
     goal = min(goals, default=None)
@@ -265,8 +272,19 @@ def rated_shares(
 def until_first_end(share: LimitShare, cursors: Mapping[ShardKey, ShardCursor]) -> LimitShare:
     """Return the share of each of these shards in an aligned batch, whose ends are not searched
     beyond the first that is found by time."""
-    ends = (end_by_time(cursor, share) for cursor in cursors.values())
-    return replace(share, until=min((end for end in ends if end is not None), default=None))
+    ends = ((end_by_time(cursor, share), cursor) for cursor in cursors.values())
+    goals = (end for end, cursor in ends if end is not None and _is_ahead(end, cursor))
+    return replace(share, until=min(goals, default=None))
+
+
+def _is_ahead(end: EpochMillis, cursor: ShardCursor) -> bool:
+    """Return whether a shard may be read up to a time: it is not at its latest record, and has not
+    passed the time."""
+    cached, known = cursor.cached_iterator, cursor.lookahead
+    if cached is not None and cached.at_latest:
+        return False
+    reached = known.records[0].arrival if known is not None else cursor.reached_ms
+    return reached is not None and end > reached
 
 
 def _by_rate(

@@ -119,6 +119,9 @@ class EndOffsetFinder:
         self._far_logged = False
         self._are_far = False
         """True if shards were far behind in the last trigger."""
+        self._has_stalled = False
+        """True if no shard advanced although records are unread: ends are not searched at the same
+        instant next time, which a shard without records until then may never reach."""
 
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be probed, unless no probe is needed; until all may, if
@@ -127,7 +130,11 @@ class EndOffsetFinder:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
             catches_up = limits.is_bounded or self._are_far
             together = self._is_aligned and catches_up and self.alignment.bound is not None
-            self._prober.limiter.wait(states.keys() - ended, for_all=together)
+            waited = states.keys() - ended
+            if together:
+                waited = waited - self._left_behind or waited
+            self._prober.limiter.wait(waited, for_all=together)
+        self._are_far = False
 
     def resolve_latest(
         self, keys: Collection[ShardKey], now: EpochMillis
@@ -177,10 +184,11 @@ class EndOffsetFinder:
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
         far = self._far_behind(eligible, limits)
-        self._are_far = bool(far)
+        self._are_far |= bool(far)
         share = LimitShare(size_bytes=limits.max_shard_bytes, excess=FAR_EXCESS)
-        if self._is_aligned:
-            share = until_first_end(share, self._cursors_at({key: eligible[key] for key in far}))
+        if self._is_aligned and not self._has_stalled:
+            awaited = {key: eligible[key] for key in far - self._left_behind}
+            share = until_first_end(share, self._cursors_at(awaited))
         for key, state in eligible.items():
             if key in far:
                 if self._prober.limiter.is_due(key):
@@ -243,6 +251,10 @@ class EndOffsetFinder:
             limited=limits.is_bounded,
         )
         self.alignment.retain(active.states.keys(), listings)
+        self._has_stalled = self.alignment.bound is not None and all(
+            advance.state.position == active.states[key].position
+            for key, advance in aligned.items()
+        )
         return with_last_caught_up(aligned, self._last_caught_up_ms)
 
     def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:
@@ -274,7 +286,9 @@ class EndOffsetFinder:
         advances, behind = self._split_by_target(eligible)
         full, limits = limits.max_bytes, reduce_by_debt(limits, self._debt)
         if self._is_aligned:
-            shares = rated_shares(behind, limits, self._cursors_at(behind))
+            shares = rated_shares(behind, limits, self._cursors_at(behind), self._left_behind)
+            if self._has_stalled:
+                shares = {key: replace(share, until=None) for key, share in shares.items()}
             behind = {key: state for key, state in behind.items() if self._may_advance(key, shares)}
             shares = {key: shares[key] for key in behind}
         else:
@@ -302,6 +316,11 @@ class EndOffsetFinder:
             at_start = cursor.position == state.position
             found[key] = cursor if at_start else replace(cursor, reached_ms=None)
         return found
+
+    @property
+    def _left_behind(self) -> frozenset[ShardKey]:
+        outcome = self.alignment.outcome
+        return frozenset() if outcome is None else outcome.left_behind
 
     def _may_advance(self, key: ShardKey, shares: Mapping[ShardKey, LimitShare]) -> bool:
         """Return whether a shard is not ahead of the end of the batch already."""
@@ -435,4 +454,4 @@ class EndOffsetFinder:
             for key in table.keys() - keys:
                 del table[key]
         self._positions.retain(keys)
-        self._prober.retain(keys)
+        self._prober.retain({*keys, *self.alignment.children})

@@ -121,7 +121,8 @@ def advance_by_records(state: ShardState, result: ProbeResult, admitted: int) ->
             position=position,
             cached_iterator=None,
             reached_ms=None if last is None else last.arrival,
-            lookahead=None if last is None else rest,
+            # Where reading starts, the first page is needed again for the first record.
+            lookahead=None if last is None and is_start_point(position) else rest,
         ),
         # The records left out came at that time or later.
         millis_behind=max(result.millis_behind, result.time - result.records[admitted].arrival, 1),

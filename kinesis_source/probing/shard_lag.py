@@ -3,7 +3,7 @@
 The lag of a shard is the age of its oldest record that no planned batch contains, as of the last
 probe of the shard; 0 at the latest record. It is never less than the true lag:
 
-* It grows while probes of the shard fail, starting from the last successful one.
+* It grows while probes of the shard fail, or are not made, from the last successful one on.
 * For a shard that was never probed, it is measured from the latest time before which the shard is
   known to have been read: its `last_caught_up_ms`, its start, the creation of the stream, or else
   the retention.
@@ -82,9 +82,8 @@ def stream_lag(
         elif last_probe is None:
             lag[shard] = max(0, now - since[shard])
         else:
-            lag[shard] = last_probe.behind_ms + (
-                max(0, now - last_probe.time) if last_probe.is_failing else 0
-            )
+            ages = last_probe.is_failing or last_probe.behind_ms > 0
+            lag[shard] = last_probe.behind_ms + (max(0, now - last_probe.time) if ages else 0)
     if with_waiting:
         finished = ancestors(listing, states.keys())
         for shard in sorted(listing.keys() - finished - states.keys()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import pytest
@@ -347,6 +348,41 @@ def test_a_steady_stream_in_one_shard_does_not_starve_another() -> None:
         assert batch is not None
         read += batch.read
     assert "waiting" in read[:25]
+
+
+def test_a_shard_that_falls_silent_does_not_stop_the_others_under_a_limit() -> None:
+    world = World(shards=2)
+    limits = Limits(max_bytes=4 << 20)
+
+    def put(shard: int) -> str:
+        text = f"{shard}-{next(serial)}".ljust(10_000, ".")
+        world.state.put("orders", "k", text.encode(), explicit_hash_key=shard << 127)
+        return text
+
+    serial = count()
+    written = []
+    for moment in range(3_000):
+        world.clock.advance(10)
+        if moment % 10 < 9:
+            written += [put(0), put(1)]
+    read: list[str] = []
+    for _ in range(300):
+        written.append(put(1))
+        batch = world.trigger(limits)
+        read += [] if batch is None else batch.read
+        world.clock.advance(300)
+    assert sorted(read + world.drain(limits)) == sorted(written)
+    assert len(read) > len(written) - 600
+
+
+@pytest.mark.parametrize("gap_ms", [0, 2_000, 60_000])
+def test_a_gap_in_a_backlog_is_passed_under_a_limit(gap_ms: int) -> None:
+    world = World(shards=1)
+    put = world.put(1_500, size=10_000)
+    world.clock.advance(gap_ms)
+    put += world.put(1_500, size=10_000)
+    world.clock.advance(60_000)
+    assert sorted(world.drain(Limits(max_bytes=850_000))) == sorted(put)
 
 
 # --- Lag ------------------------------------------------------------------------------------------

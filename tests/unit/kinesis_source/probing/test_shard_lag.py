@@ -66,18 +66,19 @@ def lag_of(
     return {int(shard[-12:]): millis for shard, millis in lag.items()}
 
 
-def test_a_shard_lags_as_its_last_probe_reported_and_ages_while_probes_fail() -> None:
+def test_a_shard_lags_as_its_last_probe_reported_and_ages_until_the_next() -> None:
     states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
     sights = {0: LastProbe(time=ms(500), behind_ms=70), 1: LastProbe(time=ms(9000), behind_ms=0)}
     lag = lag_of(states, sights, 1)
-    assert (lag[0], lag[1]) == (70, 9000)
+    assert (lag[0], lag[1]) == (570, 9000)
+    assert lag_of(states, sights)[1] == 0, "it was at its latest record"
 
 
 def test_shards_that_wait_lag_with_their_parents() -> None:
     """Their records are younger than whatever the parent holds."""
     states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
     sights = {0: LastProbe(time=ms(1000), behind_ms=5000), 1: LastProbe(time=NOW, behind_ms=0)}
-    assert lag_of(states, sights) == {0: 5000, 1: 0, 2: 6000, 3: 6000, 4: 6000}
+    assert lag_of(states, sights) == {0: 6000, 1: 0, 2: 6000, 3: 6000, 4: 6000}
 
 
 def test_a_shard_that_is_planned_to_its_end_leaves_its_lag_to_its_children() -> None:
