@@ -7,17 +7,32 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.grouping.identifiers import ShardKey, StreamName
-from spark_ssp.kinesis_source.model.shard import EpochMillis
-from spark_ssp.kinesis_source.probing.alignment import Alignment, arrival_spread
+from spark_ssp.grouping.identifiers import SequenceNumber, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    EpochMillis,
+    ShardIterator,
+    ShardState,
+)
+from spark_ssp.kinesis_source.probing.alignment import Alignment, arrival_spread, find_last_until
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
+from spark_ssp.kinesis_source.probing.probe_protocol import (
+    OpenIterator,
+    PageView,
+    RecordRef,
+    Request,
+    Response,
+    ShardCursor,
+)
 from spark_ssp.kinesis_source.reader_activity import alignment_entry
-from spark_ssp.testing.kinesis.state.faults import Throttle
+from spark_ssp.testing.kinesis.state.faults import EmptyPage, Refusal, Throttle
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 
 TIMEOUT_MS = 60_000
+DAY_MS = 86_400_000
 
 
 @pytest.mark.parametrize(
@@ -117,3 +132,86 @@ def test_the_entry_of_a_stream_has_its_own_shards_and_the_spread_of_all() -> Non
         "alignment": {"spreadMillis": 90, "leftBehind": 2, "holdsBack": shard_id(1)}
     }
     assert alignment_entry(other, alignment) == {"alignment": {"spreadMillis": 90, "leftBehind": 1}}
+
+
+def test_a_child_that_shows_no_record_does_not_hold_back_its_parents() -> None:
+    """After a long silence a child answers empty pages before its first record."""
+    world = World()
+    world.put(10)
+    world.drain()
+    for n in range(9):
+        world.state.put("orders", "k", b"of the parent %d" % n, explicit_hash_key=0)
+    world.clock.advance(1000)
+    world.state.split("orders", shard_id(0))
+    world.clock.advance(6 * 3_600_000)
+    world.put(20)
+    world.state.faults.add(EmptyPage(), operation="GetRecords", shard=shard_id(2), count=None)
+    read: list[str] = []
+    for _ in range(20):
+        world.clock.advance(1000)
+        batch = world.trigger()
+        read += [] if batch is None else batch.read
+    assert {f"of the parent {n}" for n in range(9)} <= set(read)
+
+
+def test_a_shard_that_is_listed_and_cannot_be_opened_holds_nothing_back() -> None:
+    world = World(shards=3, fail_on_data_loss=False)
+    world.put(60)
+    world.state.split("orders", shard_id(0))
+    world.put(60)
+    world.clock.advance(60_000)
+    refusal = Refusal(code="ResourceNotFoundException")
+    world.state.faults.add(refusal, operation="GetShardIterator", shard=shard_id(0), count=None)
+    world.planner.stop_at_latest()
+    began, read = world.clock.now_ms(), 0
+    while (batch := world.trigger()) is not None:
+        read += len(batch.read)
+    assert read > 60
+    assert world.clock.now_ms() - began < 60_000
+
+
+def test_a_search_ends_although_records_are_not_in_the_order_of_their_arrivals() -> None:
+    arrivals = (0, 100_000, 50_000, 300_000)
+    records = [
+        RecordRef(
+            sequence_number=SequenceNumber(str(1000 + n)),
+            last_sub=0,
+            arrival=EpochMillis(arrival),
+            size_bytes=40_000,
+        )
+        for n, arrival in enumerate(arrivals)
+    ]
+    start = ShardState(position=records[1].position)
+    now, until = EpochMillis(400_000), EpochMillis(200_000)
+    steps = find_last_until(
+        start, ShardCursor(record_bytes=40_000.0), now, DAY_MS, EpochMillis(199_000), until
+    )
+    request, found = next(steps), None
+    for _ in range(100):
+        try:
+            request = steps.send(_answer(request, records, now))
+        except StopIteration as ended:
+            found = ended.value.end
+            break
+    assert found == records[2]
+
+
+def _answer(request: Request, records: list[RecordRef], now: EpochMillis) -> Response:
+    if isinstance(request, OpenIterator):
+        position = request.position
+        if isinstance(position, AtTimestamp):
+            found = (n for n, row in enumerate(records) if row.arrival >= position.millis)
+        else:
+            assert isinstance(position, AfterRecord)
+            order = int(position.sequence_number) + (not request.inclusive)
+            found = (n for n, row in enumerate(records) if row.order >= order)
+        return ShardIterator(str(next(found, len(records))))
+    begin = int(request.iterator)
+    rows = tuple(records[begin : begin + request.limit])
+    return PageView(
+        records=rows,
+        next_iterator=ShardIterator(str(begin + len(rows))),
+        millis_behind=int(begin + len(rows) < len(records)),
+        time=now,
+        limit=request.limit,
+    )
