@@ -59,6 +59,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     ProbeSteps,
     RecordRef,
     ShardCursor,
+    cached_iterator_after,
     follow_iterator,
     open_iterator,
 )
@@ -158,16 +159,18 @@ def rows_until(records: Sequence[RecordRef], until: EpochMillis) -> int:
 # --- Probes --------------------------------------------------------------------------------------
 
 
-def find_oldest(state: ShardState, now: EpochMillis) -> ProbeSteps:
-    """Find the first record at a position: `end`, if there is one."""
-    iterator = yield from open_iterator(state.position)
-    page = yield from follow_iterator(iterator, 1)
+def find_oldest(state: ShardState, cursor: ShardCursor, now: EpochMillis) -> ProbeSteps:
+    """Find the first record at a position: `end`, if there is one. After many empty pages the next
+    probe continues where this one ends."""
+    page, cursor = yield from fetch_from_start(state, cursor, 1, now)
     return ProbeResult(
         end=page.records[0] if page.records else None,
         at_latest=page.at_latest,
         closed=not page.records and page.next_iterator is None,
         time=max(now, page.time),
-        cursor=ShardCursor(),
+        cursor=replace(
+            cursor, position=state.position, cached_iterator=cached_iterator_after(page)
+        ),
     )
 
 
@@ -318,6 +321,8 @@ class BatchAlignment:
     """The newest arrival seen in planned batches while records were unread."""
     _oldest: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """The arrival of the first record of each waiting shard."""
+    _cursors: dict[ShardKey, ShardCursor] = field(default_factory=dict)
+    """Where the last probe of each waiting shard left off."""
     _none_until: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """The times until which waiting shards had no record."""
     _empty: set[ShardKey] = field(default_factory=set)
@@ -360,7 +365,14 @@ class BatchAlignment:
             if since is None or (keeps_up and (advance is None or not limited)):
                 continue
             unread[key] = since
-            if key not in advances and self.prober.history.is_failing(key):
+            result = results.get(key)
+            if advance is None:
+                # One that is not due yet is what its last probe showed.
+                shows_nothing = key in self._unreadable or self.prober.history.is_failing(key)
+            else:
+                is_empty = result is None or not result.records
+                shows_nothing = is_empty and advance.state.position == state.position
+            if shows_nothing:
                 unknown.add(key)
         children = self._unread_children(states, waiting, listings, now, unknown)
         unread |= children
@@ -401,7 +413,7 @@ class BatchAlignment:
 
     def retain(self, keys: Collection[ShardKey], listings: Listings) -> None:
         """Drop what is known of shards that are no longer listed, or that are being read."""
-        known = self._oldest.keys() | self._none_until.keys() | self._empty
+        known = self._oldest.keys() | self._cursors.keys() | self._empty
         for key in known - self._created.keys():
             self._created[key] = self.prober.description(key).created
         for key in list(self._created):
@@ -410,6 +422,7 @@ class BatchAlignment:
                 del self._created[key]
                 self._oldest.pop(key, None)
                 self._none_until.pop(key, None)
+                self._cursors.pop(key, None)
                 self._empty.discard(key)
 
     # --- What is unread ---------------------------------------------------------------------------
@@ -468,7 +481,10 @@ class BatchAlignment:
                 if key not in self._oldest and self.prober.limiter.is_due(key)
             }
             results = self.prober.run(
-                {key: partial(find_oldest, state, now) for key, state in begin.items()},
+                {
+                    key: partial(find_oldest, state, self._cursors.get(key, ShardCursor()), now)
+                    for key, state in begin.items()
+                },
                 patient=False,
             )
             ended = {
@@ -480,6 +496,7 @@ class BatchAlignment:
                 size = result.fetched_bytes
                 self.prober.limiter.record_probe(key, calls=result.fetches, size=size)
                 self._none_until.pop(key, None)
+                self._cursors[key] = result.cursor
                 if result.end is not None:
                     self._oldest[key] = result.end.arrival
                 elif result.at_latest:
@@ -496,8 +513,7 @@ class BatchAlignment:
             since = self._none_until.get(key)
             if since is None:
                 unread[key] = self._since_parents(key, states, listings, now)
-                if self.prober.history.is_failing(key):
-                    unknown.add(key)
+                unknown.add(key)
             elif now - since > self.tolerance_ms:
                 unread[key] = since
         return unread

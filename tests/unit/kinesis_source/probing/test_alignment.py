@@ -215,3 +215,24 @@ def _answer(request: Request, records: list[RecordRef], now: EpochMillis) -> Res
         time=now,
         limit=request.limit,
     )
+
+
+def test_a_waiting_child_of_which_nothing_is_known_is_left_behind_after_the_timeout() -> None:
+    """Under a limit a child is not read with its parents, so its first record is searched."""
+    world = World(alignment_timeout_ms=TIMEOUT_MS)
+    world.put(20)
+    world.drain()
+    world.put(200, every_ms=100)
+    world.state.split("orders", shard_id(0))
+    world.put(200, every_ms=100)
+    for child in (2, 3):
+        world.state.faults.add(
+            EmptyPage(), operation="GetRecords", shard=shard_id(child), count=None
+        )
+    read = 0
+    for _ in range(200):
+        world.clock.advance(1000)
+        batch = world.trigger(Limits(max_records=40))
+        read += 0 if batch is None else len(batch.read)
+    assert read > 200
+    assert outcome(world).left_behind == frozenset({key(2), key(3)})
