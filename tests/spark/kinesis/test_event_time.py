@@ -108,8 +108,16 @@ def dropped_rows(query: StreamingQuery) -> int:
 
 
 @pytest.mark.core("rows in event time")
-@pytest.mark.parametrize("more", [{}, {"maxRecordsPerTrigger": "50"}], ids=["all", "limited"])
-@pytest.mark.parametrize("reshards", [(6,), (6, 3, 8)], ids=["once", "three times"])
+@pytest.mark.parametrize(
+    ("reshards", "more"),
+    [
+        ((6, 3, 8), {}),
+        ((6,), {"maxRecordsPerTrigger": "50"}),
+        pytest.param((6,), {}, marks=pytest.mark.long),
+        pytest.param((6, 3, 8), {"maxRecordsPerTrigger": "50"}, marks=pytest.mark.long),
+    ],
+    ids=["three times", "once, limited", "once", "three times, limited"],
+)
 def test_a_reshard_while_the_query_is_stopped(
     spark: SparkSession,
     feed: Feed,
@@ -132,6 +140,7 @@ def test_a_reshard_while_the_query_is_stopped(
     assert more or batches <= 2
 
 
+@pytest.mark.long
 def test_reshards_while_the_query_with_leases_is_stopped(
     spark: SparkSession, tmp_path: Path
 ) -> None:
