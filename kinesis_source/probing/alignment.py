@@ -493,13 +493,16 @@ class BatchAlignment:
                 if result.closed and listings[key.stream][key.shard].closed
             }
             for key, result in results.items():
-                size = result.fetched_bytes
-                self.prober.limiter.record_probe(key, calls=result.fetches, size=size)
                 self._none_until.pop(key, None)
                 self._cursors[key] = result.cursor
                 if result.end is not None:
+                    # Not asked again, so it is due when its parents are read.
                     self._oldest[key] = result.end.arrival
-                elif result.at_latest:
+                    self.prober.limiter.count_calls(key, result.fetches)
+                    continue
+                size = result.fetched_bytes
+                self.prober.limiter.record_probe(key, calls=result.fetches, size=size)
+                if result.at_latest:
                     self._none_until[key] = result.time
             self._empty |= ended
             if not ended:
