@@ -54,7 +54,7 @@ NO_RESPONSE: Final = frozenset(
 
 
 class AdminClient(sdk.AdminClient):  # noqa: TID251  (this is the one to use)
-    """confluent-kafka's AdminClient, destroyed in a thread of its own.
+    """confluent-kafka's AdminClient, destroyed by a separate thread.
 
     librdkafka completes a future in a thread of the client. Python code runs there, so the garbage
     collector may start there; if it destroyed that client, librdkafka would abort the process.

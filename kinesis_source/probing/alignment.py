@@ -232,7 +232,7 @@ class _Search:
 
     best: RecordRef
     low: EpochMillis
-    """Records from this time on were looked at: none follows the best one in order."""
+    """The time up to which no record follows the best one in order, as far as pages showed."""
     empty_from: EpochMillis
     until: EpochMillis
     has_more: bool = True
@@ -360,12 +360,12 @@ class BatchAlignment:
             advance = advances.get(key)
             if (advance is not None and advance.at_latest) or key in resolved:
                 continue
-            since = self._unread_since(key, state, advance, results.get(key), now)
+            result = results.get(key)
+            since = self._unread_since(key, state, advance, result, now)
             keeps_up = since is not None and now - since <= self.tolerance_ms
             if since is None or (keeps_up and (advance is None or not limited)):
                 continue
             unread[key] = since
-            result = results.get(key)
             if advance is None:
                 # One that is not due yet is what its last probe showed.
                 shows_nothing = key in self._unreadable or self.prober.history.is_failing(key)

@@ -282,7 +282,7 @@ class EndOffsetFinder:
     def _find_ends_within(
         self, eligible: Mapping[ShardKey, ShardState], limits: Limits
     ) -> dict[ShardKey, ShardAdvance]:
-        """Probe each shard for its even share of the limits, then for shares left by others."""
+        """Probe each shard for its share of the limits, then for shares left by others."""
         advances, behind = self._split_by_target(eligible)
         full, limits = limits.max_bytes, reduce_by_debt(limits, self._debt)
         if self._is_aligned:

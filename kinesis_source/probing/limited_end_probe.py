@@ -316,7 +316,6 @@ def _by_time(
 ) -> Generator[Request, Response, ProbeResult | ShardCursor]:
     """Find the first record at the end of the batch's time. If that is near the latest record or
     finds nothing, return the cursor: a page from the start is needed.
-
     """
     position, reached = start.position, cursor.reached_ms
     if not isinstance(position, AfterRecord) or reached is None:

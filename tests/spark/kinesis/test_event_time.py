@@ -82,7 +82,7 @@ def window_counts(
 
 
 def run_to_end(writer: DataStreamWriter, windows: Windows) -> int:
-    """Run a query until it has read what there is; return the number of its batches."""
+    """Run a query until it has read all records; return the number of its batches."""
     query = await_end(writer.trigger(availableNow=True).start())
     windows.dropped += dropped_rows(query)
     return sum(progress.numInputRows > 0 for progress in query.recentProgress)
