@@ -157,9 +157,10 @@ def running(frame: DataFrame, sink: TakesBatches, checkpoint: Path) -> Iterator[
 def run_to_end(
     frame: DataFrame, sink: TakesBatches, checkpoint: Path, trigger: Trigger = "available now"
 ) -> StreamingQuery:
-    """Run a query that ends by itself, raise its exception, and return the last run with a batch.
+    """Run a query that ends by itself, raise its exception, and return the last run with rows.
 
-    A PySpark that passes no limits runs one batch: it is started until a run adds no batch.
+    A PySpark that passes no limits runs one batch: it is started until a run adds no batch. The
+    last one may have no rows, where only the offset changes.
     """
     before = _batches(checkpoint)
     query = await_end(start(frame, sink, checkpoint, trigger))
@@ -168,7 +169,7 @@ def run_to_end(
         if found == before:
             break
         before, last = found, await_end(start(frame, sink, checkpoint, trigger))
-        query = last if _batches(checkpoint) != before else query
+        query = last if any(one.numInputRows for one in last.recentProgress) else query
     return query
 
 
