@@ -19,12 +19,13 @@ shard is `NotRead`, and its descendants wait, also those of another owner: if it
 takes over.
 
 **Listed shards without a row.** A row is deleted normally only once a child is being read, and a
-child's row is created normally only once its parents have been read. So a shard without a row is
+child's row is created normally only once a parent has been read. So a shard without a row is
 
 1. finished, if a descendant *accounts* for it: it has a row, or an entry in the offset. Rows that a
    start may have created together with those of their ancestors (AT_TIMESTAMP, and TRIM_HORIZON
-   with a start by shard) account only for ancestors that the start skips (LATEST). A row that
-   cannot be parsed may be such a row: then the shard is `NotRead`;
+   with a start by shard) account only for ancestors that the start skips (LATEST). The row of a
+   merged shard at TRIM_HORIZON accounts for none: the first of its parents to end creates it. A
+   row that cannot be parsed may be one of these: then the shard is `NotRead`;
 2. created at the position of its entry, if the offset has one;
 3. created at `startingPosition`, if the application has never read the stream: the offset does not
    have the stream, and no row has ended or ever had an owner;
@@ -476,6 +477,7 @@ class _Stream:
         by_shard = any(key.stream == self._name for key in self._facts.option.by_shard)
         certain: set[ShardId] = set()
         ambiguous: set[ShardId] = set()
+        merged = {shard for shard in self._listing if len(self._listing[shard].parents) > 1}
         times: set[EpochMillis | None] = set()
         for shard, row in self._rows.items():
             match row.progress:
@@ -485,10 +487,12 @@ class _Stream:
                     ambiguous.add(shard)
                 case StartAtTrimHorizon() if by_shard:
                     ambiguous.add(shard)
+                case StartAtTrimHorizon() if shard in merged:
+                    pass
                 case _:
                     certain.add(shard)
         timed = bool(times) or isinstance(self._facts.option.default, AtTimestamp)
-        (ambiguous if by_shard or timed else certain).update(self._unreadable)
+        (ambiguous if by_shard or timed else certain).update(self._unreadable - merged)
         self._since = self._start_time(times)
         self._timed = ancestors(self._listing, self._timed)
         skipped = {
@@ -499,7 +503,7 @@ class _Stream:
         self._accounted_by_rows = (ancestors(self._listing, certain) | skipped) & self._missing
         own = ancestors(self._listing, self._entries)
         self._accounted = (own & self._missing) | self._accounted_by_rows
-        for shard in sorted(self._unreadable & ambiguous):
+        for shard in sorted(self._unreadable & (ambiguous | merged)):
             for above in ancestors(self._listing, [shard]):
                 self._unclear.setdefault(above, shard)
         if self._is_new:

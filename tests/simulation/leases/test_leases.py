@@ -21,7 +21,7 @@ from spark_ssp.checkpoint.leases.lease import LeaseKey, ShardEnded
 from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.leases.memory_store import Fault
 from tests.support.simulation.effort import AMOUNT, EFFORT, Effort
-from tests.support.simulation.leases import FAILOVER_MS, RATES, Clock, World
+from tests.support.simulation.leases import FAILOVER_MS, RATES, Clock, Shard, World
 from tests.support.simulation.leases_kcl import Kcl2Worker, Kcl3Worker, KclWorker
 from tests.support.simulation.leases_worker import OurWorker
 
@@ -160,12 +160,20 @@ class Sharing(RuleBasedStateMachine):
 
     @rule()
     def forget_finished_shards(self) -> None:
-        """The service lists a closed shard no longer, once its records are too old."""
-        for shard in self.world.shards.values():
-            row = self.world.rows.get(shard.key)
-            if shard.closed and (row is None or row.progress == ShardEnded()) and shard.listed:
-                shard.listed = shard.delivered < shard.records
-                self.world.happened["unlisted"] += not shard.listed
+        """The service lists a closed shard no longer, once its records are too old: the parents of
+        a merged shard, which were closed by the merge, at the same time."""
+        shards = self.world.shards
+        too_old = {shard.key for shard in shards.values() if self._is_read(shard)}
+        for shard in shards.values():
+            merged_with = {parent for child in shard.children for parent in shards[child].parents}
+            if shard.key in too_old and merged_with <= too_old and shard.listed:
+                shard.listed = False
+                self.world.happened["unlisted"] += 1
+
+    def _is_read(self, shard: Shard) -> bool:
+        row = self.world.rows.get(shard.key)
+        has_ended = row is None or row.progress == ShardEnded()
+        return shard.closed and has_ended and shard.delivered >= shard.records
 
     # --- The end ---------------------------------------------------------------------------------
 

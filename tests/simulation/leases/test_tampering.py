@@ -396,6 +396,12 @@ def test_the_sibling_of_the_only_row_left_of_a_family_is_read() -> None:
     assert set(scene.put) == set(scene.read)
 
 
+def test_a_parent_that_was_not_read_when_the_merged_shard_got_its_row_is_read() -> None:
+    """A run to the tip ends the other parent and creates the row of the merged shard; then the row
+    of this one is deleted."""
+    _run("TRIM_HORIZON", [("merge", 0), ("delete", 1), ("to the tip", 0), ("delete", 0)])
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_shards_of_a_dead_owner_are_reported(begun: bool) -> None:
     """The row of their parent cannot be parsed, so no worker takes their leases."""

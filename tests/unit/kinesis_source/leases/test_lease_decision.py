@@ -459,7 +459,21 @@ def test_a_table_without_rows_is_filled_from_the_beginning() -> None:
 
 
 def test_what_has_a_descendant_is_finished() -> None:
-    assert lacking(FAMILY, (row(2), row(4))) == {0: DONE, 1: DONE, 3: DONE}
+    rows = (row(2), row(4, progress=processed(5)))
+    assert lacking(FAMILY, rows) == {0: DONE, 1: DONE, 3: DONE}
+
+
+def test_a_merged_shard_that_was_not_begun_accounts_for_no_parent() -> None:
+    """The first of its parents to end creates its row."""
+    ended = row(1, progress=ShardEnded(), children=(key(4).shard,))
+    assert lacking(FAMILY, (ended, row(2), row(4))) == {0: DONE, 3: HOLE}
+    assert lacking(FAMILY, (ended, row(2), row(4)), {3: ShardState(position=after(9))}) == {
+        0: DONE, 3: HOLE
+    }  # fmt: skip
+    assert lacking(FAMILY, (row(2), row(4)), confirmed={key(1), key(3)}) == {
+        0: DONE, 1: at(TRIM, is_hole=True), 3: at(TRIM, is_hole=True)
+    }  # fmt: skip
+    assert lacking(FAMILY, (ended, row(2)), unreadable=(4,)) == {0: DONE, 3: NotRead(row=key(4))}
 
 
 def test_a_child_gets_its_row_once_all_its_parents_are_done() -> None:
@@ -634,7 +648,7 @@ def test_a_generation_that_the_start_skips_is_left_out() -> None:
 
 
 def test_a_grandchild_waits_for_its_ancestors_where_a_generation_is_skipped() -> None:
-    rows = [row(1, progress=ShardEnded()), row(2), row(4)]
+    rows = [row(1, progress=ShardEnded()), row(2), row(4, progress=processed(5))]
     for between in ([], [row(3, progress=ShardEnded())]):
         assert not can_start(4, table(*rows, *between, row(0)), listing(FAMILY))
         ended = row(0, progress=ShardEnded())
