@@ -374,8 +374,12 @@ class BatchAlignment:
                 shows_nothing = is_empty and advance.state.position == state.position
             if shows_nothing:
                 unknown.add(key)
-        children = self._unread_children(states, waiting, listings, now, unknown)
+        children = self._unread_children(states, waiting, listings, unknown)
         unread |= children
+        for key in unknown:
+            since = self._since_ancestors(key, states, listings, advances, results, now)
+            unread[key] = max(unread.get(key, since), since)
+        self._keep_cursors(unknown, states, results)
         gone = self._give_up(unknown, now)
         gone |= {key for key in unread if self.prober.is_unreadable(key)}
         if gone:  # the children of such a shard wait for as long
@@ -387,8 +391,9 @@ class BatchAlignment:
         if self.bound is not None:
             until = self.bound.time
             # The bound cuts neither its own shard, of which a record may claim to have arrived
-            # before the one that it follows, nor the shards before it, whatever their clocks.
-            oldest = {key for key in awaited if awaited[key] <= until}
+            # before the one that it follows, nor the shards before it, whatever their clocks;
+            # unless it is no record's arrival: they may contain younger ones.
+            oldest = {key for key in awaited if awaited[key] <= until and key not in unknown}
             spared = oldest | {older for key in oldest for older in _ancestors_of(key, listings)}
             aligned, short = self._cut(states, advances, results, until, spared)
             while short:
@@ -464,11 +469,11 @@ class BatchAlignment:
         states: Mapping[ShardKey, ShardState],
         waiting: Mapping[ShardKey, ShardState],
         listings: Listings,
-        now: EpochMillis,
         unknown: set[ShardKey],
     ) -> dict[ShardKey, EpochMillis]:
         """Return the arrival of the first record of each shard that waits, probed once. One that
-        does not answer counts as unread since its parents' records, and is added to `unknown`."""
+        does not answer is added to `unknown`."""
+        now = self.prober.service_time()
         while True:
             found = [
                 key
@@ -515,7 +520,6 @@ class BatchAlignment:
                 continue
             since = self._none_until.get(key)
             if since is None:
-                unread[key] = self._since_parents(key, states, listings, now)
                 unknown.add(key)
             elif now - since > self.tolerance_ms:
                 unread[key] = since
@@ -542,25 +546,37 @@ class BatchAlignment:
             )
         return known.found
 
-    def _since_parents(
+    def _since_ancestors(
         self,
         key: ShardKey,
         states: Mapping[ShardKey, ShardState],
         listings: Listings,
+        advances: Mapping[ShardKey, ShardAdvance],
+        results: Mapping[ShardKey, ProbeResult],
         now: EpochMillis,
     ) -> EpochMillis:
-        parents = _ancestors_of(key, listings) & states.keys()
-        since = [
-            now
-            - max_lag_ms(
-                states[parent],
-                self.prober.history.last_probe(parent),
-                self.prober.description(parent),
-                now,
-            )
-            for parent in parents
-        ]
-        return EpochMillis(max(since, default=now - self.prober.retention_ms(key)))
+        """Return a time at or before the arrival of all records of a shard that follow those that
+        the batch reads of its ancestors."""
+        since = [EpochMillis(now - self.prober.retention_ms(key))]
+        for older in _ancestors_of(key, listings) & states.keys():
+            last = self.prober.history.last_probe(older)
+            behind = max_lag_ms(states[older], last, self.prober.description(older), now)
+            advance = advances.get(older)
+            end = None if advance is None else self._end_time(older, advance, results.get(older))
+            since.append(EpochMillis(now - behind) if end is None else end)
+        return max(since)
+
+    def _keep_cursors(
+        self,
+        keys: set[ShardKey],
+        states: Mapping[ShardKey, ShardState],
+        results: Mapping[ShardKey, ProbeResult],
+    ) -> None:
+        """Keep where the probes of children left off which the batch may not read yet, since it
+        does not read their parents to the end."""
+        for key in keys & results.keys() & states.keys():
+            self.prober.cursors[key] = results[key].cursor
+        self.children |= keys
 
     def _is_ignored(self, key: ShardKey) -> bool:
         """Return whether a run to fixed targets reads nothing of the shard."""

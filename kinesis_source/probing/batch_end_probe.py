@@ -421,7 +421,13 @@ def _read_rest(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps
         cursor = replace(
             longer.cursor, position=result.cursor.position, reached_ms=result.cursor.reached_ms
         )
-        return replace(longer, end=result.end, records=result.records, cursor=cursor)
+        return replace(
+            longer,
+            end=result.end,
+            records=result.records,
+            found_by_time=result.found_by_time,
+            cursor=cursor,
+        )
     expected = None
     if not result.found_by_time:
         read = result.records + longer.records

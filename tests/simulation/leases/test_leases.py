@@ -165,7 +165,8 @@ class Sharing(RuleBasedStateMachine):
         shards = self.world.shards
         too_old = {shard.key for shard in shards.values() if self._is_read(shard)}
         for shard in shards.values():
-            merged_with = {parent for child in shard.children for parent in shards[child].parents}
+            children = [shards[LeaseKey(child)] for child in shard.children]
+            merged_with = {LeaseKey(parent) for child in children for parent in child.parents}
             if shard.key in too_old and merged_with <= too_old and shard.listed:
                 shard.listed = False
                 self.world.happened["unlisted"] += 1
