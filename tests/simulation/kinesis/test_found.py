@@ -16,7 +16,7 @@ from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.probing import batch_end_probe, probe_protocol
 from spark_ssp.kinesis_source.reading.process_wide import ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
-from spark_ssp.testing.kinesis.state.faults import ExpiredIterator, Throttle
+from spark_ssp.testing.kinesis.state.faults import EmptyPage, ExpiredIterator, Throttle
 from tests.support.fakes.scripted import FakeTime
 from tests.support.simulation.query import Disturbance, Outcome, Stage, Trigger
 from tests.support.simulation.scene import STREAM, Scene, scene
@@ -293,3 +293,23 @@ def test_a_subscription_that_fails_within_a_polled_range_is_no_data_loss(
     orders.start()
     orders.run()
     orders.check_all_read()
+
+
+def test_a_batch_does_not_read_the_parents_of_a_child_that_does_not_answer_ahead_of_others(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes, startingPosition="latest")
+    orders.start(Trigger.ONCE)
+    orders.run(1)
+    orders.query.stop()
+    orders.world.split(STREAM, 0)
+    for number in range(120):
+        orders.put(1, key=f"key-{number}")
+        orders.world.pass_time(10_000 if number % 60 == 59 else 50)
+    orders.world.split(STREAM, 0)
+
+    orders.world.inject(EmptyPage(), "GetRecords", orders.world.lives(STREAM)[3], 30)
+    orders.start()
+    orders.run(20)
+    orders.check_all_read()
+    assert orders.world.happened["aligned with an unread record"]

@@ -100,7 +100,14 @@ def play(steps: ProbeSteps, *script: Exchange) -> ProbeResult:
         answer = ShardIterator(given) if isinstance(given, str) else given
     last = _next(steps, answer)
     assert isinstance(last, ProbeResult), f"asked for {last} after the end of the script"
+    check_records(last)
     return last
+
+
+def check_records(result: ProbeResult) -> None:
+    """Unless the end was found by time, the records from the start to the end are known."""
+    if result.records and not result.found_by_time:
+        assert result.records[-1] == result.end
 
 
 def _next(steps: ProbeSteps, answer: Response | SspError | None) -> Request | ProbeResult:

@@ -24,6 +24,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     PROBE_RECORDS,
     ProbeResult,
     QuietPeriod,
+    RecordRef,
 )
 from tests.support.kinesis.probes import (
     AT_LATEST,
@@ -39,6 +40,7 @@ from tests.support.kinesis.probes import (
     P,
     ahead,
     at,
+    check_records,
     cursor,
     fetched,
     look,
@@ -126,8 +128,10 @@ SILENT = replace(
 """A look a second ago found nothing since 40 s ago."""
 
 
-def test_a_silence_is_narrowed_further_in_the_next_trigger_and_what_is_left_is_read() -> None:
-    rest = [row(951, -49_100), row(952, -49_000)]
+@pytest.mark.parametrize("rest", [[row(951, -49_100), row(952, -49_000)], []])
+def test_a_silence_is_narrowed_further_in_the_next_trigger_and_what_is_left_is_read(
+    rest: list[RecordRef],
+) -> None:
     finding = play(
         look(QUIET, SILENT),
         (fetched("c", PEEK), page([row(102, -60_000)], onward="d", behind=60_000)),
@@ -139,7 +143,8 @@ def test_a_silence_is_narrowed_further_in_the_next_trigger_and_what_is_left_is_r
         (fetched("l", PROBE_RECORDS), page()),
         (fetched("j", REST), page(rest, onward="m")),
     )
-    assert (finding.end, finding.at_latest, finding.found_by_time) == (rest[-1], True, True)
+    last = rest[-1] if rest else row(950, -50_000)
+    assert (finding.end, finding.at_latest, finding.found_by_time) == (last, True, True)
     assert orders(finding) == [102]
     assert finding.cursor.cached_iterator == cursor("m", at_latest=True)
 
@@ -329,6 +334,7 @@ def test_an_end_exists_lies_behind_the_start_and_is_reached_in_the_end(
         finding = shard.run(steps)
         assert shard.calls - before <= (3 + 2 * MAX_TIME_PROBES) * (MAX_EMPTY_PAGES + 2)
         assert not finding.start_lost
+        check_records(finding)
         assert list(finding.records) == rows[passed + 1 : passed + 1 + len(finding.records)]
         if isinstance(position, TrimHorizon) and finding.records:
             assert finding.first == rows[0].sequence_number
