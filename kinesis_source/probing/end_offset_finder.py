@@ -126,9 +126,11 @@ class EndOffsetFinder:
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be probed, unless no probe is needed; until all may, if
         they wait for each other."""
-        if not self.targets.are_fixed or limits.is_bounded:
+        outcome = self.alignment.outcome
+        is_held = self._is_aligned and outcome is not None and outcome.holds_back is not None
+        if not self.targets.are_fixed or limits.is_bounded or is_held:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
-            catches_up = limits.is_bounded or self._are_far
+            catches_up = limits.is_bounded or self._are_far or is_held
             together = self._is_aligned and catches_up and self.alignment.bound is not None
             waited = states.keys() - ended
             if together:

@@ -1,11 +1,15 @@
 """No row is late for a watermark because of a reshard, a stop or a limit.
 
-Rows are put in the order of their event times, one a second, so a watermark of two minutes may drop
-none of them.
+Rows are put in the order of their event times, one a second by the service's clock, so a watermark
+of ten seconds, which is more than ends near the latest record differ by, may drop none of them.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
@@ -17,7 +21,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from spark_ssp.testing.kinesis import EmbeddedKinesis
-from tests.support.kinesis.feeds import EmbeddedFeed, Feed, options_for
+from tests.support.kinesis.feeds import EmbeddedFeed, options_for
 from tests.support.spark.queries import await_end, load, wait_until
 
 EVENTS_FROM = 1_700_000_000
@@ -39,12 +43,23 @@ class Windows:
         return sum(self.counts.values())
 
 
+@dataclass
+class SkippingClock:
+    """The machine's clock, and the time that was skipped."""
+
+    skipped_ms: int = 0
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000 + self.skipped_ms
+
+
 class Events:
     """A stream of one event a second, and its reshards."""
 
-    def __init__(self, feed: Feed) -> None:
+    def __init__(self, feed: EmbeddedFeed, clock: SkippingClock) -> None:
         self.feed = feed
         self.count = 0
+        self._clock = clock
         self._client = boto3.client(
             "kinesis",
             endpoint_url=feed.endpoint_url,
@@ -57,11 +72,28 @@ class Events:
         for _ in range(count):
             self.feed.put_data("orders", f"key-{self.count % 97}", b"%d" % self.count)
             self.count += 1
+            self._clock.skipped_ms += 1000
 
     def reshard(self, shards: int) -> None:
         self._client.update_shard_count(
             StreamName="orders", TargetShardCount=shards, ScalingType="UNIFORM_SCALING"
         )
+
+
+@contextmanager
+def events_of(options: dict[str, str]) -> Iterator[Events]:
+    """Serve a stream of four shards, which `options` then name."""
+    clock = SkippingClock()
+    with EmbeddedKinesis(dynamodb=True, clock=clock) as kinesis:
+        feed = EmbeddedFeed(kinesis)
+        feed.create("orders", shards=4)
+        options |= options_for(kinesis.endpoint_url) | {
+            "streamName": "orders",
+            "startingPosition": "trim_horizon",
+        }
+        if "applicationName" in options:
+            options["dynamodbEndpointUrl"] = kinesis.dynamodb_endpoint_url
+        yield Events(feed, clock)
 
 
 def window_counts(
@@ -72,7 +104,7 @@ def window_counts(
     return (
         load(spark, options)
         .select(F.timestamp_seconds(seconds).alias("time"))
-        .withWatermark("time", "2 minutes")
+        .withWatermark("time", "10 seconds")
         .groupBy(F.window("time", "1 minute").alias("window"))
         .count()
         .select(F.col("window.start").alias("begin"), "count")
@@ -126,28 +158,24 @@ def dropped_rows(query: StreamingQuery) -> int:
     ids=["three times", "once, limited", "once", "three times, limited"],
 )
 def test_a_reshard_while_the_query_is_stopped(
-    spark: SparkSession,
-    feed: Feed,
-    options: dict[str, str],
-    tmp_path: Path,
-    reshards: tuple[int, ...],
-    more: dict[str, str],
+    spark: SparkSession, tmp_path: Path, reshards: tuple[int, ...], more: dict[str, str]
 ) -> None:
-    feed.create("orders", shards=4)
-    events, windows = Events(feed), Windows()
-    events.put(600)
-    run_to_end(window_counts(spark, options, windows, tmp_path), windows)
-    assert windows.total == 600
-    events.put(300)
-    for shards in reshards:
-        events.reshard(shards)
+    options: dict[str, str] = {}
+    windows = Windows()
+    with events_of(options) as events:
+        events.put(600)
+        run_to_end(window_counts(spark, options, windows, tmp_path), windows)
+        assert windows.total == 600
         events.put(300)
-    if PASSES_LIMITS:
-        batches = run_to_end(window_counts(spark, options | more, windows, tmp_path), windows)
-    else:  # such a PySpark ends after one batch
-        steady = options | more | {"trigger": "processingTime"}
-        query = window_counts(spark, steady, windows, tmp_path)
-        batches = run_until(query, windows, events.count)
+        for shards in reshards:
+            events.reshard(shards)
+            events.put(300)
+        if PASSES_LIMITS:
+            batches = run_to_end(window_counts(spark, options | more, windows, tmp_path), windows)
+        else:  # such a PySpark ends after one batch
+            steady = options | more | {"trigger": "processingTime"}
+            query = window_counts(spark, steady, windows, tmp_path)
+            batches = run_until(query, windows, events.count)
     assert (windows.total, windows.dropped) == (events.count, 0)
     assert more or batches <= 2
 
@@ -156,18 +184,13 @@ def test_a_reshard_while_the_query_is_stopped(
 def test_reshards_while_the_query_with_leases_is_stopped(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    with EmbeddedKinesis(dynamodb=True) as kinesis:
-        feed = EmbeddedFeed(kinesis)
-        options = options_for(kinesis.endpoint_url) | {
-            "streamName": "orders",
-            "startingPosition": "trim_horizon",
-            "applicationName": tmp_path.name,
-            "dynamodbEndpointUrl": kinesis.dynamodb_endpoint_url,
-            "failoverTime": "10s",
-            "trigger": "processingTime",
-        }
-        feed.create("orders", shards=4)
-        events, windows = Events(feed), Windows()
+    options = {
+        "applicationName": tmp_path.name,
+        "failoverTime": "10s",
+        "trigger": "processingTime",
+    }
+    windows = Windows()
+    with events_of(options) as events:
         events.put(600)
         run_until(window_counts(spark, options, windows, tmp_path), windows, 600)
         events.put(300)
