@@ -18,6 +18,7 @@ from tests.support.simulation.effort import AMOUNT, EFFORT, Effort
 
 MOST_QUERIES = 3
 PATIENCE_ROUNDS = 400
+RARE_DISCOVERY_MS = 3_600_000
 
 _gentle = st.one_of(
     st.tuples(st.just("put"), st.integers(1, 20)),
@@ -65,7 +66,7 @@ class Scene:
             case "wait":
                 company.pass_time(number)
             case "join" if len(self.alive) < MOST_QUERIES:
-                rarely = {"shard_discovery_interval_ms": 3_600_000} if number else {}
+                rarely = {"shard_discovery_interval_ms": RARE_DISCOVERY_MS} if number else {}
                 self.alive.append(company.join(self._name(), **rarely))
             case "to the tip":
                 self._to_the_tip()

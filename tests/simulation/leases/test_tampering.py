@@ -40,7 +40,7 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
-from tests.simulation.leases.test_sharing import Scene
+from tests.simulation.leases.test_sharing import RARE_DISCOVERY_MS, Scene
 from tests.support.leases.values import lease
 from tests.support.leases.worlds import FAILOVER_MS, LeaseWorld
 from tests.support.simulation.effort import AMOUNT, EFFORT, Effort
@@ -324,7 +324,9 @@ class Tampered(Scene):
         assert sorted(set(self.put) - set(self.read)) == []
 
     def _settle(self, is_over: Callable[[], bool]) -> None:
-        for _ in range(PATIENCE_ROUNDS):
+        for number in range(PATIENCE_ROUNDS):
+            if number == PATIENCE_ROUNDS // 2:
+                self.company.pass_time(RARE_DISCOVERY_MS)
             if not self.alive:
                 super().act("join", 0)
                 self.read += self.company.work(*self.alive, rounds=4)
@@ -400,6 +402,12 @@ def test_a_parent_that_was_not_read_when_the_merged_shard_got_its_row_is_read() 
     """A run to the tip ends the other parent and creates the row of the merged shard; then the row
     of this one is deleted."""
     _run("TRIM_HORIZON", [("merge", 0), ("delete", 1), ("to the tip", 0), ("delete", 0)])
+
+
+def test_shards_that_are_not_discovered_yet_are_reported_later() -> None:
+    """The query that is left discovers rarely, and a blocked shard is split."""
+    acts = [("join", 1), ("merge", 0), ("damage", 0), ("work", 1), ("split", 0), ("put", 1)]
+    _run("TRIM_HORIZON", acts)
 
 
 @pytest.mark.parametrize("begun", [False, True])
