@@ -34,7 +34,7 @@ NOT_EXECUTED: Final[Mapping[str, Mapping[str, str]]] = {
 """Blocks of these pages that are not executed, by a part of their text, and the reason."""
 
 ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
-    "README": (3, "the services are those of the reader; options and pipeline: test_guides.py"),
+    "README": (1, "test_orders_job.py runs the same query; the stream is the reader's"),
     "command": (1, "a fragment of a job"),
     "databricks": (1, "needs Databricks"),
     "declarative-pipelines": (1, "test_declarative_pipeline.py runs the example that it shows"),
@@ -42,6 +42,7 @@ ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "emr": (1, "needs EMR"),
     "event-time": (1, "tests/spark/kafka/test_event_time.py has the same options"),
     "fixed-tasks": (3, "fragments of a job"),
+    "format-not-found": (3, "for sessions that do not find the formats"),
     "glue": (1, "needs Glue"),
     "kafka-lag": (1, "a fragment of a job"),
     "kafka-logins": (11, "the clusters and secrets are those of the reader"),
@@ -55,6 +56,7 @@ ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "migration": (2, "start_after is a recipe; the table and the file are those of the reader"),
     "performance": (1, "a fragment of a job"),
     "pipelines": (4, "test_guides.py builds its pipeline and services"),
+    "questions": (2, "test_guides.py executes the start; the other is a fragment of a job"),
     "recipes": (1, "the rehearsal of json_records makes the same call"),
     "standalone": (1, "needs a cluster"),
 }

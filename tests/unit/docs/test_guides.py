@@ -15,9 +15,12 @@ from typing import Any, Final
 import pytest
 
 import spark_ssp.checkpoint.assignments.store
+import spark_ssp.checkpoint.leases.lease
 import spark_ssp.grouping.fixed_tasks
 import spark_ssp.kafka_source.client.error_translation
 import spark_ssp.kinesis_source.client.api
+import spark_ssp.kinesis_source.client.consumers
+import spark_ssp.operations.inspection.spark_checkpoint
 import spark_ssp.planner
 import spark_ssp.planner.running
 from spark_ssp.common.errors import SspError
@@ -29,6 +32,8 @@ from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.writer import SinkColumns
 from spark_ssp.kafka_source.source import spark_schema
 from spark_ssp.kinesis_source.model.schema import spark_schema as kinesis_schema
+from spark_ssp.kinesis_source.model.shard import AtTimestamp
+from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 from spark_ssp.planner import Pipeline, PlannedPipeline, PlanSettings, Stream, Table
 from spark_ssp.planner.running import RunningPipeline
 from tests.support.guides import GUIDE, PAGES, ROOT, blocks
@@ -38,7 +43,10 @@ KAFKA: Final = GUIDE / "kafka.md"
 PIPELINES: Final = GUIDE / "pipelines.md"
 OF_KINDS: Final = (
     spark_ssp.checkpoint.assignments.store,
+    spark_ssp.checkpoint.leases.lease,
     spark_ssp.kafka_source.client.error_translation,
+    spark_ssp.kinesis_source.client.consumers,
+    spark_ssp.operations.inspection.spark_checkpoint,
     spark_ssp.planner,
     spark_ssp.planner.running,
     spark_ssp.grouping.fixed_tasks,
@@ -91,6 +99,19 @@ def test_kinds_of_errors_are_known(page: Path) -> None:
 def test_programs_are_there(page: Path) -> None:
     named = re.findall(r"python\s-m\s([\w.]+)", page.read_text(encoding="utf-8"))
     assert [name for name in named if find_spec(name) is None] == []
+
+
+def test_every_kind_of_error_is_in_the_troubleshooting_page() -> None:
+    defined = {
+        kind
+        for folder in ("checkpoint", "kafka_source", "kinesis_source", "spark_ssp")
+        for module in (ROOT / folder).rglob("*.py")
+        for kind in re.findall(r'^    kind = "([a-z-]+)"$', module.read_text("utf-8"), re.MULTILINE)
+    }
+    page = (GUIDE / "troubleshooting.md").read_text(encoding="utf-8")
+    assert {"access", "consumer", "lease-table", "plan-store"} <= defined
+    assert defined <= set(re.findall(r"`\[([a-z-]+)\]`", page))
+    assert set(re.findall(r"^## `\[([a-z-]+)\]`$", page, re.MULTILINE)) <= defined
 
 
 def test_recipes_are_shown_as_they_are() -> None:
@@ -150,6 +171,16 @@ def test_columns_of_the_kinesis_source_are_its_schema() -> None:
     schema = kinesis_schema(include_repeat_keys=True)
     plain = {field.name: field.dataType.simpleString() for field in schema}
     assert columns(GUIDE / "kinesis.md", "## Columns") == plain
+
+
+def test_the_start_of_the_questions_is_understood() -> None:
+    block = next(b for b in blocks(GUIDE / "questions.md", "python") if "at_timestamp" in b)
+    names: dict[str, Any] = {}
+    exec(compile(block, "questions.md", "exec"), names)
+    raw = {"streamName": "orders", "startingPosition": names["start"]}
+    assert parse_kinesis_options(raw).starting_position.default == AtTimestamp(
+        millis=round(names["nine"].timestamp() * 1000)
+    )
 
 
 # --- Pipelines ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The support matrix of the README has the versions and scenarios of the tests."""
+"""The support matrix of the guide has the versions and scenarios of the tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.environments.matrix import MATRIX, SCENARIOS
 
 def rows() -> dict[str, list[str]]:
     """Return the cells of each row, by its first cell."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guide" / "compatibility.md").read_text(encoding="utf-8")
     section = text.split("\n## Supported versions\n")[1].split("\n## ")[0]
     lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines}
