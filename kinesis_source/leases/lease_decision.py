@@ -170,7 +170,7 @@ Verdict = Read | AtEnd | Elsewhere | Waiting | Finished | Create | Hole | NotRea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The verdict on each shard, sorted, and what follows from them."""
+    """The verdict on each shard, sorted, and its consequences."""
 
     verdicts: Mapping[ShardKey, Verdict]
     dropped: Mapping[ShardKey, str] = field(default_factory=dict)

@@ -294,7 +294,7 @@ class _Hold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Generation:
-    """A result of `next_generation`, and what it follows from."""
+    """A result of `next_generation`, and its inputs."""
 
     keys: frozenset[ShardKey]
     empty: frozenset[ShardKey]
@@ -322,7 +322,7 @@ class BatchAlignment:
     _oldest: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """The arrival of the first record of each waiting shard."""
     _cursors: dict[ShardKey, ShardCursor] = field(default_factory=dict)
-    """Where the last probe of each waiting shard left off."""
+    """The cursor of each waiting shard after its last probe."""
     _none_until: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """The times until which waiting shards had no record."""
     _empty: set[ShardKey] = field(default_factory=set)
@@ -367,7 +367,7 @@ class BatchAlignment:
                 continue
             unread[key] = since
             if advance is None:
-                # One that is not due yet is what its last probe showed.
+                # One that is not due yet is as its last probe showed it.
                 shows_nothing = key in self._unreadable or self.prober.history.is_failing(key)
             else:
                 is_empty = result is None or not result.records
@@ -417,7 +417,7 @@ class BatchAlignment:
         return aligned
 
     def retain(self, keys: Collection[ShardKey], listings: Listings) -> None:
-        """Drop what is known of shards that are no longer listed, or that are being read."""
+        """Drop the state of shards that are no longer listed, or that are being read."""
         known = self._oldest.keys() | self._cursors.keys() | self._empty
         for key in known - self._created.keys():
             self._created[key] = self.prober.description(key).created
@@ -572,8 +572,8 @@ class BatchAlignment:
         states: Mapping[ShardKey, ShardState],
         results: Mapping[ShardKey, ProbeResult],
     ) -> None:
-        """Keep where the probes of children left off which the batch may not read yet, since it
-        does not read their parents to the end."""
+        """Keep the cursors of children that the batch may not read yet, as it does not read their
+        parents to the end."""
         for key in keys & results.keys() & states.keys():
             self.prober.cursors[key] = results[key].cursor
         self.children |= keys
