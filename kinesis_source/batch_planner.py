@@ -340,6 +340,7 @@ class BatchPlanner:
                 limits=limits,
             )
             batch.withdraw_children()
+            self._end_finder.alignment.retain(active.states.keys(), listings)
         advances = batch.advances
         self._end_finder.remember(
             advances, active.states.keys() | active.waiting.keys() | batch.pending

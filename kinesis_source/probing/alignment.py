@@ -331,6 +331,8 @@ class BatchAlignment:
     """The shards of the next generation that wait, as of the batch planned last."""
     _created: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """The creation times of their streams."""
+    _ends: dict[ShardKey, tuple[EpochMillis, EpochMillis]] = field(default_factory=dict)
+    """The arrival of the last record of closed shards, after the creation time of their stream."""
     _unreadable: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """Shards that could not be read, and since when."""
     _hold: _Hold | None = None
@@ -376,10 +378,11 @@ class BatchAlignment:
                 unknown.add(key)
         children = self._unread_children(states, waiting, listings, unknown)
         unread |= children
+        self._find_ends_before(unknown, states, listings, advances, results)
         for key in unknown:
             since = self._since_ancestors(key, states, listings, advances, results, now)
             unread[key] = max(unread.get(key, since), since)
-        self._keep_cursors(unknown, states, results)
+        self._keep_cursors(unknown, states, advances)
         gone = self._give_up(unknown, now)
         gone |= {key for key in unread if self.prober.is_unreadable(key)}
         if gone:  # the children of such a shard wait for as long
@@ -418,6 +421,8 @@ class BatchAlignment:
 
     def retain(self, keys: Collection[ShardKey], listings: Listings) -> None:
         """Drop the state of shards that are no longer listed, or that are being read."""
+        for key in self._ends.keys() - keys:
+            del self._ends[key]
         known = self._oldest.keys() | self._cursors.keys() | self._empty
         for key in known - self._created.keys():
             self._created[key] = self.prober.description(key).created
@@ -566,16 +571,45 @@ class BatchAlignment:
             since.append(EpochMillis(now - behind) if end is None else end)
         return max(since)
 
+    def _find_ends_before(
+        self,
+        keys: Collection[ShardKey],
+        states: Mapping[ShardKey, ShardState],
+        listings: Listings,
+        advances: Mapping[ShardKey, ShardAdvance],
+        results: Mapping[ShardKey, ProbeResult],
+    ) -> None:
+        """Find the last records of shards that the batch reads to their end without a probe, if
+        `keys` follow them."""
+        probes: dict[ShardKey, Probe] = {}
+        now = self.prober.service_time()
+        for key in {older for child in keys for older in _ancestors_of(child, listings)}:
+            advance = advances.get(key)
+            if (
+                advance is not None
+                and isinstance(advance.state.position, ShardEnd)
+                and self._end_time(key, advance, results.get(key)) is None
+            ):
+                cursor, retention = self.prober.cursor(key), self.prober.retention_ms(key)
+                probes[key] = partial(
+                    find_last_until, states[key], cursor, now, retention, now, now
+                )
+        found = self.prober.run(probes, patient=self.targets.are_fixed)
+        for key, result in found.items():
+            self.prober.limiter.record_probe(key, calls=result.fetches, size=result.fetched_bytes)
+            if result.end is not None and not result.has_more:
+                self._ends[key] = self.prober.description(key).created, result.end.arrival
+
     def _keep_cursors(
         self,
         keys: set[ShardKey],
         states: Mapping[ShardKey, ShardState],
-        results: Mapping[ShardKey, ProbeResult],
+        advances: Mapping[ShardKey, ShardAdvance],
     ) -> None:
         """Keep the cursors of children that the batch may not read yet, as it does not read their
         parents to the end."""
-        for key in keys & results.keys() & states.keys():
-            self.prober.cursors[key] = results[key].cursor
+        for key in keys & advances.keys() & states.keys():
+            self.prober.cursors[key] = advances[key].cursor
         self.children |= keys
 
     def _is_ignored(self, key: ShardKey) -> bool:
@@ -669,6 +703,9 @@ class BatchAlignment:
         position: Position = advance.state.position
         if isinstance(position, ShardEnd):
             end = result.end if result is not None and result.closed else None
+            created, arrival = self._ends.get(key, (None, None))
+            if end is None and created == self.prober.description(key).created:
+                return arrival
             return None if end is None else end.arrival
         if advance.cursor.position == position:
             return advance.cursor.reached_ms

@@ -252,7 +252,6 @@ class EndOffsetFinder:
             resolved=resolved,
             limited=limits.is_bounded,
         )
-        self.alignment.retain(active.states.keys(), listings)
         self._has_stalled = self.alignment.bound is not None and all(
             advance.state.position == active.states[key].position
             for key, advance in aligned.items()
