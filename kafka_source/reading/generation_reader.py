@@ -84,7 +84,9 @@ class GenerationReader:
     """Partitions that the consumer no longer reads: their position is not in the log."""
     _truncated: set[SystemStreamPartition] = field(default_factory=set)
     """Partitions whose log was truncated before the position."""
-    _deleted: Counter[SystemStreamPartition] = field(default_factory=Counter)
+    _doubts: Counter[SystemStreamPartition] = field(default_factory=Counter)
+    """The checks in a row that found a partition deleted, or its log at an end before the
+    position. A broker that was paused answers so for a while if it does not know the new leader."""
     _check: Future[_Statuses] | None = None
     _check_at: float = 0.0
 
@@ -180,7 +182,7 @@ class GenerationReader:
             self._stopped.add(ssp)
             if error.kind is ErrorKind.TRUNCATED:
                 self._truncated.add(ssp)
-            if not self._deleted[ssp]:
+            if not self._doubts[ssp]:
                 self._check_at = self.monotonic()
             return
         raise error.error
@@ -234,19 +236,21 @@ class GenerationReader:
                 continue
             range_ = self.progress.range_of(ssp)
             reason = diagnose(range_, position, status, truncated=ssp in self._truncated)
-            if reason is StallReason.DELETED:
-                self._deleted[ssp] += 1
+            if reason in (StallReason.DELETED, StallReason.TRUNCATED):
+                self._doubts[ssp] += 1
+            else:
+                self._doubts.pop(ssp, None)
+            confirmed = self._doubts[ssp] >= CONFIRMATIONS
             certain = (last and reason is not StallReason.RECREATED) or {
                 StallReason.OK: False,
                 StallReason.INCOMPLETE: False,
                 # It may be hidden for a while, and tolerated records would be left for good: not
                 # before the timeout.
-                StallReason.DELETED: self.options.fail_on_data_loss
-                and self._deleted[ssp] >= CONFIRMATIONS,
+                StallReason.DELETED: self.options.fail_on_data_loss and confirmed,
                 StallReason.RECREATED: ssp in recreated,
                 # A consumer that makes progress may have fetched records that have expired by now.
                 StallReason.EXPIRED: ssp in self._stopped,
-                StallReason.TRUNCATED: ssp in self._stopped,
+                StallReason.TRUNCATED: ssp in self._stopped and confirmed,
             }.get(reason, True)
             if certain and reason is not StallReason.OK:
                 loss = to_data_loss(range_, position, reason, status)

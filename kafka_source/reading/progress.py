@@ -98,13 +98,14 @@ class RangeProgress:
 # --- Stalled partitions ---------------------------------------------------------------------------
 #
 # For a moment after a topic was created or deleted or a leader was elected, brokers contradict each
-# other. A log that begins after the position is certain nevertheless. A deleted topic or partition,
-# or a topic with another id, which may be that of the previous topic, must be confirmed several
-# times; a log that is too short is certain after a timeout, as is a deletion that the query
-# tolerates: the topic may only be hidden for a while.
+# other; a leader that was paused knows neither its successor nor the records since. A log that
+# begins after the position is certain nevertheless. A deleted topic or partition, a log that ends
+# before the position, or a topic with another id, which may be that of the previous topic, must be
+# confirmed several times; a log that ends within the range is certain after a timeout, as is a
+# deletion that the query tolerates: the topic may only be hidden for a while.
 
 CONFIRMATIONS: Final = 3
-"""The number of checks that must agree that a topic or partition is deleted or recreated."""
+"""The number of checks in a row that must agree on one of these."""
 
 CONFIRM_INTERVAL_S: Final = 1.0
 """The pause between such checks, where reading waits for them."""

@@ -15,6 +15,7 @@ from spark_ssp.common.errors import DataLossError, ServiceUnavailableError, Stre
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import OffsetSpec, TimedOffset, TopicDescription
 from spark_ssp.kafka_source.client.error_translation import ErrorKind
+from spark_ssp.kafka_source.model.ranges import PartitionRange
 from spark_ssp.kafka_source.model.topic import LogicalOffset, Selection, TopicId
 from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
@@ -108,6 +109,19 @@ class Consumer:
         pass
 
 
+@dataclass
+class Paused(Brokers):
+    """A broker that was paused and does not know the new leader answers the first requests."""
+
+    stale: int = 0
+
+    def list_offsets(
+        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        end = 15 if self.looks <= self.stale else 100
+        return dict.fromkeys(partitions, 0 if point is LogicalOffset.EARLIEST else end)
+
+
 def read(
     brokers: Brokers,
     time: ManualTime,
@@ -118,13 +132,14 @@ def read(
     placements: int = 1,
     timeout: str = "60s",
     ssp: SystemStreamPartition | None = PLANNED.ssp,
+    planned: PartitionRange = PLANNED,
 ) -> list[int]:
     """The offsets from which the partition was read."""
     consumer = Consumer(brokers, time, after, fault(kind, ssp), placements)
     wave = GenerationReader(
-        task=task(PLANNED),
+        task=task(planned),
         options=kafka_options(pollTimeout=timeout, failOnDataLoss=fail),
-        progress=RangeProgress((PLANNED,)),
+        progress=RangeProgress((planned,)),
         consumer=consumer,
         service=lambda: brokers,
         monotonic=time.monotonic,
@@ -154,6 +169,27 @@ def test_only_errors_that_do_not_keep_from_reading_are_passed_over(
         with pytest.raises(StreamNotFoundError):
             read(brokers, ManualTime(), after=1, kind=kind, ssp=ssp)
     assert brokers.looks == 0, "they are raised at once"
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_an_end_before_the_position_is_a_loss_once_it_is_confirmed(
+    fail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
+    planned = part("orders", 0, 50, 100, topic_id="new")
+
+    def placed(stale: int) -> list[int]:
+        brokers, time = Paused(["new"], stale=stale), ManualTime()
+        kind, again = ErrorKind.OUT_OF_RANGE, stale + 2
+        return read(brokers, time, after=0, kind=kind, fail=fail, placements=again, planned=planned)
+
+    for stale in range(CONFIRMATIONS):
+        assert placed(stale) == [50] * (stale + 2)
+    if fail == "true":
+        with pytest.raises(DataLossError):
+            placed(CONFIRMATIONS)
+    else:
+        assert placed(CONFIRMATIONS) == [50] * CONFIRMATIONS
 
 
 def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_past_it(
