@@ -186,7 +186,7 @@ def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None
             for (word, at), n in found.items()
             if not (math.isfinite(n) and (n > 0 or word in SIGNED or (n == 0 and word in TICKING)))
         }
-        assert not wrong
+        assert not wrong, wrong
         for aim in AIMS:
             if aim.benchmark == name:
                 assert aim.row.keys() <= figures.keys()
