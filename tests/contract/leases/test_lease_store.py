@@ -35,7 +35,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StartAtTimestamp,
 )
 from spark_ssp.checkpoint.leases.lease_serializer import ForeignRow, encode
-from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.grouping.identifiers import EpochMillis, HashRange, ShardId, WorkerId
 from tests.support.leases.stores import ATTEMPTS, LOST_REPLIES, Maker, Mishap, Table
 from tests.support.leases.values import ANNE, BERT, CARL, alike, lease, processed
@@ -404,6 +404,15 @@ def test_a_scan_tells_leases_from_other_rows(table: Table) -> None:
     assert LEFT in rows.malformed[0].subject
     with pytest.raises(MalformedLeaseError):
         table.store.write(Create(lease=lease(LEFT)))
+
+
+def test_a_row_whose_counter_is_no_number_is_an_error(table: Table) -> None:
+    broken = encode(MINE) | {"leaseCounter": {"S": "many"}}
+    table.put_item(broken)
+    with pytest.raises(SspError):
+        table.store.write(Assign(lease=MINE, owner=BERT))
+    # moto applies the rest of the update, which DynamoDB does not.
+    assert [item["leaseCounter"] for item in table.items()] == [{"S": "many"}]
 
 
 def test_a_row_of_another_kind_is_never_written(table: Table) -> None:

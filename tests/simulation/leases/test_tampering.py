@@ -404,6 +404,10 @@ def test_a_parent_that_was_not_read_when_the_merged_shard_got_its_row_is_read() 
     _run("TRIM_HORIZON", [("merge", 0), ("delete", 1), ("to the tip", 0), ("delete", 0)])
 
 
+def test_a_row_that_is_damaged_before_it_is_handed_over_stops_nobody() -> None:
+    _run("TRIM_HORIZON", [("join", 0), ("to the tip", 0), ("damage", 1), ("drain", 1)])
+
+
 def test_shards_that_are_not_discovered_yet_are_reported_later() -> None:
     """The query that is left discovers rarely, and a blocked shard is split."""
     acts = [("join", 1), ("merge", 0), ("damage", 0), ("work", 1), ("split", 0), ("put", 1)]

@@ -26,7 +26,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     reconcile,
     to_update,
 )
-from spark_ssp.checkpoint.leases.lease import AttributeValue, Item
+from spark_ssp.checkpoint.leases.lease import AttributeValue, Item, LeaseTableError
 from spark_ssp.checkpoint.leases.lease_serializer import Attribute, number
 from spark_ssp.checkpoint.leases.lease_store import Rows, parse_lease, parse_rows
 from spark_ssp.common.aws.error_translation import Severity
@@ -214,10 +214,21 @@ def changed(
             new |= deepcopy(dict(sets))
             for name, amount in adds.items():
                 before = new.get(name, {"N": "0"})
+                if "N" not in before:
+                    raise _validation_error(name)
                 new[name] = number(int(before["N"]) + amount)
             return new
         case DeleteRow():
             return None
+
+
+def _validation_error(name: str) -> LeaseTableError:
+    return LeaseTableError(
+        "leases in memory",
+        found=f"an ADD to {name}, which is no number",
+        expected="a number",
+        next_step="restore the row",
+    )
 
 
 def _same(found: AttributeValue | None, expected: AttributeValue | None) -> bool:
