@@ -307,9 +307,36 @@ def test_a_batch_does_not_read_the_parents_of_a_child_that_does_not_answer_ahead
         orders.put(1, key=f"key-{number}")
         orders.world.pass_time(10_000 if number % 60 == 59 else 50)
     orders.world.split(STREAM, 0)
-
     orders.world.inject(EmptyPage(), "GetRecords", orders.world.lives(STREAM)[3], 30)
     orders.start()
     orders.run(20)
     orders.check_all_read()
     assert orders.world.happened["aligned with an unread record"]
+
+
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_parent_is_read_at_once_while_its_children_are_throttled(
+    scenes: ExitStack, in_turn: bool
+) -> None:
+    orders = scene(scenes)
+    orders.put(5)
+    orders.start()
+    orders.run(3)
+    orders.query.stop()
+    for number in range(600):
+        orders.put(1, key=f"key-{number}")
+        orders.world.pass_time(50)
+    orders.world.split(STREAM, 0)
+    for number in range(20):
+        orders.put(1, key=f"key-{number}")
+    parent, *children = orders.world.lives(STREAM)
+    orders.start()
+    for number in range(10):
+        orders.world.state.faults.clear()
+        child = children[number % 2 if in_turn else 0]
+        orders.world.inject(Throttle(), "GetRecords", child, 100)
+        orders.run(1)
+        assert parent not in orders.judge.missing()
+    orders.world.state.faults.clear()
+    orders.run(10)
+    orders.check_all_read()
