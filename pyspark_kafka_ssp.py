@@ -28,11 +28,8 @@ FORMAT = "kafka-ssp"
 
 class DefaultSource(DataSource):
     """The source and sink `kafka-ssp`, for streaming and batch queries. Its options extend those of
-    Spark's Kafka source: docs/guide/kafka-options.md.
-
-    Spark creates this object, and the readers, more than once and pickles all of them. So none does
-    any I/O in its constructor.
-    """
+    Spark's Kafka source: docs/guide/kafka-options.md. Spark creates this object, and the readers,
+    more than once and pickles all of them. So none does any I/O in its constructor."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -44,11 +41,9 @@ class DefaultSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        """Return the schema of the options.
-
-        Spark calls this in `load()`, without the kind of query: the options are parsed here, so
-        that options valid for neither kind fail there. Raises InvalidOptionsError.
-        """
+        """Return the schema of the options. Spark calls this in `load()`, without the kind of
+        query: the options are parsed here, so that options valid for neither kind fail there.
+        Raises InvalidOptionsError."""
         from spark_ssp.common.spark.schema_check import check_not_table
         from spark_ssp.kafka_source.options.parse import parse_at_load
         from spark_ssp.kafka_source.source import spark_schema
@@ -63,8 +58,7 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of one query. With wrong options (InvalidOptionsError), or with another
         schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
-        raises the error.
-        """
+        raises the error."""
         from spark_ssp.common.spark.gc_freeze import without_collections
 
         with without_collections():

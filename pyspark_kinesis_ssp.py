@@ -29,11 +29,8 @@ FORMAT = "kinesis-ssp"
 
 class DefaultSource(DataSource):
     """The source and sink `kinesis-ssp`, for streaming and batch queries. Their options:
-    docs/guide/kinesis-options.md.
-
-    Spark creates this object, and the readers, more than once and pickles all of them. So none does
-    any I/O in its constructor.
-    """
+    docs/guide/kinesis-options.md. Spark creates this object, and the readers, more than once and
+    pickles all of them. So none does any I/O in its constructor."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -70,8 +67,7 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the reader of one query. With wrong options (InvalidOptionsError), or with another
         schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
-        raises the error.
-        """
+        raises the error."""
         from spark_ssp.common.spark.gc_freeze import without_collections
 
         with without_collections():

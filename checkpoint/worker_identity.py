@@ -53,11 +53,9 @@ class Query:
 
 @runtime_checkable
 class ProcessorIdGenerator(Protocol):
-    """Generates a worker's id.
-
-    The class is named by a dotted path (`my_company.ids.PodName`) and instantiated without
-    arguments, or, if it has a class method `for_query(query: Query)`, by that method.
-    """
+    """Generates a worker's id. The class is named by a dotted path (`my_company.ids.PodName`) and
+    instantiated without arguments, or, if it has a class method `for_query(query: Query)`, by that
+    method."""
 
     def generate_processor_id(self) -> str:
         """Return the id: not blank, at most 2,048 bytes, without white space or control characters,
@@ -76,11 +74,8 @@ class UuidGenerator:
 
 
 class HostAndQueryGenerator:
-    """Generates a readable id: `host:query:process`, with a number from the second id of a
-    process on.
-
-    Unique if host names are.
-    """
+    """Generates a readable id: `host:query:process`, with a number from the second id of a process
+    on. Unique if host names are."""
 
     _given = itertools.count(1)
 

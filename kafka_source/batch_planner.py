@@ -85,11 +85,9 @@ Lag = Mapping[StreamName, Mapping[int, int]]
 
 
 class BatchPlanner:
-    """Plans the batches of one query. Not thread-safe: Spark calls it from one thread.
-
-    `monotonic` is a clock in seconds and `sleep` waits for seconds; `read` reads a range as a task
-    does. `store` is the store of the option assignmentStore.
-    """
+    """Plans the batches of one query. Not thread-safe: Spark calls it from one thread. `monotonic`
+    is a clock in seconds and `sleep` waits for seconds; `read` reads a range as a task does.
+    `store` is the store of the option assignmentStore."""
 
     def __init__(
         self,
@@ -128,11 +126,8 @@ class BatchPlanner:
 
     def next_offset(self, start: AnyOffset, limits: ReadLimits | None) -> Offset | None:
         """Return the end of the next batch, or None if there is nothing to read and nothing to
-        record.
-
-        Without `limits` the batch reads up to the latest offsets, despite the options. Raises the
-        errors of `OffsetFetcher.fetch` and `plan_batch`.
-        """
+        record. Without `limits` the batch reads up to the latest offsets, despite the options.
+        Raises the errors of `OffsetFetcher.fetch` and `plan_batch`."""
         grouping = self._grouping(start)
         first = self._start_offset(start, grouping)
         kept = without_topics(first, self._options.drop_topics)

@@ -1,8 +1,5 @@
-"""Kafka as a system of a pipeline (`spark_ssp.planner.graph.systems.System`).
-
-Topics are described and created over the client of this package, and read and written by the format
-`kafka-ssp`.
-"""
+"""Kafka as a system of a pipeline (`spark_ssp.planner.graph.systems.System`). Topics are described
+and created over the client of this package, and read and written by the format `kafka-ssp`."""
 
 from __future__ import annotations
 

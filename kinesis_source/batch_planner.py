@@ -1,9 +1,6 @@
-"""The driver's side of a query: plans from one offset to the next.
-
-`BatchPlanner` does the I/O for the planning functions: `active_shards` determines the shards, the
-slot mapper their slots, and `EndOffsetFinder` the end of each shard. Its state between two calls
-may be lost at any time.
-"""
+"""The driver's side of a query: plans from one offset to the next. `BatchPlanner` does the I/O for
+the planning functions: `active_shards` determines the shards, the slot mapper their slots, and
+`EndOffsetFinder` the end of each shard. Its state between two calls may be lost at any time."""
 
 from __future__ import annotations
 
@@ -157,10 +154,8 @@ class _BatchEnds:
 
 
 class BatchPlanner:
-    """Plans one query's batches. Not thread-safe: Spark calls it from one thread.
-
-    `monotonic` is a clock in seconds and `sleep` waits that many; both are passed in by tests.
-    """
+    """Plans one query's batches. Not thread-safe: Spark calls it from one thread. `monotonic` is a
+    clock in seconds and `sleep` waits that many; both are passed in by tests."""
 
     def __init__(
         self,
@@ -442,10 +437,8 @@ class BatchPlanner:
         return self.leases is None or self.leases.is_finished()
 
     def stop_at_latest(self) -> None:
-        """Read only the records that the streams contain now.
-
-        Also of shards that may not be read yet, because their parents come first.
-        """
+        """Read only the records that the streams contain now. Also of shards that may not be read
+        yet, because their parents come first."""
         self._confirmed(self._freeze)
 
     def _freeze(self) -> None:
@@ -578,10 +571,8 @@ class BatchPlanner:
 
     def _slots_and_previous(self, start: Offset) -> tuple[int, Mapping[ShardKey, SlotId]]:
         """Return the number of slots, fixed for one run of the query, and the previous assignment.
-
         A restart recomputes: it starts without one if the number changed, or if the number follows
-        the shards and two of them share a slot (back to 1:1).
-        """
+        the shards and two of them share a slot (back to 1:1)."""
         if self._slots is None:
             self._slots = self._options.slots or self._default_slots()
         afresh = start.slots != self._slots or (

@@ -73,11 +73,9 @@ def plan_read(
     monotonic: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> tuple[SlotRange, ...]:
-    """Return the ranges of each task with records to read: at most `slots` tasks.
-
-    Raises the errors of the service's contract, UnnamedShardError, InvalidOptionsError for a
-    position in the future, and DataLossError under `failOnDataLoss`.
-    """
+    """Return the ranges of each task with records to read: at most `slots` tasks. Raises the errors
+    of the service's contract, UnnamedShardError, InvalidOptionsError for a position in the future,
+    and DataLossError under `failOnDataLoss`."""
     discovery = ShardDiscovery(
         service, interval_ms=options.shard_discovery_interval_ms, monotonic=monotonic
     )

@@ -48,10 +48,8 @@ class FanOut:
         self._counts: dict[StreamName, Counter[str]] = {}
 
     def assign(self, ranges: Sequence[SlotRange]) -> tuple[SlotRange, ...]:
-        """Return the ranges of a batch with their consumer, and the choice for each.
-
-        The first call finds or registers the consumers; see `QueryConsumers.active` for errors.
-        """
+        """Return the ranges of a batch with their consumer, and the choice for each. The first call
+        finds or registers the consumers; see `QueryConsumers.active` for errors."""
         consumers = self._consumers.active(self._streams)
         now = self._monotonic()
         chosen = choose_pushed(ranges, consumers, self._pushed_at, now)

@@ -32,12 +32,9 @@ _PAUSE_S: Final = 1.0
 
 
 class KinesisSystem:
-    """Kinesis of one account in one region.
-
-    `options` are those of the format `kinesis-ssp`, without the stream. Raises InvalidOptionsError
-    if they name a stream; the first call raises for other invalid options. `timeout_s` bounds the
-    wait for a stream that is created.
-    """
+    """Kinesis of one account in one region. `options` are those of the format `kinesis-ssp`,
+    without the stream. Raises InvalidOptionsError if they name a stream; the first call raises for
+    other invalid options. `timeout_s` bounds the wait for a stream that is created."""
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
-"""Counts what a stream reader does on the driver, for its status in the query's progress.
-
-The shards by state and the leases by owner are totals, since Spark keeps and logs each report.
-Single shards are listed only for a while after a reshard, at most `MAX_LISTED_SHARDS` of a stream.
-"""
+"""Counts what a stream reader does on the driver, for its status in the query's progress. The
+shards by state and the leases by owner are totals, since Spark keeps and logs each report. Single
+shards are listed only for a while after a reshard, at most `MAX_LISTED_SHARDS` of a stream."""
 
 from __future__ import annotations
 
@@ -134,10 +132,8 @@ def shard_entry(
     recent: NewShards,
 ) -> dict[str, Any]:
     """Return the shards of a stream by state, and the exceptional ones: those that are closed and
-    still read, and the parents of recent ones.
-
-    `lagging`: the shards of the offset, and those that wait for their parents.
-    """
+    still read, and the parents of recent ones. `lagging`: the shards of the offset, and those that
+    wait for their parents."""
     own = {key.shard: state for key, state in offset.states.items() if key.stream == stream}
     ended = {shard for shard, state in own.items() if isinstance(state.position, ShardEnd)}
     closed = sorted(

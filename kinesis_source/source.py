@@ -335,11 +335,8 @@ class TriggerInterval:
 
     def begin(self) -> int:
         """Record the start of a trigger; return the interval in milliseconds, 0 while it is
-        unknown.
-
-        Two successive times must agree, in whole seconds: one batch in hundreds ends at such a time
-        by chance. A trigger that was delayed by its batch is ignored.
-        """
+        unknown. Two successive times must agree, in whole seconds: one batch in hundreds ends at
+        such a time by chance. A trigger that was delayed by its batch is ignored."""
         now = round(self._time() * 1000)
         before, self._began = self._began, now
         supposed = None if before is None else _multiple_of(now - before, now)

@@ -1,8 +1,6 @@
-"""The public API of spark-ssp: everything that user code imports.
-
-Names are imported on first use, so that `import spark_ssp` costs nothing on an executor and needs
-no optional dependency. All other packages are internal and may change in any release.
-"""
+"""The public API of spark-ssp: everything that user code imports. Names are imported on first use,
+so that `import spark_ssp` costs nothing on an executor and needs no optional dependency. All other
+packages are internal and may change in any release."""
 
 from __future__ import annotations
 

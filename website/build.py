@@ -22,10 +22,7 @@ _SOURCES: Final = ("docs", "website/theme", "website/zensical.toml")
 def build(url: str = HERE) -> None:
     """Build the site into `SITE`, from nothing. `url` is the address above the folders of the
     versions. Exits with the errors printed if there is a broken link, or a name in the API
-    reference that does not exist.
-
-    Diagrams also need the file of `website.mermaid`.
-    """
+    reference that does not exist. Diagrams also need the file of `website.mermaid`."""
     shutil.rmtree(PROJECT, ignore_errors=True)
     PROJECT.mkdir(parents=True)
     for name in _SOURCES:

@@ -1,8 +1,6 @@
-"""The tables of the option references, from the declarations of the options.
-
-A table stands between `<!-- begin NAME -->` and `<!-- end NAME -->` in a guide. `python -m website
-tables` writes them; a test compares them.
-"""
+"""The tables of the option references, from the declarations of the options. A table stands between
+`<!-- begin NAME -->` and `<!-- end NAME -->` in a guide. `python -m website tables` writes them; a
+test compares them."""
 
 from __future__ import annotations
 

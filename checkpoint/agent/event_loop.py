@@ -328,11 +328,8 @@ class LeaseAgent:
     # --- Our metric row --------------------------------------------------------------------------
 
     def _refresh_metrics(self, now: Monotonic) -> None:
-        """Write our metric row every 30 s where KCL 3 workers write theirs.
-
-        Even without a leader: a fleet that migrates from KCL 2 to 3 waits until all lease owners
-        have one.
-        """
+        """Write our metric row every 30 s where KCL 3 workers write theirs. Even without a leader:
+        a fleet that migrates from KCL 2 to 3 waits until all lease owners have one."""
         location = self._kcl.location
         if location is None or self._opened is None or self._state.leaving:
             return
@@ -417,12 +414,9 @@ def run_guarded(job: Job) -> Event:
 
 
 def _is_awaited(write: Write) -> bool:
-    """Return whether an answer waits for the write.
-
-    Not for renewals and progress, which do not affect the reader and with many leases are always in
-    flight. Only the first answer waits for them, because after a restart of the agent they show
-    which leases are still held.
-    """
+    """Return whether an answer waits for the write. Not for renewals and progress, which do not
+    affect the reader and with many leases are always in flight. Only the first answer waits for
+    them, because after a restart of the agent they show which leases are still held."""
     match write:
         case Renew():
             return False

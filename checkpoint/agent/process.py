@@ -113,10 +113,8 @@ def _serve(agent: LeaseAgent, inbox: Inbox, parent: int) -> None:
 
 def _handle(agent: LeaseAgent, inbox: Inbox, timeout_s: float) -> None:
     """Handle the next event that arrives within the timeout, and all events that are queued then.
-
     With many writes in flight, their results are gathered for a short time, because the next step
-    reads every lease. No other event waits for that.
-    """
+    reads every lease. No other event waits for that."""
     wait, until = timeout_s, time.monotonic() + timeout_s + _GATHER_S
     while True:
         try:

@@ -57,12 +57,9 @@ def decide(
     ssps: Collection[SystemStreamPartition],
     grouping: FixedTasks,
 ) -> Decision | Contradiction:
-    """Decide for a query with `own` in its checkpoint and the partitions `ssps`.
-
-    `NO_ASSIGNMENT` means none. A query that regroups (`onPartitionCountChange`) replaces its
-    streams in the store, but not other queries' streams with another grouper. Raises the errors of
-    `FixedTasks.group`.
-    """
+    """Decide for a query with `own` in its checkpoint and the partitions `ssps`. `NO_ASSIGNMENT`
+    means none. A query that regroups (`onPartitionCountChange`) replaces its streams in the store,
+    but not other queries' streams with another grouper. Raises the errors of `FixedTasks.group`."""
     streams = {ssp.system_stream for ssp in ssps}
     previous = inherit(own, up_to(restrict_to(stored, streams), ssps))
     now = grouping.group(previous, ssps)

@@ -1,8 +1,5 @@
-"""The URIs of the option `assignmentStore`.
-
-Only storage that can create a file atomically if it does not exist. Elsewhere two writers could
-overwrite each other, so other schemes are rejected.
-"""
+"""The URIs of the option `assignmentStore`. Only storage that can create a file atomically if it
+does not exist. Elsewhere two writers could overwrite each other, so other schemes are rejected."""
 
 from __future__ import annotations
 

@@ -84,11 +84,9 @@ def initial_state(settings: Settings) -> State:
 
 
 def apply_report(state: State, report: Report, now: Monotonic) -> State:
-    """Apply a report of the reader.
-
-    `ended` is accepted for held leases, `progress` also for leases that belong to this worker by
-    their row. The reader repeats both in every report for as long as they are true.
-    """
+    """Apply a report of the reader. `ended` is accepted for held leases, `progress` also for leases
+    that belong to this worker by their row. The reader repeats both in every report for as long as
+    they are true."""
     reported = state.reported
     leaving = reported.leaving or report.leave
     held = state.held
@@ -196,9 +194,7 @@ def apply_write_result(
 
 def start_shutdown(state: State, now: Monotonic) -> State:
     """Record the exit of the reader: write its committed progress, release all leases, take none.
-
-    Writes that failed before are retried at once.
-    """
+    Writes that failed before are retried at once."""
     reported = replace(state.reported, reader_exited=True, reading=frozenset())
     return replace(state, reported=reported, retry_at={})
 
@@ -289,11 +285,9 @@ def _metrics_at(state: State) -> Monotonic | None:
 
 
 def mark_started(state: State, steps: Steps, now: Monotonic) -> State:
-    """Record that the steps are about to run. `now` is a time before the first request is sent.
-
-    No other write of a row is planned until `apply_write_result`, and no other scan until
-    `apply_scan` or `apply_scan_failure`, so `next_steps` may be called while steps are in flight.
-    """
+    """Record that the steps are about to run. `now` is a time before the first request is sent. No
+    other write of a row is planned until `apply_write_result`, and no other scan until `apply_scan`
+    or `apply_scan_failure`, so `next_steps` may be called while steps are in flight."""
     for write in steps.writes:
         state = record_steal(state, write, now)
     sent = {write.lease.key: InFlightWrite(write=write, sent_at=now) for write in steps.writes}
@@ -312,10 +306,7 @@ def mark_started(state: State, steps: Steps, now: Monotonic) -> State:
 
 def is_finished(state: State) -> bool:
     """Return whether, after `start_shutdown` or a report with `leave`, nothing is held or in
-    flight.
-
-    This stays false while the table cannot be written to, so callers need a deadline.
-    """
+    flight. This stays false while the table cannot be written to, so callers need a deadline."""
     if not state.leaving or state.held or state.in_flight:
         return False
     worker = state.settings.worker
@@ -404,11 +395,8 @@ def _is_done(state: State, lease: Lease) -> bool:
 
 
 def _is_unlisted(state: State, key: LeaseKey, row: ObservedLease) -> bool:
-    """Return whether ListShards no longer returns the shard.
-
-    The list covers only the streams of this reader. During a long batch it may be old, and the
-    shard may be newer.
-    """
+    """Return whether ListShards no longer returns the shard. The list covers only the streams of
+    this reader. During a long batch it may be old, and the shard may be newer."""
     reported = state.reported
     if (
         reported.listed is None

@@ -75,19 +75,15 @@ def unwritten_progress(state: State, key: LeaseKey) -> Progress | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaderThroughput:
-    """A KCL 3 leader exists, which balances the throughput of workers.
-
-    `average` is the mean of the measured throughputs in the table; None if there are none.
-    """
+    """A KCL 3 leader exists, which balances the throughput of workers. `average` is the mean of the
+    measured throughputs in the table; None if there are none."""
 
     average: float | None
 
 
 def leader_throughput(state: State) -> LeaderThroughput | None:
-    """Return the throughput statistics for the leader, or None without a leader.
-
-    It reads every row, so callers compute it once for all leases.
-    """
+    """Return the throughput statistics for the leader, or None without a leader. It reads every
+    row, so callers compute it once for all leases."""
     if state.kcl_workers.leader is None:
         return None
     found = (row.lease.throughput_kbps for row in state.observed.values())
@@ -98,10 +94,8 @@ def leader_throughput(state: State) -> LeaderThroughput | None:
 def plan_write(
     state: State, key: LeaseKey, now: Monotonic, by: LeaderThroughput | None
 ) -> DueWrite:
-    """Return the next write of a held lease; `by` is the result of `leader_throughput`.
-
-    An overdue lease is renewed first, which shows whether it is still held.
-    """
+    """Return the next write of a held lease; `by` is the result of `leader_throughput`. An overdue
+    lease is renewed first, which shows whether it is still held."""
     lease = state.observed[key].lease
     renew_at = state.held[key].renewed_at + state.settings.failover_ms // 3
     if is_overdue(state, key, now):
@@ -213,22 +207,17 @@ def _is_for_later(state: State, child: Lease, ended: LeaseKey) -> bool:
 
 
 def is_left_to_others(state: State, key: LeaseKey) -> bool:
-    """Return whether the lease is released without SHARD_END.
-
-    The reader has exited and a child's lease could not be created since; shutdown does not wait for
-    it.
-    """
+    """Return whether the lease is released without SHARD_END. The reader has exited and a child's
+    lease could not be created since; shutdown does not wait for it."""
     return state.reported.reader_exited and any(
         child.key in state.retry_at for child in missing_child_leases(state, key)
     )
 
 
 def children_to_create(state: State, now: Monotonic) -> list[Create]:
-    """Return the children's leases to create.
-
-    Only while the lease is certainly held: otherwise another worker may have ended the shard and
-    its children since, and have deleted all of their rows, and the children would be read again.
-    """
+    """Return the children's leases to create. Only while the lease is certainly held: otherwise
+    another worker may have ended the shard and its children since, and have deleted all of their
+    rows, and the children would be read again."""
     missing = {
         child.key: child
         for key in sorted(state.reported.ended)

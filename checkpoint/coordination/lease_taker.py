@@ -134,10 +134,8 @@ def _plan_rebalancing(
 def _obtainable(
     state: State, owners: Collection[WorkerId], now: Monotonic, draw: float
 ) -> dict[WorkerId, list[Write]]:
-    """Return by owner the writes that obtain a lease from it, in the order to try.
-
-    One pass over the rows: a table may have thousands, of hundreds of workers.
-    """
+    """Return by owner the writes that obtain a lease from it, in the order to try. One pass over
+    the rows: a table may have thousands, of hundreds of workers."""
     rows: dict[WorkerId, list[ObservedLease]] = {owner: [] for owner in sorted(owners)}
     for key, row in sorted(state.observed.items()):
         if (
@@ -173,11 +171,8 @@ def ssp_workers(seen: Mapping[LeaseKey, ObservedLease]) -> set[WorkerId]:
 
 
 def _may_steal(state: State, row: ObservedLease, now: Monotonic) -> bool:
-    """Return whether a lease may be stolen.
-
-    Not shortly after its holder took it: the holder may be a worker of this project that has not
-    yet written `sspOwner`.
-    """
+    """Return whether a lease may be stolen. Not shortly after its holder took it: the holder may be
+    a worker of this project that has not yet written `sspOwner`."""
     failover = state.settings.failover_ms
     stolen = state.timestamps.stolen_at
     rested = stolen is None or now - stolen >= STEAL_INTERVAL * failover

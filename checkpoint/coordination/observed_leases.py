@@ -53,11 +53,9 @@ def parent_keys(lease: Lease) -> tuple[LeaseKey, ...]:
 
 
 def are_parents_done(lease: Lease, state: State) -> bool:
-    """Return whether all parents' rows have SHARD_END or are deleted.
-
-    A row is created only once a parent without a row is known to be done, so a missing row means
-    done. A malformed row is not missing.
-    """
+    """Return whether all parents' rows have SHARD_END or are deleted. A row is created only once a
+    parent without a row is known to be done, so a missing row means done. A malformed row is not
+    missing."""
     return all(
         state.observed[key].lease.has_ended
         if key in state.observed
@@ -104,10 +102,8 @@ def record_row(state: State, key: LeaseKey, found: Lease, now: Monotonic, *, ans
 
 
 def observe_scan(state: State, rows: Rows, started_at: Monotonic, now: Monotonic) -> State:
-    """Apply a complete scan that started at `started_at`.
-
-    For a row that this worker is writing, or wrote after that time, the scan may be outdated.
-    """
+    """Apply a complete scan that started at `started_at`. For a row that this worker is writing, or
+    wrote after that time, the scan may be outdated."""
     found = {lease.key: lease for lease in rows.leases}
     before = state.held.keys() | state.unreadable_held
     observed: dict[LeaseKey, ObservedLease] = {}
@@ -156,11 +152,9 @@ def _to_observed(
 def _check_ownership(
     state: State, key: LeaseKey, known: Lease, found: Lease | None, now: Monotonic
 ) -> State:
-    """Return the state after a lease was observed again.
-
-    A held lease is still held if its counter is unchanged, if only handoff requests were withdrawn,
-    or if a write of this worker whose result is unknown explains the row. Otherwise it is dropped.
-    """
+    """Return the state after a lease was observed again. A held lease is still held if its counter
+    is unchanged, if only handoff requests were withdrawn, or if a write of this worker whose result
+    is unknown explains the row. Otherwise it is dropped."""
     is_held, worker = key in state.held, state.settings.worker
     if found is None or found.holder != worker or found.has_ended:
         state = replace(state, duplicate_owners=state.duplicate_owners - {key})
@@ -246,10 +240,8 @@ def drop_lease(state: State, key: LeaseKey) -> State:
 
 
 def count_leases(state: State, now: Monotonic) -> dict[WorkerId, int]:
-    """Return the number of readable leases by worker, with requested handoffs counted as done.
-
-    This worker, and workers that are only handing leases over, are included even with 0.
-    """
+    """Return the number of readable leases by worker, with requested handoffs counted as done. This
+    worker, and workers that are only handing leases over, are included even with 0."""
     counts: dict[WorkerId, int] = {state.settings.worker: 0}
     for key, row in state.observed.items():
         lease = row.lease
@@ -369,10 +361,8 @@ def _record_write_outage(state: State, error: SspError, since: Monotonic, now: M
 
 
 def is_write_outage_over(state: State, now: Monotonic) -> bool:
-    """Return whether no write has failed for the failover time and none is in flight.
-
-    Without this, an outage would last until there is something to write again.
-    """
+    """Return whether no write has failed for the failover time and none is in flight. Without this,
+    an outage would last until there is something to write again."""
     last = state.timestamps.write_failed_at
     rested = last is None or now - last > state.settings.failover_ms
     return rested and not state.in_flight

@@ -103,10 +103,7 @@ class LeaseClient(Protocol):
 
     def exchange(self, report: Report) -> Status:
         """Send a report and return the status. The first call waits until the table is ready and
-        scanned.
-
-        Raises SspError if the agent cannot be started or reached.
-        """
+        scanned. Raises SspError if the agent cannot be started or reached."""
 
     def close(self) -> None:
         """Let the agent write the committed progress, release all leases and exit, without waiting

@@ -1,7 +1,5 @@
-"""The state of the lease coordinator: a worker's knowledge of the leases, and its next steps.
-
-Times are milliseconds of this process's monotonic clock. Clocks of two machines are never compared.
-"""
+"""The state of the lease coordinator: a worker's knowledge of the leases, and its next steps. Times
+are milliseconds of this process's monotonic clock. Clocks of two machines are never compared."""
 
 from __future__ import annotations
 

@@ -58,11 +58,9 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Write the position. Condition: the counter.
-
-    Positions only move forward. As in the KCL the condition does not include the checkpoint, but
-    every worker that changes it increments the counter, so it is still the one in `lease`.
-    """
+    """Write the position. Condition: the counter. Positions only move forward. As in the KCL the
+    condition does not include the checkpoint, but every worker that changes it increments the
+    counter, so it is still the one in `lease`."""
 
     lease: Lease
     progress: Progress
@@ -77,11 +75,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestHandoff:
-    """Request that the owner finishes and assigns the lease to `to` (KCL 3).
-
-    Condition: the owner, and no handoff in progress. The counter does not change, so that the
-    owner's renewals still succeed.
-    """
+    """Request that the owner finishes and assigns the lease to `to` (KCL 3). Condition: the owner,
+    and no handoff in progress. The counter does not change, so that the owner's renewals still
+    succeed."""
 
     lease: Lease
     to: WorkerId

@@ -39,10 +39,8 @@ _NEVER_SENT: Final = (ConnectTimeoutError, EndpointConnectionError)
 
 
 class DynamoDbCalls(ServiceCalls):
-    """Calls of one client about one table. Thread-safe.
-
-    `direct` makes those that it can without botocore.
-    """
+    """Calls of one client about one table. Thread-safe. `direct` makes those that it can without
+    botocore."""
 
     def __init__(
         self,

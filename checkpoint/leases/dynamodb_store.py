@@ -46,10 +46,8 @@ _POLL_S: Final = 1.0
 
 
 class DynamoDbLeaseStore:
-    """`LeaseStore` in DynamoDB. Cannot be pickled or used after a fork.
-
-    `calls` must use a client without botocore's retries. `monotonic` and `sleep` are in seconds.
-    """
+    """`LeaseStore` in DynamoDB. Cannot be pickled or used after a fork. `calls` must use a client
+    without botocore's retries. `monotonic` and `sleep` are in seconds."""
 
     def __init__(
         self,
@@ -273,10 +271,8 @@ def creation_request(settings: TableSettings) -> dict[str, Any]:
 
 
 def readiness(name: str, table: Mapping[str, Any] | None) -> Readiness:
-    """Return the next step for the table described (None: it does not exist).
-
-    LeaseTableError if it never can be used: it has another key, or a status that does not pass.
-    """
+    """Return the next step for the table described (None: it does not exist). LeaseTableError if it
+    never can be used: it has another key, or a status that does not pass."""
     if table is None:
         return Readiness.ABSENT
     status = str(table.get("TableStatus"))

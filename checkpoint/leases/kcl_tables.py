@@ -1,8 +1,6 @@
-"""Reads the rows that KCL 3 workers write beside the leases, and writes our metric row.
-
-The KCL's own tables are never created. A missing table is looked up again every `RECHECK_S`, and so
-is one that may not be read, after a warning.
-"""
+"""Reads the rows that KCL 3 workers write beside the leases, and writes our metric row. The KCL's
+own tables are never created. A missing table is looked up again every `RECHECK_S`, and so is one
+that may not be read, after a warning."""
 
 from __future__ import annotations
 

@@ -36,20 +36,16 @@ class StartAtTrimHorizon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAtLatest:
-    """Start with the records that arrive from `since_ms` on, in the service's time.
-
-    None if a KCL worker wrote it: the time when the shard is first read.
-    """
+    """Start with the records that arrive from `since_ms` on, in the service's time. None if a KCL
+    worker wrote it: the time when the shard is first read."""
 
     since_ms: EpochMillis | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartAtTimestamp:
-    """Start with the first record that arrived at `at_ms` or later.
-
-    None if a KCL worker wrote it: the KCL has the time in its configuration, not in the row.
-    """
+    """Start with the first record that arrived at `at_ms` or later. None if a KCL worker wrote it:
+    the KCL has the time in its configuration, not in the row."""
 
     at_ms: EpochMillis | None
 
@@ -79,12 +75,9 @@ Progress = Start | Processed | ShardEnded
 
 
 def is_forward(before: Progress, after: Progress) -> bool:
-    """Return whether `after` is at or beyond `before`.
-
-    Any record is beyond every start, and the end is beyond every record. Two different starts
-    cannot be compared, so neither is beyond the other; but LATEST with a time is more precise than
-    without.
-    """
+    """Return whether `after` is at or beyond `before`. Any record is beyond every start, and the
+    end is beyond every record. Two different starts cannot be compared, so neither is beyond the
+    other; but LATEST with a time is more precise than without."""
     match before, after:
         case (_, ShardEnded()):
             return True
@@ -207,11 +200,9 @@ class Lease:
 
     @property
     def is_held_by_ssp(self) -> bool:
-        """Return whether the holder is a worker of this project.
-
-        Such a worker writes its id to `sspOwner`, which a KCL worker does not know and so leaves
-        unchanged when it becomes the holder.
-        """
+        """Return whether the holder is a worker of this project. Such a worker writes its id to
+        `sspOwner`, which a KCL worker does not know and so leaves unchanged when it becomes the
+        holder."""
         return self.holder is not None and self.holder == self.ssp_owner
 
 

@@ -43,12 +43,9 @@ class Rows:
 
 
 class LeaseStore(Protocol):
-    """A table of leases. Thread-safe.
-
-    Every method retries throttling and transient faults within its limits, then raises
-    ServiceUnavailableError. AccessError without a permission or credentials; LeaseTableError if the
-    table does not exist or is not a lease table.
-    """
+    """A table of leases. Thread-safe. Every method retries throttling and transient faults within
+    its limits, then raises ServiceUnavailableError. AccessError without a permission or
+    credentials; LeaseTableError if the table does not exist or is not a lease table."""
 
     def prepare(self) -> None:
         """Create the table if absent, and wait until it can be used."""
@@ -57,11 +54,9 @@ class LeaseStore(Protocol):
         """Return all rows, none older than this call."""
 
     def write(self, write: Write) -> Outcome:
-        """Apply a write if its condition holds, and return the result.
-
-        A write whose reply was lost is retried and recognised as applied. After
-        ServiceUnavailableError its effect is unknown.
-        """
+        """Apply a write if its condition holds, and return the result. A write whose reply was lost
+        is retried and recognised as applied. After ServiceUnavailableError its effect is
+        unknown."""
 
     def close(self) -> None:
         """Release connections. The store cannot be used afterwards."""
@@ -71,11 +66,9 @@ Decode = Callable[[Item], Lease | ForeignRow]
 
 
 class LeaseCache:
-    """Parses the leases of one table, with a cache of the last form of each. Thread-safe.
-
-    Most rows of a scan are those that the scan before, or the answer to a write, has returned, and
-    comparing two is cheaper than parsing one. The items must not be changed afterwards.
-    """
+    """Parses the leases of one table, with a cache of the last form of each. Thread-safe. Most rows
+    of a scan are those that the scan before, or the answer to a write, has returned, and comparing
+    two is cheaper than parsing one. The items must not be changed afterwards."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[Item, Lease]] = {}

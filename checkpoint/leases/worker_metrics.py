@@ -106,9 +106,7 @@ def kcl_rows(
     foreign: Iterable[ForeignRow], metrics: Iterable[Item] = (), states: Iterable[Item] = ()
 ) -> KclRows:
     """Parse the rows of other types in the lease table, and those of KCL 3.0 to 3.4's tables.
-
-    Malformed rows are skipped, as in the KCL.
-    """
+    Malformed rows are skipped, as in the KCL."""
     found = [_metric_row(item, RowLocation.METRICS) for item in metrics]
     of_state = [(_text(item, "key"), item, RowLocation.METRICS) for item in states]
     for row in sorted(foreign, key=lambda row: row.key):
@@ -158,9 +156,7 @@ def _whole(item: Item, name: str) -> int | None:
 
 def own_metric_row(worker: WorkerId, location: RowLocation, now: int) -> dict[str, AttributeValue]:
     """Return the attributes of our metric row without its key. `now` is in seconds since the epoch.
-
-    Without measurements the leader balances only by throughput, as for a KCL worker without any.
-    """
+    Without measurements the leader balances only by throughput, as for a KCL worker without any."""
     row: dict[str, AttributeValue] = {
         _UPDATED: number(now),
         "sts": {"M": {}},
@@ -205,11 +201,8 @@ class KclObservation:
 
 def observe_kcl(before: KclObservation, found: KclRows, now: int, wall: int) -> KclObservation:
     """Apply newly read rows. `now` is this process's monotonic clock in milliseconds, `wall` is in
-    seconds since the epoch.
-
-    A row that was observed to change is alive for 60 s from then on, regardless of its clock.
-    Clocks are compared only at the first observation.
-    """
+    seconds since the epoch. A row that was observed to change is alive for 60 s from then on,
+    regardless of its clock. Clocks are compared only at the first observation."""
     seen: dict[tuple[RowLocation, WorkerId], tuple[int, int | None]] = {}
     alive: list[MetricRow] = []
     for row in found.metrics:

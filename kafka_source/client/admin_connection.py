@@ -54,11 +54,9 @@ NO_RESPONSE: Final = frozenset(
 
 
 class AdminClient(sdk.AdminClient):  # noqa: TID251  (this is the one to use)
-    """confluent-kafka's AdminClient, destroyed by a separate thread.
-
-    librdkafka completes a future in a thread of the client. Python code runs there, so the garbage
-    collector may start there; if it destroyed that client, librdkafka would abort the process.
-    """
+    """confluent-kafka's AdminClient, destroyed by a separate thread. librdkafka completes a future
+    in a thread of the client. Python code runs there, so the garbage collector may start there; if
+    it destroyed that client, librdkafka would abort the process."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._process = os.getpid()
@@ -135,10 +133,7 @@ class ClientErrors:
 
 class AdminConnection:
     """A connection to one cluster, open as long as it is referenced. It cannot be pickled or used
-    in another process.
-
-    Raises InvalidOptionsError if librdkafka rejects the properties.
-    """
+    in another process. Raises InvalidOptionsError if librdkafka rejects the properties."""
 
     def __init__(self, properties: ClientProperties) -> None:
         self.errors = ClientErrors()

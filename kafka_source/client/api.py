@@ -56,19 +56,14 @@ class KafkaService(Protocol):
         self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
         """Return the offset for `point` in each of `partitions`, by one ListOffsets request to each
-        leader.
-
-        None for a time later than every record's. Partitions that do not exist are absent.
-        """
+        leader. None for a time later than every record's. Partitions that do not exist are
+        absent."""
         ...
 
     def first_records(
         self, partitions: Collection[SystemStreamPartition], since_ms: EpochMillis
     ) -> Mapping[SystemStreamPartition, TimedOffset | None]:
         """Return the first record in each of `partitions` whose time is `since_ms` or later, by one
-        ListOffsets request to each leader.
-
-        None for a time later than every record's, and if no record has a time. Partitions that do
-        not exist are absent.
-        """
+        ListOffsets request to each leader. None for a time later than every record's, and if no
+        record has a time. Partitions that do not exist are absent."""
         ...

@@ -1,8 +1,6 @@
-"""Creates librdkafka clients: configuration by role, logging, and start-up errors.
-
-All `kafka.*` options of a query apply to all its clients, except consumer properties, of which
-librdkafka warns in any other client.
-"""
+"""Creates librdkafka clients: configuration by role, logging, and start-up errors. All `kafka.*`
+options of a query apply to all its clients, except consumer properties, of which librdkafka warns
+in any other client."""
 
 from __future__ import annotations
 
@@ -316,10 +314,8 @@ _OF_PROCESS: Final = LineLimiter()
 
 
 class ClientLog:
-    """The `logger` of a client. Thread-safe.
-
-    Debug lines, which `kafka.debug` enables, and informational ones are all logged, on level DEBUG.
-    """
+    """The `logger` of a client. Thread-safe. Debug lines, which `kafka.debug` enables, and
+    informational ones are all logged, on level DEBUG."""
 
     def __init__(
         self, name: str, *, secrets: Collection[str] = (), limiter: LineLimiter = _OF_PROCESS

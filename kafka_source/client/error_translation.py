@@ -211,11 +211,9 @@ error, only in its log."""
 def to_error(
     error: KafkaError, *, subject: str, secrets: Iterable[str] = (), attempts: int = 1
 ) -> SspError:
-    """Return this project's error for `error`, with the given `subject` ("topic orders").
-
-    `secrets` are values to mask in quoted messages, see `client_config.secrets_of`. `attempts` is
-    the number of attempts made.
-    """
+    """Return this project's error for `error`, with the given `subject` ("topic orders"). `secrets`
+    are values to mask in quoted messages, see `client_config.secrets_of`. `attempts` is the number
+    of attempts made."""
     found = describe_error(error, secrets)
     times = f", {attempts} times" if attempts > 1 else ""
     match error_kind(error):

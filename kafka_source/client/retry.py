@@ -129,11 +129,8 @@ class Retrier:
     count: RetryCount = field(default_factory=RetryCount)
 
     def run(self, wanted: Sequence[K], request: BatchRequest[K, V]) -> dict[K, V]:
-        """Return the answers of the keys of `wanted` that exist, in that order.
-
-        Raises `to_error` of permanent errors, RetriesExhaustedError, and the errors of
-        `request.send`.
-        """
+        """Return the answers of the keys of `wanted` that exist, in that order. Raises `to_error`
+        of permanent errors, RetriesExhaustedError, and the errors of `request.send`."""
         policy = self.policy
         found: dict[K, V] = {}
         left = list(wanted)

@@ -40,8 +40,7 @@ class DedupProcessor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
         """Return the new rows in the order of their offsets. `rows` are pandas data frames of
         blocks in any order: Spark sorts the blocks of a task only by partition, and a sort that
-        spills reorders those of one partition.
-        """
+        spills reorders those of one partition."""
         # For each query, Spark starts a process only to call `init`, which needs no Arrow.
         from spark_ssp.kafka_source.dedup.row_blocks import read_blocks
 

@@ -260,11 +260,8 @@ class _ActiveSource:
 @dataclass(slots=True)
 class DedupState:
     """The sources of one partition, for one batch of the reader. At most `max_sources` are kept in
-    memory and stored.
-
-    A stored batch with a time after `max_attempt_ms` is ignored: the reader's clock was set back,
-    and until that time all later rows would count as duplicates.
-    """
+    memory and stored. A stored batch with a time after `max_attempt_ms` is ignored: the reader's
+    clock was set back, and until that time all later rows would count as duplicates."""
 
     entries: Entries
     forget_after_ms: int

@@ -56,11 +56,9 @@ Positions = Mapping[SystemStreamPartition, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """The position of every partition, and the tasks.
-
-    `positions` and the assignment have the same partitions, and `topics` has their topics.
-    `explicit_starts` has some of the partitions, none after its position; it is stored as `begin`.
-    """
+    """The position of every partition, and the tasks. `positions` and the assignment have the same
+    partitions, and `topics` has their topics. `explicit_starts` has some of the partitions, none
+    after its position; it is stored as `begin`."""
 
     topics: Mapping[StreamName, TopicId | None] = field(default_factory=dict)
     positions: Positions = field(default_factory=dict)

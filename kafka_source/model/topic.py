@@ -1,8 +1,6 @@
-"""Values shared by options, offsets and planning: partitions, selections, and starts and ends.
-
-A partition of a topic is a `SystemStreamPartition` of the system "kafka". A position is always the
-offset of the next record to read. Times are milliseconds since the epoch, as in records.
-"""
+"""Values shared by options, offsets and planning: partitions, selections, and starts and ends. A
+partition of a topic is a `SystemStreamPartition` of the system "kafka". A position is always the
+offset of the next record to read. Times are milliseconds since the epoch, as in records."""
 
 from __future__ import annotations
 

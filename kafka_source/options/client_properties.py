@@ -24,10 +24,8 @@ class TokenProvider:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientProperties:
-    """Properties for librdkafka, sorted by name. Hashable: they are the key of cached clients.
-
-    The `repr` never contains secrets; the pickle does, because executors need them.
-    """
+    """Properties for librdkafka, sorted by name. Hashable: they are the key of cached clients. The
+    `repr` never contains secrets; the pickle does, because executors need them."""
 
     public: tuple[tuple[str, str], ...] = ()
     secret: tuple[tuple[str, str], ...] = ()

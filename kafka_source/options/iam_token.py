@@ -55,11 +55,9 @@ def iam_token_callback(
 
 
 def iam_token(login: ConnectionOptions, bootstrap_servers: str) -> tuple[str, float]:
-    """Return a token for these brokers and its expiry time in seconds since 1970.
-
-    Raises AccessError if there are no credentials or the role cannot be assumed, and
-    ServiceUnavailableError if AWS does not answer.
-    """
+    """Return a token for these brokers and its expiry time in seconds since 1970. Raises
+    AccessError if there are no credentials or the role cannot be assumed, and
+    ServiceUnavailableError if AWS does not answer."""
     found = _signer(os.getpid(), login)
     region = region_of(bootstrap_servers) or found.region
     url = f"https://kafka.{region}.amazonaws.com/"

@@ -134,9 +134,7 @@ def token_callback(
 ) -> TokenCallback:
     """Return the function that a client calls for each token of a login, once there is a token.
     Raises the errors of `fetch`, and ServiceUnavailableError with `subject` if it does not end.
-
-    `fetch` is called in a thread, one for each process and login.
-    """
+    `fetch` is called in a thread, one for each process and login."""
     key = (os.getpid(), login)
     with _creating:
         refresher = _refreshers.get(key)

@@ -1,9 +1,6 @@
-"""Translates the Java client's logins and stores of keys for librdkafka.
-
-Login modules and handlers (SASL) become librdkafka's properties; logins by AWS's IAM are detected.
-Key stores and trust stores become files that librdkafka accepts: keys as PEM or PKCS#12,
-authorities only as PEM.
-"""
+"""Translates the Java client's logins and stores of keys for librdkafka. Login modules and handlers
+(SASL) become librdkafka's properties; logins by AWS's IAM are detected. Key stores and trust stores
+become files that librdkafka accepts: keys as PEM or PKCS#12, authorities only as PEM."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Parses and validates Spark's map of options into `KafkaOptions`.
-
-Runs only on the driver; executors receive the result by pickle. The rules are those of Spark's
-`KafkaSourceProvider` (`validateStreamOptions`, `validateBatchOptions`, `checkOffsetLimitValidity`).
-"""
+"""Parses and validates Spark's map of options into `KafkaOptions`. Runs only on the driver;
+executors receive the result by pickle. The rules are those of Spark's `KafkaSourceProvider`
+(`validateStreamOptions`, `validateBatchOptions`, `checkOffsetLimitValidity`)."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Collects properties, problems and warnings while the options `kafka.*` are read, and translates
-values from the Java client's form to librdkafka's.
-
-Only the values that this project interprets are validated. librdkafka validates the others when a
-client is created, and names the property.
-"""
+values from the Java client's form to librdkafka's. Only the values that this project interprets are
+validated. librdkafka validates the others when a client is created, and names the property."""
 
 from __future__ import annotations
 
@@ -28,11 +25,8 @@ def option_of(name: str) -> str:
 
 @dataclass(slots=True)
 class PropertyDraft:
-    """Properties, problems and warnings so far.
-
-    `origin` maps librdkafka's name of a property to the name that the user gave it. `iam` is set
-    where the login is AWS's.
-    """
+    """Properties, problems and warnings so far. `origin` maps librdkafka's name of a property to
+    the name that the user gave it. `iam` is set where the login is AWS's."""
 
     names: PropertyNames
     values: dict[str, str] = field(default_factory=dict)

@@ -65,12 +65,9 @@ class Pace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlignedEnd:
-    """The end of an aligned batch.
-
-    `lags` has the number of offsets before it, of the partitions that have some. Together they
-    exceed the limits only if they are the smallest step. `time_ms` is the instant, None if every
-    known partition is read to its latest offset.
-    """
+    """The end of an aligned batch. `lags` has the number of offsets before it, of the partitions
+    that have some. Together they exceed the limits only if they are the smallest step. `time_ms` is
+    the instant, None if every known partition is read to its latest offset."""
 
     lags: Lags
     time_ms: EpochMillis | None

@@ -1,7 +1,5 @@
-"""Resolves starts and ends of reading that are given by logical offsets, offsets or times.
-
-Users who name partitions must name all of them, as in Spark, so that none is forgotten.
-"""
+"""Resolves starts and ends of reading that are given by logical offsets, offsets or times. Users
+who name partitions must name all of them, as in Spark, so that none is forgotten."""
 
 from __future__ import annotations
 

@@ -90,11 +90,9 @@ class MetadataSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Frozen:
-    """The topics and ends at the start of a run that stops at the latest offsets.
-
-    `ends` are the ends that the run reads to, once the start is known. It decides the order in
-    which they must be listed: older generations after the newest, whose ends are in `listed`.
-    """
+    """The topics and ends at the start of a run that stops at the latest offsets. `ends` are the
+    ends that the run reads to, once the start is known. It decides the order in which they must be
+    listed: older generations after the newest, whose ends are in `listed`."""
 
     topics: Topics
     listed: Offsets
@@ -103,9 +101,7 @@ class _Frozen:
 
 class OffsetFetcher:
     """Fetches topics and offsets for one query. Not thread-safe. The constructor sends no request.
-
-    `monotonic` is a clock in seconds, `sleep` waits for seconds.
-    """
+    `monotonic` is a clock in seconds, `sleep` waits for seconds."""
 
     def __init__(
         self,

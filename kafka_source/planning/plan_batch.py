@@ -92,12 +92,9 @@ class BatchPlan:
 
 
 def plan_batch(context: BatchContext, rules: BatchRules) -> BatchPlan:
-    """Plan the next batch.
-
-    Raises DataLossError for lost records unless that is tolerated, PartitionCountError if a topic's
-    partition count changed so that keys could not stay with their tasks, and IncompatibleStateError
-    if another grouper made the tasks.
-    """
+    """Plan the next batch. Raises DataLossError for lost records unless that is tolerated,
+    PartitionCountError if a topic's partition count changed so that keys could not stay with their
+    tasks, and IncompatibleStateError if another grouper made the tasks."""
     if rules.fail_on_data_loss:
         raise_data_loss((*context.missing_losses, *context.topic_losses))
     assignment = _assignment(context, rules)

@@ -96,10 +96,8 @@ UNLIMITED: Final = ReadLimits()
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerDelay:
     """`minOffsetsPerTrigger`, `maxTriggerDelay`, and the time that the query has waited.
-
     `waited_ms` is the time since a batch was last planned without delay; None before the first one,
-    which is never delayed.
-    """
+    which is never delayed."""
 
     min_offsets: int
     max_delay_ms: int

@@ -46,11 +46,8 @@ AnyOffset = Offset | SparkOffset
 
 
 def decode_any(document: Any) -> AnyOffset:
-    """Parse a stored offset, of this source or of Spark's Kafka source.
-
-    This source's has a number as its version; a topic may be called "v". Raises
-    IncompatibleStateError if it is neither.
-    """
+    """Parse a stored offset, of this source or of Spark's Kafka source. This source's has a number
+    as its version; a topic may be called "v". Raises IncompatibleStateError if it is neither."""
     if isinstance(document, dict) and not any(
         name == "v" and not isinstance(entry, dict) for name, entry in document.items()
     ):
@@ -81,11 +78,8 @@ def to_start_offset(
     offset: AnyOffset, grouping: FixedTasks, stored: TaskAssignment = NO_ASSIGNMENT
 ) -> Offset:
     """Return the start of a batch. For an offset of Spark's source, `grouping` makes the tasks of
-    its partitions, so that partitions added since then count as an expansion.
-
-    `stored` is the assignment of an assignment store, if there is one. Raises the errors of
-    `FixedTasks.group`.
-    """
+    its partitions, so that partitions added since then count as an expansion. `stored` is the
+    assignment of an assignment store, if there is one. Raises the errors of `FixedTasks.group`."""
     if isinstance(offset, Offset):
         return offset
     known = up_to(stored, offset.positions.keys())

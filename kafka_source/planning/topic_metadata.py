@@ -110,10 +110,8 @@ def recreated_topics(
 @dataclass(frozen=True, kw_only=True)
 class BatchContext:
     """The start of a batch, the metadata to plan it with, and the values that follow from the two,
-    each computed once.
-
-    `initial_positions`: the positions at which a new query starts; ignored after the first batch.
-    """
+    each computed once. `initial_positions`: the positions at which a new query starts; ignored
+    after the first batch."""
 
     start: Offset
     metadata: Metadata
@@ -376,10 +374,8 @@ def build_metadata(
     earliest: Mapping[SystemStreamPartition, int | None],
     ends: Mapping[SystemStreamPartition, int | None],
 ) -> Metadata:
-    """Return the metadata of the partitions whose end was listed.
-
-    If retention has deleted all records before a listed end since, the log counts as empty there.
-    """
+    """Return the metadata of the partitions whose end was listed. If retention has deleted all
+    records before a listed end since, the log counts as empty there."""
     metadata: dict[StreamName, dict[int, PartitionOffsets]] = {}
     for ssp in sorted(partitions):
         end, oldest = ends.get(ssp), earliest.get(ssp)
@@ -453,10 +449,8 @@ def partitions_without_earliest(
     start: Offset, initial_positions: Positions, metadata: Metadata
 ) -> list[SystemStreamPartition]:
     """Return the partitions that start at their oldest record (`BatchContext.start_positions`),
-    whose offset no broker has returned.
-
-    `initial_positions` are those of a query's first batch, and only affect that.
-    """
+    whose offset no broker has returned. `initial_positions` are those of a query's first batch, and
+    only affect that."""
     recreated = recreated_topics(start, metadata)
     named = {**(initial_positions if start == BEFORE_FIRST_BATCH else {}), **start.positions}
     return [

@@ -82,11 +82,9 @@ def split_runs(runs: Runs, rows: int) -> tuple[Runs, Runs]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColumns:
-    """Records as columns of the same length: binary, binary, int64, int64, int32.
-
-    `runs` contains the partition and the number of consecutive records. `times_ms` and `time_types`
-    are -1 for records without a time. `headers` is None unless they are read.
-    """
+    """Records as columns of the same length: binary, binary, int64, int64, int32. `runs` contains
+    the partition and the number of consecutive records. `times_ms` and `time_types` are -1 for
+    records without a time. `headers` is None unless they are read."""
 
     runs: Runs
     keys: pa.Array
@@ -106,9 +104,7 @@ def record_name(runs: Runs, row: int, offset: int) -> str:
 
 def record_batch(columns: RecordColumns, task: TaskRange | None) -> pa.RecordBatch:
     """Return the columns as a batch of `arrow_schema`, with the task columns if `task` is given.
-
-    Raises InvalidRequestError for a record's time that is out of range for Spark's timestamps.
-    """
+    Raises InvalidRequestError for a record's time that is out of range for Spark's timestamps."""
     rows = len(columns.offsets)
     lengths = [count for _, count in columns.runs]
     partitions = np.repeat(np.array([ssp.partition for ssp, _ in columns.runs], _INT), lengths)

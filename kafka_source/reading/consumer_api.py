@@ -43,11 +43,9 @@ Event = RecordRun | PartitionEof | ReadError
 
 
 class PartitionConsumer(Protocol):
-    """Reads partitions from given offsets, and buffers the records that are kept.
-
-    Records fetched before `seek` or `unassign` are discarded. Used by one thread at a time. Methods
-    raise errors of this project.
-    """
+    """Reads partitions from given offsets, and buffers the records that are kept. Records fetched
+    before `seek` or `unassign` are discarded. Used by one thread at a time. Methods raise errors of
+    this project."""
 
     def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
         """Read only these partitions, from these offsets; stop reading if there are none."""

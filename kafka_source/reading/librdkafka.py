@@ -55,10 +55,8 @@ class MessageStruct(ctypes.Structure):
 
 class Library:
     """The functions that are used, with their types. Names are the library's without `rd_kafka_`.
-
     Functions that may wait release the interpreter's lock; those that are called for each message
-    keep it, since acquiring it again costs more than the call.
-    """
+    keep it, since acquiring it again costs more than the call."""
 
     def __init__(self, path: str) -> None:
         free, locked = ctypes.CDLL(path), ctypes.PyDLL(path)

@@ -49,11 +49,9 @@ def read_fields(addresses: Words, width: int) -> Words:
 
 
 def gather_column(addresses: Words, lengths: Words) -> pa.Array:
-    """Return a column of the bytes at these addresses, null for an address of 0.
-
-    Arrow takes every second value of a column over the library's memory, in which the values
-    alternate with the bytes between them.
-    """
+    """Return a column of the bytes at these addresses, null for an address of 0. Arrow takes every
+    second value of a column over the library's memory, in which the values alternate with the bytes
+    between them."""
     count = len(addresses)
     present = addresses != 0
     whole = bool(present.all())

@@ -22,10 +22,8 @@ from spark_ssp.kafka_source.planning.data_loss import DataLoss
 
 
 def split_generations(ranges: Iterable[PartitionRange]) -> list[tuple[PartitionRange, ...]]:
-    """Split the ranges of a task, in order, into groups that may be read concurrently.
-
-    Ranges of one generation may, since they share no key. A newer generation waits for the older.
-    """
+    """Split the ranges of a task, in order, into groups that may be read concurrently. Ranges of
+    one generation may, since they share no key. A newer generation waits for the older."""
     return [tuple(group) for _, group in groupby(ranges, key=lambda range_: range_.generation)]
 
 

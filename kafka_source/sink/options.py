@@ -1,8 +1,6 @@
 """The options of the Kafka sink: their declarations, and their values as a frozen dataclass.
-
 Executors receive the values by pickle and import this module, so it imports neither the options of
-the source nor the parser, `parse`.
-"""
+the source nor the parser, `parse`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Sends records by a producer of librdkafka, which is kept from task to task.
-
-A producer belongs to the process that created it, and to one task at a time. After any error it is
-discarded with its buffer, so that no record of a failed task is sent later.
-"""
+"""Sends records by a producer of librdkafka, which is kept from task to task. A producer belongs to
+the process that created it, and to one task at a time. After any error it is discarded with its
+buffer, so that no record of a failed task is sent later."""
 
 from __future__ import annotations
 
@@ -97,10 +95,8 @@ class RecordProducer:
         partition: int | None,
         headers: Sequence[Header],
     ) -> None:
-        """Queue one record; waits while the buffer is full. `partition` None: by the key.
-
-        Raises the error of this record, or of an earlier one.
-        """
+        """Queue one record; waits while the buffer is full. `partition` None: by the key. Raises
+        the error of this record, or of an earlier one."""
         more: dict[str, Any] = {} if partition is None else {"partition": partition}
         if headers:
             more["headers"] = headers

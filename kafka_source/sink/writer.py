@@ -1,8 +1,6 @@
-"""Writes the rows of one task as records, on an executor.
-
-At least once: when `write_rows` returns, all in-sync replicas have acknowledged all rows. When it
-raises, some rows may be written, and Spark writes the rows of the task again.
-"""
+"""Writes the rows of one task as records, on an executor. At least once: when `write_rows` returns,
+all in-sync replicas have acknowledged all rows. When it raises, some rows may be written, and Spark
+writes the rows of the task again."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Calls Kinesis by boto3: the only implementation of `KinesisService` that uses a network.
-
 botocore's own retries are off: calls are retried by `common.aws.service_calls`, so that the retry
-options apply exactly and each retry is logged.
-"""
+options apply exactly and each retry is logged."""
 
 from __future__ import annotations
 
@@ -85,10 +83,8 @@ _SDK_ERRORS: Final = (
 
 class Boto3Kinesis:
     """`KinesisService` on a boto3 client for Kinesis. Thread-safe; not to be pickled or forked.
-
     `client` must have botocore's retries off. `monotonic` and `sleep` are in seconds, `random` is
-    uniform in [0, 1).
-    """
+    uniform in [0, 1)."""
 
     def __init__(
         self,
@@ -254,10 +250,8 @@ class Boto3Kinesis:
 
     def create_stream(self, stream: StreamRef, shards: int) -> None:
         """Call CreateStream, with provisioned capacity; `describe` returns once it is usable.
-
         Raises StreamInUseError if a stream of that name exists, in any state; if an answer was
-        lost, it may be the one that this call created.
-        """
+        lost, it may be the one that this call created."""
         request: Request = {"StreamName": stream.name, "ShardCount": shards}
         self.call("CreateStream", stream, request, lambda _, __: None)
 
@@ -523,11 +517,9 @@ class ServerClock:
         self._date: EpochMillis | None = None
 
     def record(self, date: EpochMillis, *, requested_at: float, received: float) -> EpochMillis:
-        """Record a response; return a time that the service had reached when it responded.
-
-        That is earlier than its time when the response was received: records that arrive at the
-        service while the response is transferred must not look older than the response.
-        """
+        """Record a response; return a time that the service had reached when it responded. That is
+        earlier than its time when the response was received: records that arrive at the service
+        while the response is transferred must not look older than the response."""
         with self._lock:
             self._reading = update_estimate(
                 self._reading, date=date, requested_at=requested_at, received=received

@@ -151,11 +151,9 @@ class QueryConsumers:
         self._next_lookup = 0.0
 
     def active(self, streams: tuple[StreamRef, ...]) -> dict[StreamName, ConsumerArn]:
-        """Return the active consumer of each stream that has one.
-
-        The first call finds or registers all of them, and waits for them; it raises ConsumerError
-        if that is impossible, and the errors of the service. Later calls log them.
-        """
+        """Return the active consumer of each stream that has one. The first call finds or registers
+        all of them, and waits for them; it raises ConsumerError if that is impossible, and the
+        errors of the service. Later calls log them."""
         now = self._monotonic()
         if now >= self._next_lookup:
             for stream in streams:

@@ -68,10 +68,8 @@ def _close(opening: Future[http.Http2ClientConnection]) -> None:
 
 class Http2Transport:
     """A connection to one host, opened at the first request and again after it has failed.
-
     Thread-safe; not to be used after a fork. `window` is in bytes, times are in seconds.
-    `certificates` is the path of a file of trusted certificates.
-    """
+    `certificates` is the path of a file of trusted certificates."""
 
     def __init__(
         self, *, window: int, certificates: str, connect_timeout: float, silence: float

@@ -193,9 +193,7 @@ class _EvenShards(Sequence[ShardId]):
     @classmethod
     def of(cls, body: bytes, start: int) -> _EvenShards | None:
         """Return the shards, or None if the results differ in length or form, or have escapes.
-
-        `start` is the index of the first result; `]}` follows the last.
-        """
+        `start` is the index of the first result; `]}` follows the last."""
         width = body.find(b"}", start) + 2 - start
         count, rest = divmod(len(body) - 1 - start, width)
         first = body.find(_SHARD, start, start + width) + len(_SHARD)

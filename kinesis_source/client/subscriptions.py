@@ -146,11 +146,8 @@ class Boto3Subscriber:
 
 def open_subscriber(options: ConnectionOptions, *, window: int) -> Boto3Subscriber:
     """Return a subscriber. `window`: the bytes that the service may send of each subscription
-    before they are read, if there is flow control.
-
-    Raises AccessError when there are no credentials, InvalidOptionsError without a region; calls
-    nothing.
-    """
+    before they are read, if there is flow control. Raises AccessError when there are no
+    credentials, InvalidOptionsError without a region; calls nothing."""
     silence_ms = min(options.read_timeout_ms, SILENCE_MS)
     client = connect(replace(options, read_timeout_ms=silence_ms)).client
     return Boto3Subscriber(client, _http2_transport(client.meta.endpoint_url, options, window))
@@ -288,10 +285,8 @@ class Message:
 
 
 class MessageStream:
-    """The messages of a response, one after the other. Used by one thread.
-
-    It is also what botocore reads the first message from, by `stream`.
-    """
+    """The messages of a response, one after the other. Used by one thread. It is also what botocore
+    reads the first message from, by `stream`."""
 
     def __init__(self, raw: RawStream) -> None:
         self._raw = raw

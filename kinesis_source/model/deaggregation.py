@@ -85,10 +85,8 @@ def has_aggregate_magic(data: bytes) -> bool:
 
 def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord, ...] | None:
     """Return the user records in the Kinesis record `data`, without those that are `stragglers`.
-
     Return None if `data` is not an aggregate, or a faulty one, and must be delivered whole. An
-    empty tuple means that it has no user records, or only stragglers.
-    """
+    empty tuple means that it has no user records, or only stragglers."""
     aggregate = open_aggregate(data)
     return None if aggregate is None else user_records(aggregate, stragglers)
 
@@ -108,11 +106,9 @@ def user_records(
 
 
 def last_sub(data: bytes) -> int:
-    """Return the number of the last user record in `data`, straggler or not.
-
-    0 for a record that is not an aggregate, or a faulty one: it contains the one user record 0. 0
-    for an aggregate without user records, too: a position after user record 0 is after the record.
-    """
+    """Return the number of the last user record in `data`, straggler or not. 0 for a record that is
+    not an aggregate, or a faulty one: it contains the one user record 0. 0 for an aggregate without
+    user records, too: a position after user record 0 is after the record."""
     aggregate = open_aggregate(data)
     return 0 if aggregate is None else max(0, len(aggregate.data) - 1)
 
@@ -185,11 +181,8 @@ def _parse_hash_key(text: str) -> int | None:
 
 def _stragglers(aggregate: Aggregate, keys: KeyFilter) -> frozenset[int]:
     """Return the numbers of the user records outside the shard's hash keys; empty if one is outside
-    the family's.
-
-    A KPL makes an aggregate for one shard. If that was this shard or an ancestor, all of its user
-    records are within the family, so any other aggregate was not placed by its keys.
-    """
+    the family's. A KPL makes an aggregate for one shard. If that was this shard or an ancestor, all
+    of its user records are within the family, so any other aggregate was not placed by its keys."""
     hashed: dict[str, int] = {}  # many user records often share a few keys
     outside: set[int] = set()
     for sub, (key, explicit) in enumerate(

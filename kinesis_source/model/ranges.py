@@ -33,10 +33,8 @@ RangeEnd = AfterRecord | ShardEnd
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedSize:
     """The size of a range as the driver remembers it: a hint, which may be wrong either way.
-
     `records` counts Kinesis records after the start, up to and including the end; `size_bytes` is
-    the sum of their data and partition keys, None if only the count is known.
-    """
+    the sum of their data and partition keys, None if only the count is known."""
 
     records: int
     size_bytes: int | None = None
@@ -44,11 +42,8 @@ class ExpectedSize:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stragglers:
-    """The rule for the stragglers of a range: user records that a KPL puts again.
-
-    They are in aggregates that arrived at `since` or later, and their hash keys are within
-    `family`.
-    """
+    """The rule for the stragglers of a range: user records that a KPL puts again. They are in
+    aggregates that arrived at `since` or later, and their hash keys are within `family`."""
 
     since: EpochMillis
     family: HashRange

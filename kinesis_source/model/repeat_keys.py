@@ -69,10 +69,8 @@ class RowCounter:
 
 def repeat_keys(aggregate: Aggregate, stream: StreamName) -> Sequence[str] | None:
     """Return the repeat key of each user record of an aggregate in `stream`, by its number:
-    `<source>/<stream>:<batch>:<task>:<hash>:<count>`.
-
-    None if the aggregate has no valid repeat keys, or those of another stream.
-    """
+    `<source>/<stream>:<batch>:<task>:<hash>:<count>`. None if the aggregate has no valid repeat
+    keys, or those of another stream."""
     first, *others = (_tags(record) for record in aggregate.message.records)
     write = _WRITE.fullmatch(first.get(WRITE_TAG, ""))
     counts = [tags.get(COUNT_TAG, "0") for tags in (first, *others)]

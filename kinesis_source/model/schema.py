@@ -1,7 +1,5 @@
-"""The rows of the source, as a Spark schema; `arrow_batches` has the same for Arrow.
-
-The order of the columns is part of the contract: PySpark compares the Arrow schema field by field.
-"""
+"""The rows of the source, as a Spark schema; `arrow_batches` has the same for Arrow. The order of
+the columns is part of the contract: PySpark compares the Arrow schema field by field."""
 
 from __future__ import annotations
 

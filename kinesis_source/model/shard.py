@@ -1,8 +1,6 @@
-"""Values of planning and reading. No I/O, no clock, no SDK type.
-
-Times are integers in milliseconds since the epoch, by the *service's* clock. Sequence numbers are
-kept as the service's decimal text and compared as integers (`sequence_order`).
-"""
+"""Values of planning and reading. No I/O, no clock, no SDK type. Times are integers in milliseconds
+since the epoch, by the *service's* clock. Sequence numbers are kept as the service's decimal text
+and compared as integers (`sequence_order`)."""
 
 from __future__ import annotations
 
@@ -227,12 +225,9 @@ StartPoint = Latest | TrimHorizon | AtTimestamp | AfterRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartingPosition:
-    """The option `startingPosition`, parsed.
-
-    A shard named in `by_shard` starts there, any other at `default`; without a `default`, an
-    unnamed shard is an error at the start. Shards that appear after the start always begin at
-    TRIM_HORIZON.
-    """
+    """The option `startingPosition`, parsed. A shard named in `by_shard` starts there, any other at
+    `default`; without a `default`, an unnamed shard is an error at the start. Shards that appear
+    after the start always begin at TRIM_HORIZON."""
 
     default: StartPoint | None
     by_shard: Mapping[ShardKey, StartPoint] = field(default_factory=dict)

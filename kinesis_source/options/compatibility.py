@@ -1,8 +1,6 @@
-"""Options of other Kinesis connectors for Spark that have no equivalent here.
-
-The names are taken from the documentation of Databricks' source and from the code of awslabs'
-spark-sql-kinesis-connector; one is an option of Spark's Kafka source that users may try.
-"""
+"""Options of other Kinesis connectors for Spark that have no equivalent here. The names are taken
+from the documentation of Databricks' source and from the code of awslabs'
+spark-sql-kinesis-connector; one is an option of Spark's Kafka source that users may try."""
 
 from __future__ import annotations
 

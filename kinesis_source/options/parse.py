@@ -1,7 +1,5 @@
 """Parses Spark's map of options into `KinesisOptions` and checks the options against each other.
-
-Runs only on the driver; executors receive the result by pickle.
-"""
+Runs only on the driver; executors receive the result by pickle."""
 
 from __future__ import annotations
 

@@ -68,10 +68,8 @@ _POINT_KEYS: Final = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedStart:
-    """The parsed text, without the query's streams.
-
-    The stream is None in `by_shard` if the map is only by shard.
-    """
+    """The parsed text, without the query's streams. The stream is None in `by_shard` if the map is
+    only by shard."""
 
     default: StartPoint | None
     by_shard: Mapping[tuple[StreamName | None, ShardId], StartPoint] = field(default_factory=dict)

@@ -1,8 +1,6 @@
 """The options of the Kinesis source: their declarations, and their values as frozen dataclasses.
-
 Executors receive the values by pickle and import this module, so it stays cheap to import: it does
-not load the parser, `parse`, which checks the options against each other.
-"""
+not load the parser, `parse`, which checks the options against each other."""
 
 from __future__ import annotations
 

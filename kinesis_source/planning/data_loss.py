@@ -137,11 +137,8 @@ def kept_since(
 
 def admit_child(state: ShardState, created: EpochMillis) -> ShardState:
     """Return the start of a shard whose parents have been read, so that no record of it may be
-    lost.
-
-    If no parent was ever read to its latest record, the best proof is that the stream was empty
-    when it was `created`.
-    """
+    lost. If no parent was ever read to its latest record, the best proof is that the stream was
+    empty when it was `created`."""
     return replace(state, last_caught_up_ms=created) if is_unpromised(state) else state
 
 

@@ -227,11 +227,9 @@ def _other_streams(
 
 
 def check_leases(offset: Offset, table: str | None) -> list[str]:
-    """Return the lease tables of a checkpoint other than `table`, the query's own.
-
-    Raises IncompatibleStateError if the query has none: the checkpoint holds a part of the shards,
-    and other workers have continued the rest, so all of it would be read again.
-    """
+    """Return the lease tables of a checkpoint other than `table`, the query's own. Raises
+    IncompatibleStateError if the query has none: the checkpoint holds a part of the shards, and
+    other workers have continued the rest, so all of it would be read again."""
     tables = sorted({entry.leases for entry in offset.streams.values() if entry.leases is not None})
     if tables and table is None:
         raise IncompatibleStateError(

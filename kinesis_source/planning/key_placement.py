@@ -61,11 +61,8 @@ class PlacementWatch:
 
     def proven_since(self, stream: StreamRef, created: EpochMillis) -> EpochMillis | None:
         """Return the time from which all records that exist now are proven to have been placed by
-        key.
-
-        None means no proof. Call this after the end of a batch was determined: the answer is about
-        the records that exist at this moment.
-        """
+        key. None means no proof. Call this after the end of a batch was determined: the answer is
+        about the records that exist at this moment."""
         if self._age(stream) < SHORTEST_PERIOD_S:
             return None
         return self._check(stream, created).since
@@ -109,10 +106,8 @@ def families(
     listed: Mapping[ShardId, Shard], shards: Collection[ShardId]
 ) -> dict[ShardId, HashRange]:
     """Return the hash keys of each shard and its listed ancestors, if they are more than its own.
-
     Only such a shard may hold an aggregate that was made for an ancestor. A merge removes no keys,
-    so its child has a family only if a split came before.
-    """
+    so its child has a family only if a split came before."""
     found: dict[ShardId, HashRange] = {}
     for shard_id in shards:
         if shard_id not in listed:

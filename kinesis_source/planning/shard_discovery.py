@@ -50,9 +50,7 @@ class _Known:
 
 class ShardDiscovery:
     """The streams of one query as the service lists them, never older than `interval_ms`.
-
-    `monotonic` is a clock in seconds. No request is made before the first use.
-    """
+    `monotonic` is a clock in seconds. No request is made before the first use."""
 
     def __init__(
         self, service: KinesisService, *, interval_ms: int, monotonic: Callable[[], float]

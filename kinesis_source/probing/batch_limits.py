@@ -35,11 +35,8 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of one trigger; None means no limit.
-
-    `max_shard_bytes` applies to each shard, and bounds the batches of a shard that is far behind if
-    there is no other limit.
-    """
+    """The limits of one trigger; None means no limit. `max_shard_bytes` applies to each shard, and
+    bounds the batches of a shard that is far behind if there is no other limit."""
 
     max_records: int | None = None
     max_bytes: int | None = None
@@ -80,10 +77,8 @@ class Candidate:
 
 def admit(candidates: Mapping[ShardKey, Candidate], limits: Limits) -> dict[ShardKey, int]:
     """Return the number of records of each shard in the batch, the shard farthest behind first.
-
     Never more than the limits, except that the first record of the shard farthest behind is
-    admitted at any size; so no shard waits for ever behind others that need less.
-    """
+    admitted at any size; so no shard waits for ever behind others that need less."""
     neediest_first = sorted(
         (key for key in candidates if candidates[key].sizes),
         key=lambda key: (-candidates[key].millis_behind, key),
@@ -101,10 +96,8 @@ def admit(candidates: Mapping[ShardKey, Candidate], limits: Limits) -> dict[Shar
 def admit_by_arrival(
     rows: Mapping[ShardKey, Sequence[RecordRef]], limits: Limits
 ) -> dict[ShardKey, int]:
-    """Return the number of records of each shard in the batch, those that arrived first.
-
-    Never more than the limits, except that the first of all is admitted at any size.
-    """
+    """Return the number of records of each shard in the batch, those that arrived first. Never more
+    than the limits, except that the first of all is admitted at any size."""
     arrivals = {
         key: list(accumulate((row.arrival for row in of_shard), max))
         for key, of_shard in sorted(rows.items())

@@ -237,10 +237,8 @@ class GivenPositions:
         patient: bool,
     ) -> VerifiedStates:
         """Verify the positions of shards; those that may not be probed yet are pending. `patient`:
-        repeat calls that fail.
-
-        Raises InvalidPositionError, and DataLossError for a trimmed record, under `failOnDataLoss`.
-        """
+        repeat calls that fail. Raises InvalidPositionError, and DataLossError for a trimmed record,
+        under `failOnDataLoss`."""
         for key in self._prober.rejected:
             self._good.pop(key, None)
         self._prober.rejected.clear()

@@ -1,7 +1,5 @@
-"""Finds the initial positions of the shards of a stream that is new to a query.
-
-They come from `startingPosition`: LATEST is resolved, and times in the future are refused.
-"""
+"""Finds the initial positions of the shards of a stream that is new to a query. They come from
+`startingPosition`: LATEST is resolved, and times in the future are refused."""
 
 from __future__ import annotations
 
@@ -37,11 +35,9 @@ def initial_states(
     now: EpochMillis,
     resolve_latest: ResolveLatest,
 ) -> tuple[dict[ShardId, ShardState], set[ShardKey]]:
-    """Return each shard's entry, and those among them for which LATEST was resolved.
-
-    Raises UnnamedShardError if the option misses a shard, InvalidOptionsError for a time that is
-    ahead of the service's clock.
-    """
+    """Return each shard's entry, and those among them for which LATEST was resolved. Raises
+    UnnamedShardError if the option misses a shard, InvalidOptionsError for a time that is ahead of
+    the service's clock."""
     points = start_points(stream, list(listing.values()), start)
     times = [point.millis for point in points.values() if isinstance(point, AtTimestamp)]
     check_not_future("startingPosition", stream, times, now)
@@ -80,10 +76,8 @@ def _latest_state(result: ProbeResult, now: EpochMillis) -> ShardState:
 def check_not_future(
     option: str, stream: StreamName, times: Sequence[int], now: EpochMillis
 ) -> None:
-    """Refuse a time in the future: the service does not take one, and now is another position.
-
-    The service's clock has a resolution of a second, so a time within the next second is accepted.
-    """
+    """Refuse a time in the future: the service does not take one, and now is another position. The
+    service's clock has a resolution of a second, so a time within the next second is accepted."""
     ahead = max(times, default=now)
     what = "an end" if option == "endingPosition" else "a start"
     if ahead > now + CLOCK_UNCERTAINTY_MS:

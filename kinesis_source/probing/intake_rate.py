@@ -1,8 +1,6 @@
-"""Estimates how fast a shard took in records, as counted in pages that planning read.
-
-The estimate decides whether the end of a batch under a limit is counted or found by time, and how
-much a task fetches at once. It does not bound a batch: the quotas of the service do.
-"""
+"""Estimates how fast a shard took in records, as counted in pages that planning read. The estimate
+decides whether the end of a batch under a limit is counted or found by time, and how much a task
+fetches at once. It does not bound a batch: the quotas of the service do."""
 
 from __future__ import annotations
 
@@ -68,11 +66,8 @@ class Intake:
 
     def span_ms(self, records: int, size: int | None, *, excess: float = 1) -> int:
         """Return a time in which the shard takes in no more than this number of records and bytes,
-        even if its rate rises to the quota.
-
-        With an `excess` above 1 it takes in as much at the counted rate, and at most `excess`
-        times as much at the quota.
-        """
+        even if its rate rises to the quota. With an `excess` above 1 it takes in as much at the
+        counted rate, and at most `excess` times as much at the quota."""
         spans = [_span(records, self.records / self.millis, INTAKE_RECORDS_PER_MS, excess)]
         if size is not None:
             spans.append(_span(size, self.size_bytes / self.millis, INTAKE_BYTES_PER_MS, excess))

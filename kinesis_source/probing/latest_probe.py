@@ -1,8 +1,6 @@
 """Finds the latest record of a shard exactly, for LATEST and for a query that stops there; and the
-last record before an end that the user chose.
-
-Generators, as `probe_protocol.py` describes them; no I/O.
-"""
+last record before an end that the user chose. Generators, as `probe_protocol.py` describes them; no
+I/O."""
 
 from __future__ import annotations
 
@@ -116,11 +114,9 @@ def find_end(
 
 
 def resolve_latest(now: EpochMillis) -> ProbeSteps:
-    """Resolve LATEST: after the last record (`end`), or at `now` if none is near.
-
-    The clock has a resolution of a second, so a record may have come just before `now`; the records
-    of the last seconds are probed. If there are none, "at `now`" is exact.
-    """
+    """Resolve LATEST: after the last record (`end`), or at `now` if none is near. The clock has a
+    resolution of a second, so a record may have come just before `now`; the records of the last
+    seconds are probed. If there are none, "at `now`" is exact."""
     page = yield from _probe_at(
         AtTimestamp(millis=EpochMillis(now - 2 * LATEST_STRIDE_MS)), PROBE_RECORDS
     )

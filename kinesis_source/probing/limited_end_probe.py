@@ -293,11 +293,8 @@ def _page_after(
 
 
 def _can_skip_count(start: ShardState, cursor: ShardCursor, share: LimitShare) -> bool:
-    """Return whether the end is searched by time immediately, without a page from the start.
-
-    False if the start was the latest record: the page from there is one call while the shard is
-    quiet.
-    """
+    """Return whether the end is searched by time immediately, without a page from the start. False
+    if the start was the latest record: the page from there is one call while the shard is quiet."""
     at_latest = cursor.cached_iterator is not None and cursor.cached_iterator.at_latest
     return (
         cursor.proven
@@ -315,8 +312,7 @@ def _by_time(
     start: ShardState, cursor: ShardCursor, now: EpochMillis, share: LimitShare
 ) -> Generator[Request, Response, ProbeResult | ShardCursor]:
     """Find the first record at the end of the batch's time. If that is near the latest record or
-    finds nothing, return the cursor: a page from the start is needed.
-    """
+    finds nothing, return the cursor: a page from the start is needed."""
     position, reached = start.position, cursor.reached_ms
     if not isinstance(position, AfterRecord) or reached is None:
         return cursor
@@ -339,11 +335,9 @@ def _by_time(
 
 
 def end_by_time(cursor: ShardCursor, share: LimitShare) -> EpochMillis | None:
-    """Return the time at which a batch ends that is found by time; None if its end is not.
-
-    The time begins where that of the batch before had to end, up to a second before the start: a
-    shard may take in at once what it did not take in meanwhile.
-    """
+    """Return the time at which a batch ends that is found by time; None if its end is not. The time
+    begins where that of the batch before had to end, up to a second before the start: a shard may
+    take in at once what it did not take in meanwhile."""
     reached, intake = cursor.reached_ms, cursor.intake
     if reached is None or intake is None or not _ends_by_time(cursor, share):
         return None

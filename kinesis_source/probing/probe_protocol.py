@@ -109,11 +109,9 @@ class PageView:
 
     @property
     def at_latest(self) -> bool:
-        """Return whether nothing followed the page in an open shard when the service answered.
-
-        0 milliseconds behind is trusted only on a page that was not cut: kinesis-mock answers 0 for
-        all records of the latest second, even if a limit left some of them out.
-        """
+        """Return whether nothing followed the page in an open shard when the service answered. 0
+        milliseconds behind is trusted only on a page that was not cut: kinesis-mock answers 0 for
+        all records of the latest second, even if a limit left some of them out."""
         return self.next_iterator is not None and self.millis_behind == 0 and not self.is_cut
 
     @property
@@ -169,10 +167,8 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardCursor:
-    """State of a shard that the driver keeps between triggers. Losing it only costs calls.
-
-    It refers to `position`: if an offset has another position, the iterator is void.
-    """
+    """State of a shard that the driver keeps between triggers. Losing it only costs calls. It
+    refers to `position`: if an offset has another position, the iterator is void."""
 
     position: Position | None = None
     cached_iterator: CachedIterator | None = None

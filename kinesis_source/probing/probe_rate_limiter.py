@@ -83,10 +83,7 @@ class ProbeRateLimiter:
 
     def wait(self, keys: Collection[ShardKey], *, for_all: bool = False) -> None:
         """Sleep until one of the shards may be probed, or all of them; otherwise Spark calls again
-        immediately.
-
-        Never for long: Spark can only end the query in between.
-        """
+        immediately. Never for long: Spark can only end the query in between."""
         if keys:
             due = (self._due.get(key, float("-inf")) for key in keys)
             at = max(due) if for_all else min(due)

@@ -64,11 +64,9 @@ def stream_lag(
     now: EpochMillis,
     with_waiting: bool = True,
 ) -> dict[ShardId, int]:
-    """Return the milliseconds behind the latest record, by shard.
-
-    `states`: the shards of the offset, waiting ones included. `with_waiting`: include listed shards
-    that will be read after their parents.
-    """
+    """Return the milliseconds behind the latest record, by shard. `states`: the shards of the
+    offset, waiting ones included. `with_waiting`: include listed shards that will be read after
+    their parents."""
     oldest = EpochMillis(max(now - stream.retention_ms, stream.created))
     since = {
         shard: last_probes[shard].since if shard in last_probes else _known_since(state, oldest)

@@ -216,10 +216,8 @@ class ShardProber:
     # --- Doubts -----------------------------------------------------------------------------------
 
     def unconfirmed_ends(self, results: Mapping[ShardKey, ProbeResult]) -> list[ShardKey]:
-        """Return the shards that ended by a page, but that the service lists as open.
-
-        A single answer without an iterator would end the shard for good.
-        """
+        """Return the shards that ended by a page, but that the service lists as open. A single
+        answer without an iterator would end the shard for good."""
         ended = [key for key, result in results.items() if result.closed]
         doubtful = [key for key in ended if _is_open(key, self.listing(key))]
         unconfirmed: list[ShardKey] = []

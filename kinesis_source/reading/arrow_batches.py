@@ -66,10 +66,8 @@ def memory_bytes(rows: RecordPage) -> int:
 
 
 def to_batches(chunks: Iterable[Chunk], slot: SlotId) -> Iterator[pa.RecordBatch]:
-    """Yield `chunks` in order as batches of at most MAX_BATCH_ROWS and MAX_BATCH_BYTES.
-
-    Empty chunks are dropped. Only a single row that is bigger than MAX_BATCH_BYTES exceeds it.
-    """
+    """Yield `chunks` in order as batches of at most MAX_BATCH_ROWS and MAX_BATCH_BYTES. Empty
+    chunks are dropped. Only a single row that is bigger than MAX_BATCH_BYTES exceeds it."""
     gathered: list[Chunk] = []
     rows = memory_bytes = 0
     for chunk in chain.from_iterable(map(_split, chunks)):

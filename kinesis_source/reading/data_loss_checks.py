@@ -1,7 +1,5 @@
-"""Handles missing records of a task's range: the task fails, or warns and continues.
-
-The rule by which records count as lost is in `planning/data_loss.py`.
-"""
+"""Handles missing records of a task's range: the task fails, or warns and continues. The rule by
+which records count as lost is in `planning/data_loss.py`."""
 
 from __future__ import annotations
 
@@ -41,9 +39,7 @@ class DataLossChecks:
 
     def check_start(self, start: ShardState, found: SequenceNumber | None) -> bool:
         """Check a start whose expected record is missing; `found` came first, or no record at all.
-
-        Return whether to continue; False means to treat the shard as read.
-        """
+        Return whether to continue; False means to treat the shard as read."""
         stream = self._describe()
         if stream is None:
             return False

@@ -65,11 +65,9 @@ class FetchBuffer:
 
     @contextmanager
     def reservation(self, size: int) -> Iterator[Reservation]:
-        """Wait until `size` bytes may be held, and hold them within the block.
-
-        At its end the reservation is released, and its chunk, if there is one, is buffered and
-        counts with its own size. Raises `StoppedError` once no more rows are needed.
-        """
+        """Wait until `size` bytes may be held, and hold them within the block. At its end the
+        reservation is released, and its chunk, if there is one, is buffered and counts with its own
+        size. Raises `StoppedError` once no more rows are needed."""
         reservation = Reservation(size=size)
         self._reserve(reservation)
         try:
@@ -102,10 +100,8 @@ class FetchBuffer:
 
     def take(self) -> list[Chunk]:
         """Wait for enough rows and take about one batch of them; empty once everything is read.
-
         Raises the first error of any thread, even if rows are buffered: the task has failed. The
-        rows' bytes stay held until `release`.
-        """
+        rows' bytes stay held until `release`."""
         with self._changed:
             self._changed.wait_for(self._worth_taking)
             if self._error is not None:

@@ -48,9 +48,7 @@ WHOLE_RECORD: Final = sys.maxsize
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedRecord:
     """The record that must come first; its user records above `after_sub` are delivered.
-
-    `after_sub` is -1 to deliver the whole record and `WHOLE_RECORD` to deliver nothing of it.
-    """
+    `after_sub` is -1 to deliver the whole record and `WHOLE_RECORD` to deliver nothing of it."""
 
     sequence_number: SequenceNumber
     after_sub: int
@@ -89,11 +87,9 @@ class PageSlice:
 def slice_page(
     sequence_numbers: Sequence[SequenceNumber], expected: ExpectedRecord | None, end: RangeEnd
 ) -> PageSlice:
-    """Return the part of a page in the range. `sequence_numbers` ascend as integers.
-
-    Records before the expected one and after the end are left out. If the expected record is
-    missing, the slice begins with the record that follows it.
-    """
+    """Return the part of a page in the range. `sequence_numbers` ascend as integers. Records before
+    the expected one and after the end are left out. If the expected record is missing, the slice
+    begins with the record that follows it."""
     count = len(sequence_numbers)
     begin, start_match = _find(sequence_numbers, expected.sequence_number if expected else None, 0)
     end_match = Match.PENDING

@@ -28,11 +28,9 @@ worker may see many; the one listed longest ago is dropped."""
 
 @dataclass(slots=True)
 class HashRangeCache:
-    """A cache that lives as long as the process; thread-safe.
-
-    Its key is connection and stream; of a stream only the newest creation time is kept. A shard
-    that is missing from the cache (it is newer) costs another ListShards.
-    """
+    """A cache that lives as long as the process; thread-safe. Its key is connection and stream; of
+    a stream only the newest creation time is kept. A shard that is missing from the cache (it is
+    newer) costs another ListShards."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: dict[

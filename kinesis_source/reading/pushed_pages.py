@@ -62,11 +62,9 @@ def choose_pushed(
     pushed_at: Mapping[ShardKey, float],
     now: float,
 ) -> tuple[SlotRange, ...]:
-    """Return the ranges with their consumer, and the choice for each.
-
-    `consumers` are those that can be subscribed; `pushed_at` has the times at which shards were
-    planned to be pushed before. Both times are in seconds.
-    """
+    """Return the ranges with their consumer, and the choice for each. `consumers` are those that
+    can be subscribed; `pushed_at` has the times at which shards were planned to be pushed before.
+    Both times are in seconds."""
     return tuple(
         replace(
             slot,

@@ -249,10 +249,8 @@ class ShardReader:
         return self._sizer.record_limit(repeated=int(repeated))
 
     def _fetch(self) -> tuple[RecordPage, int, float]:
-        """Return the next page, the `Limit` of its call and the time before it.
-
-        Opens an iterator first if there is none that is young enough.
-        """
+        """Return the next page, the `Limit` of its call and the time before it. Opens an iterator
+        first if there is none that is young enough."""
         while True:
             cursor = self._usable_cursor() or self._open()
             limit = self._limit()

@@ -81,11 +81,9 @@ class ShardRetry:
         self._throttled_since = self._last_warning = None
 
     def run(self, call: Callable[[], T]) -> T:
-        """Return the result of `call`, which is repeated until it has one.
-
-        Raises ServiceUnavailableError after `retry.maxAttempts` faults in a row that are not
-        throttling. Other errors of `call` are raised at once.
-        """
+        """Return the result of `call`, which is repeated until it has one. Raises
+        ServiceUnavailableError after `retry.maxAttempts` faults in a row that are not throttling.
+        Other errors of `call` are raised at once."""
         while True:
             self._pause(0)
             try:

@@ -1,8 +1,6 @@
-"""Checks Arrow batches against the limits of Kinesis, and cuts them into parts to encode.
-
-Columns come as Spark passes them to a writer: by position, text or bytes. The checks are made over
-columns, and before any record of the batch is sent. Errors name a column and a row, never content.
-"""
+"""Checks Arrow batches against the limits of Kinesis, and cuts them into parts to encode. Columns
+come as Spark passes them to a writer: by position, text or bytes. The checks are made over columns,
+and before any record of the batch is sent. Errors name a column and a row, never content."""
 
 from __future__ import annotations
 

@@ -54,10 +54,7 @@ _KEYS: Final = msgspec.json.Decoder(list[Keys])
 @dataclass(slots=True, eq=False)
 class RecordRun:
     """One or more records in order, encoded; never changed. It keeps the memory of the run that it
-    is a part of.
-
-    Not frozen, since these are made often, and that takes four times as long.
-    """
+    is a part of. Not frozen, since these are made often, and that takes four times as long."""
 
     text: bytes | memoryview
     """Entries, each with a comma after it: those of the run, and maybe others."""
@@ -215,11 +212,9 @@ def _encode(data: Any, hash_keys: Any, key_texts: Any, sizes: Any) -> RecordRun:
 
 
 def _base64(data: Any) -> tuple[Any, Any]:
-    """Return the data of each row as base64, and its length modulo three.
-
-    All are encoded at once, each filled up with zeros to a multiple of three bytes. Their last
-    characters must then be replaced by padding: two for a remainder of 1, one for 2.
-    """
+    """Return the data of each row as base64, and its length modulo three. All are encoded at once,
+    each filled up with zeros to a multiple of three bytes. Their last characters must then be
+    replaced by padding: two for a remainder of 1, one for 2."""
     data = data.cast(pa.binary())
     rest = pc.binary_length(data).to_numpy() % 3
     padding = _PADDING.take(pa.array(rest))

@@ -1,7 +1,5 @@
-"""The options of the Kinesis sink: their declarations, their values, and the parser.
-
-Executors receive the values by pickle; only the driver parses.
-"""
+"""The options of the Kinesis sink: their declarations, their values, and the parser. Executors
+receive the values by pickle; only the driver parses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The memory of a process about the streams that its tasks write to: descriptions, for a minute,
-and the rates that the tasks have learned.
-"""
+and the rates that the tasks have learned."""
 
 from __future__ import annotations
 
@@ -107,9 +106,7 @@ _Pacers = Mapping[ShardId, ShardPacer]
 @dataclass(slots=True)
 class LearnedRates:
     """The last window of each connection, and the pacers of the shards of each stream; thread-safe.
-
-    Times are in seconds of a monotonic clock.
-    """
+    Times are in seconds of a monotonic clock."""
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _windows: dict[ConnectionOptions, LinkWindow] = field(default_factory=dict)

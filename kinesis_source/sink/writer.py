@@ -1,8 +1,6 @@
-"""Writes the rows of one task to streams, on an executor.
-
-At least once: when `write_batches` returns, the service has acknowledged all rows. When it raises,
-some rows are in the streams, and Spark writes the rows of the task again.
-"""
+"""Writes the rows of one task to streams, on an executor. At least once: when `write_batches`
+returns, the service has acknowledged all rows. When it raises, some rows are in the streams, and
+Spark writes the rows of the task again."""
 
 from __future__ import annotations
 

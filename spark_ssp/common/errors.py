@@ -34,11 +34,9 @@ def shown(value: str) -> str:
 
 
 class SspError(Exception):
-    """Base of all errors raised on purpose.
-
-    `kind` is a stable, lower-case name for programs to match on; it also opens the text. `subject`,
-    `found`, `expected` and `next_step` are the parts of the text.
-    """
+    """Base of all errors raised on purpose. `kind` is a stable, lower-case name for programs to
+    match on; it also opens the text. `subject`, `found`, `expected` and `next_step` are the parts
+    of the text."""
 
     kind: ClassVar[str] = "error"
 

@@ -1,8 +1,6 @@
 """This user's private folder for temporary files that the processes of one machine share, and locks
-of files in it, shared or exclusive.
-
-The system frees a lock when its process ends, however it ends.
-"""
+of files in it, shared or exclusive. The system frees a lock when its process ends, however it
+ends."""
 
 from __future__ import annotations
 
@@ -53,10 +51,8 @@ class FileLock:
         self._handle: int | None = None
 
     def acquire(self, *, shared: bool = False) -> bool:
-        """Return whether the lock was free, at least to share it. Does not wait.
-
-        Raises AccessError or OSError if the folder cannot be used.
-        """
+        """Return whether the lock was free, at least to share it. Does not wait. Raises AccessError
+        or OSError if the folder cannot be used."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             make_private(self._folder)

@@ -1,9 +1,6 @@
-"""Starts Python processes beside a reader, which may outlive it.
-
-Such a process runs this Python with this `sys.path`, in its own session: it receives no signals of
-the driver's terminal. Its input, which may contain credentials, is passed only through its standard
-input.
-"""
+"""Starts Python processes beside a reader, which may outlive it. Such a process runs this Python
+with this `sys.path`, in its own session: it receives no signals of the driver's terminal. Its
+input, which may contain credentials, is passed only through its standard input."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """The text of times and durations, in every log line, error, page and output of a command.
-
 Documents for programs (offsets, JSON, metrics) keep numbers. A test of the architecture forbids
-other ways to write a time.
-"""
+other ways to write a time."""
 
 from __future__ import annotations
 

@@ -24,8 +24,7 @@ _MOST_SHOWN: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec(Generic[T]):
-    """The reader and the writer of one version of a document. `write` is the inverse of
-    `parse`."""
+    """The reader and the writer of one version of a document. `write` is the inverse of `parse`."""
 
     parse: Callable[[Json], T]
     write: Callable[[T], Json]
@@ -128,11 +127,9 @@ Read = TypeVar("Read")
 
 
 class OffsetCache(Generic[Written, Read]):
-    """Encodes and decodes the offsets of one query, with a cache of the last two.
-
-    Spark passes the offsets of a batch several times, and that of an idle query at every trigger.
-    Comparing two documents is cheaper than decoding one.
-    """
+    """Encodes and decodes the offsets of one query, with a cache of the last two. Spark passes the
+    offsets of a batch several times, and that of an idle query at every trigger. Comparing two
+    documents is cheaper than decoding one."""
 
     def __init__(self, encode: Callable[[Written], Json], decode: Callable[[Any], Read]) -> None:
         self._encode = encode

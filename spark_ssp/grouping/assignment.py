@@ -51,10 +51,8 @@ _DOCUMENT: Final = VersionedDocument(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskAssignment:
-    """The partitions of each task, and the partition counts that the streams may have had.
-
-    `counts` holds exactly the streams of `tasks`. The order of either mapping has no meaning.
-    """
+    """The partitions of each task, and the partition counts that the streams may have had. `counts`
+    holds exactly the streams of `tasks`. The order of either mapping has no meaning."""
 
     grouper: str = ""
     """The label of the grouper that made it; empty only in `NO_ASSIGNMENT`."""
@@ -68,10 +66,8 @@ class TaskAssignment:
 
     def generation(self, ssp: SystemStreamPartition) -> int:
         """With which of the stream's counts the partition came: 0 for those of the start. It is
-        later than that of any partition that had keys of this one.
-
-        0 as well for a stream of which only chosen partitions are read: they have one count.
-        """
+        later than that of any partition that had keys of this one. 0 as well for a stream of which
+        only chosen partitions are read: they have one count."""
         counts = self.counts[ssp.system_stream]
         if len(counts) == 1:
             return 0

@@ -39,10 +39,8 @@ Owners = dict[SystemStreamPartition, TaskName]
 
 @runtime_checkable
 class PartitionExpansionAlgorithm(Protocol):
-    """Maps a partition to the one that had its keys before the system added partitions.
-
-    A class is named by its dotted path (`my_company.kafka.Halving`) and made without arguments.
-    """
+    """Maps a partition to the one that had its keys before the system added partitions. A class is
+    named by its dotted path (`my_company.kafka.Halving`) and made without arguments."""
 
     def partition_before_expansion(
         self, current: int, current_count: int, initial_count: int
@@ -111,12 +109,9 @@ class FixedTasks:
     def group(
         self, previous: TaskAssignment, ssps: Collection[SystemStreamPartition]
     ) -> TaskAssignment:
-        """Assign `ssps` to tasks. The order of the arguments' elements never matters.
-
-        With an empty `previous` the tasks are those of the plain grouper. Raises
-        PartitionCountError, PartitionExpansionError, and IncompatibleStateError when `previous` is
-        another grouper's.
-        """
+        """Assign `ssps` to tasks. The order of the arguments' elements never matters. With an empty
+        `previous` the tasks are those of the plain grouper. Raises PartitionCountError,
+        PartitionExpansionError, and IncompatibleStateError when `previous` is another grouper's."""
         regroup = self.on_count_change is OnPartitionCountChange.REGROUP
         if previous.tasks and previous.grouper != self.grouper.label:
             if not regroup:

@@ -38,10 +38,8 @@ class Grouper(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupByPartition:
     """Partition p of every stream goes to the task "Partition p", so streams can be joined.
-
-    `tasks`, which Samza does not have, bounds the number of tasks from the start: partition p
-    goes to "Partition (p mod tasks)".
-    """
+    `tasks`, which Samza does not have, bounds the number of tasks from the start: partition p goes
+    to "Partition (p mod tasks)"."""
 
     tasks: int | None = None
 
@@ -83,11 +81,9 @@ class GroupBySystemStreamPartition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllSspToSingleTask:
-    """One task per worker, "Task-<worker>", with all the partitions that the worker reads.
-
-    A query is one worker, so it gets one task. (Samza gives every worker's task all partitions and
-    leaves sharing them out to the consumer.)
-    """
+    """One task per worker, "Task-<worker>", with all the partitions that the worker reads. A query
+    is one worker, so it gets one task. (Samza gives every worker's task all partitions and leaves
+    sharing them out to the consumer.)"""
 
     worker: WorkerId
 
@@ -119,10 +115,8 @@ def grouper_of(label: str) -> Grouper | None:
 def tasks_of(
     owners: Mapping[SystemStreamPartition, TaskName],
 ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
-    """The partitions of each task, from the task of each partition; sorted by their lowest.
-
-    As text, "Partition 10" would come before "Partition 2".
-    """
+    """The partitions of each task, from the task of each partition; sorted by their lowest. As
+    text, "Partition 10" would come before "Partition 2"."""
     members: dict[TaskName, set[SystemStreamPartition]] = {}
     for ssp, task in owners.items():
         members.setdefault(task, set()).add(ssp)

@@ -44,11 +44,9 @@ MAX_HASH_KEY = (1 << 128) - 1
 
 
 class ShardKey(NamedTuple):
-    """One shard among all the shards of a query. Orders by stream, then by shard id.
-
-    A tuple, since it is hashed and compared some seventy times for each shard and trigger. Made by
-    keywords, and never taken apart as one.
-    """
+    """One shard among all the shards of a query. Orders by stream, then by shard id. A tuple, since
+    it is hashed and compared some seventy times for each shard and trigger. Made by keywords, and
+    never taken apart as one."""
 
     stream: StreamName
     shard: ShardId

@@ -49,11 +49,9 @@ def restrict_to(assignment: TaskAssignment, streams: Collection[SystemStream]) -
 
 
 def inherit(own: TaskAssignment, others: TaskAssignment) -> TaskAssignment:
-    """Return `own` with the streams of `others` that it does not have.
-
-    Returns `own` if it has tasks and another grouper made those of `others`. A query with a single
-    task keeps a single task: that of `own`, else the first of `others`.
-    """
+    """Return `own` with the streams of `others` that it does not have. Returns `own` if it has
+    tasks and another grouper made those of `others`. A query with a single task keeps a single
+    task: that of `own`, else the first of `others`."""
     if not own.tasks:
         return _at_most_one(others) if others.tasks else own
     if own.grouper == SINGLE:
@@ -72,11 +70,9 @@ def _at_most_one(others: TaskAssignment) -> TaskAssignment:
 
 
 def up_to(assignment: TaskAssignment, ssps: Collection[SystemStreamPartition]) -> TaskAssignment:
-    """Return `assignment` as it was when expanded streams had only the partitions in `ssps`.
-
-    For an older checkpoint or a lagging broker, which see an expansion late. A stream is unchanged
-    if its count in `ssps` is neither one of its counts nor possible between two of them.
-    """
+    """Return `assignment` as it was when expanded streams had only the partitions in `ssps`. For an
+    older checkpoint or a lagging broker, which see an expansion late. A stream is unchanged if its
+    count in `ssps` is neither one of its counts nor possible between two of them."""
     owners = assignment.owners()
     known, present = _by_stream(owners), _by_stream(ssps)
     counts = dict(assignment.counts)
@@ -109,11 +105,9 @@ def up_to(assignment: TaskAssignment, ssps: Collection[SystemStreamPartition]) -
 
 
 def contradiction(stored: TaskAssignment, own: TaskAssignment) -> Contradiction | None:
-    """Return the first difference, or None if the two agree.
-
-    If only chosen partitions of a stream are read, both must have the same partitions, except for a
-    query with a single task, which no key can leave.
-    """
+    """Return the first difference, or None if the two agree. If only chosen partitions of a stream
+    are read, both must have the same partitions, except for a query with a single task, which no
+    key can leave."""
     if not stored.tasks or not own.tasks:
         return None
     if stored.grouper != own.grouper:
@@ -137,11 +131,9 @@ def contradiction(stored: TaskAssignment, own: TaskAssignment) -> Contradiction 
 
 
 def merged(stored: TaskAssignment, own: TaskAssignment) -> TaskAssignment:
-    """Return the union. Equal to `stored` if `own` adds nothing.
-
-    For assignments without a contradiction. The counts of a stream are those that either has seen:
-    additional counts only divide its partitions finer, which keeps the order of keys.
-    """
+    """Return the union. Equal to `stored` if `own` adds nothing. For assignments without a
+    contradiction. The counts of a stream are those that either has seen: additional counts only
+    divide its partitions finer, which keeps the order of keys."""
     if not own.tasks:
         return stored
     return _joined(stored, own) if stored.tasks else own

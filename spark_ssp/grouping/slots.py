@@ -29,11 +29,8 @@ _HASH_SPACE_BITS: Final = 128
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MappableShard:
-    """A shard as a mapper sees it.
-
-    `parents` are the shards that were split or merged into it, in any order, whether or not they
-    are still known.
-    """
+    """A shard as a mapper sees it. `parents` are the shards that were split or merged into it, in
+    any order, whether or not they are still known."""
 
     key: ShardKey
     parents: tuple[ShardKey, ...] = ()

@@ -1,8 +1,6 @@
 """Options of the command line that several commands have: connections to services, durations.
-
 Connections become options of the sources, which the sources' own tables parse and check: names,
-values and errors are the same as in a query.
-"""
+values and errors are the same as in a query."""
 
 from __future__ import annotations
 

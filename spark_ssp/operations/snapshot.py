@@ -189,10 +189,8 @@ def query_snapshot(
     progress: Mapping[str, Any], statuses: Sequence[Status | None] | None = None
 ) -> QuerySnapshot:
     """Return the snapshot of a progress report. `statuses`: of its sources, in their order; without
-    them, those that the report contains.
-
-    Raises IncompatibleStateError for an offset that this version cannot read.
-    """
+    them, those that the report contains. Raises IncompatibleStateError for an offset that this
+    version cannot read."""
     sources = progress["sources"]
     if statuses is None:
         statuses = [status_in(source) for source in sources]

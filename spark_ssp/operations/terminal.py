@@ -1,8 +1,6 @@
-"""Text and tables on the screen, JSON for programs; the clock and the pauses of the commands.
-
-In a pipe there are no colours and lines have any length, unless the environment variable COLUMNS
-sets a width. Where a width limits the lines, long sequence numbers are shortened in the middle.
-"""
+"""Text and tables on the screen, JSON for programs; the clock and the pauses of the commands. In a
+pipe there are no colours and lines have any length, unless the environment variable COLUMNS sets a
+width. Where a width limits the lines, long sequence numbers are shortened in the middle."""
 
 from __future__ import annotations
 

@@ -110,11 +110,9 @@ class Pipeline:
         return Stream(self, draft.add(operator))
 
     def table(self, name: str, *, key: str | tuple[str, ...]) -> Table:
-        """Add a table that contains the latest row of each key.
-
-        Fill it by `Stream.send_to_table` or `Table.side_input`. A table that the pipeline does not
-        fill is maintained outside it: such a pipeline can be planned, but not run.
-        """
+        """Add a table that contains the latest row of each key. Fill it by `Stream.send_to_table`
+        or `Table.side_input`. A table that the pipeline does not fill is maintained outside it:
+        such a pipeline can be planned, but not run."""
         self._draft.look_where()
         chosen = self._draft.table_name(name)
         columns = self._draft.columns(f"table {name}", "key", key)
@@ -259,11 +257,9 @@ class Stream:
         stream: str | None = None,
         partitions: int | None = None,
     ) -> Stream:
-        """Write an intermediate stream partitioned by `columns`, and continue from it.
-
-        Its default name is `<pipeline>-<name>`. Without `partitions` it has the count of the
-        streams it is joined with, else the planner's default.
-        """
+        """Write an intermediate stream partitioned by `columns`, and continue from it. Its default
+        name is `<pipeline>-<name>`. Without `partitions` it has the count of the streams it is
+        joined with, else the planner's default."""
         draft = self._draft_here()
         derived = draft.name_with(draft.base_of(self.name), "by", *columns)
         chosen = draft.lasting_name("partition_by", name, derived)
@@ -311,10 +307,8 @@ class Stream:
         how: JoinHow = "inner",
         name: str | None = None,
     ) -> Stream:
-        """Join each row with the table's row of its key.
-
-        `on` names this line's columns that contain the key, by default those of the table.
-        """
+        """Join each row with the table's row of its key. `on` names this line's columns that
+        contain the key, by default those of the table."""
         draft = self._draft_here()
         self.pipeline._of(table, Table, f"join_table of {self.name}")
         chosen = draft.passing_name(

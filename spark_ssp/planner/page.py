@@ -1,8 +1,6 @@
-"""A plan as an HTML page: the figure as SVG, a legend, and the content of `explain`. It is one
-file without scripts or external resources; the same plan gives the same page.
-
-Widths of texts are estimated from their number of letters, since no font is at hand.
-"""
+"""A plan as an HTML page: the figure as SVG, a legend, and the content of `explain`. It is one file
+without scripts or external resources; the same plan gives the same page. Widths of texts are
+estimated from their number of letters, since no font is at hand."""
 
 from __future__ import annotations
 

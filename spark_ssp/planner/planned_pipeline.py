@@ -54,11 +54,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedPipeline:
-    """A valid graph and its plan.
-
-    `root` is the folder of checkpoints and plans, if given; `recorded` is the newest plan found
-    there, which this one may follow.
-    """
+    """A valid graph and its plan. `root` is the folder of checkpoints and plans, if given;
+    `recorded` is the newest plan found there, which this one may follow."""
 
     graph: Graph
     plan: Plan
@@ -152,11 +149,9 @@ def follow(
     *,
     settings: PlanSettings | None = None,
 ) -> Plan:
-    """Return the plan of `graph` that continues `recorded` (see `planning.make_plan`).
-
-    Raises PlanContradictionError when no plan can, also if counts conflict because one of them has
-    changed.
-    """
+    """Return the plan of `graph` that continues `recorded` (see `planning.make_plan`). Raises
+    PlanContradictionError when no plan can, also if counts conflict because one of them has
+    changed."""
     try:
         plan = make_plan(graph, observed, settings=settings, recorded=recorded)
     except PartitionCountConflictError:

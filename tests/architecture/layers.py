@@ -195,8 +195,7 @@ EDGE: Final[dict[str, str]] = {
     "common.spark.gc_freeze": "counts the tasks of a process",
 }
 """The modules that do more than compute, each with its reason. Every other module of the sources,
-`checkpoint`, `operations`, `planner`, `common` and `grouping` is pure: see
-IMPURE."""
+`checkpoint`, `operations`, `planner`, `common` and `grouping` is pure: see IMPURE."""
 
 CORE: Final = frozenset(
     {

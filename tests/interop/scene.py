@@ -1,8 +1,6 @@
-"""One stream on kinesis-mock and one lease table on DynamoDB Local, with a producer and a watch.
-
-A producer puts records all the time, plain ones and the KPL's aggregates; a watch looks at the
-table all the time and notes every change of a lease.
-"""
+"""One stream on kinesis-mock and one lease table on DynamoDB Local, with a producer and a watch. A
+producer puts records all the time, plain ones and the KPL's aggregates; a watch looks at the table
+all the time and notes every change of a lease."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""`spark-ssp leases`, `watch` and `doctor` while workers of the KCL write their lease table.
-
-With SSP_WRITE_OUTPUTS set, the tables are written to `tests/golden/lease_tables/`, from which the
-tests of the command that CI runs read them.
-"""
+"""`spark-ssp leases`, `watch` and `doctor` while workers of the KCL write their lease table. With
+SSP_WRITE_OUTPUTS set, the tables are written to `tests/golden/lease_tables/`, from which the tests
+of the command that CI runs read them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""Aggregates in other shards than those of their user records' keys: `make interop`.
-
-So it is under the record distribution strategy AUTO, which kinesis-mock lacks. To its readers it is
-the same when the key of the Kinesis record decides the shard, and user records have other keys.
-"""
+"""Aggregates in other shards than those of their user records' keys: `make interop`. So it is under
+the record distribution strategy AUTO, which kinesis-mock lacks. To its readers it is the same when
+the key of the Kinesis record decides the shard, and user records have other keys."""
 
 from __future__ import annotations
 

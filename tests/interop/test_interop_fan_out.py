@@ -1,7 +1,5 @@
-"""Workers of the KCL and queries that share a table of leases and a consumer: `make interop`.
-
-The KCL is not changed: it uses HTTP/2, here without TLS.
-"""
+"""Workers of the KCL and queries that share a table of leases and a consumer: `make interop`. The
+KCL is not changed: it uses HTTP/2, here without TLS."""
 
 from __future__ import annotations
 

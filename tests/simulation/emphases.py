@@ -1,9 +1,6 @@
-"""Four emphases of the histories.
-
-`Plain` (reshards, limits, crashes, restarts), `Narrow` (the same with pages of few records),
-`Faulty` (what a service does wrong in addition) and `Lossy` (records trimmed before they are read,
-streams deleted and created again).
-"""
+"""Four emphases of the histories. `Plain` (reshards, limits, crashes, restarts), `Narrow` (the same
+with pages of few records), `Faulty` (what a service does wrong in addition) and `Lossy` (records
+trimmed before they are read, streams deleted and created again)."""
 
 from __future__ import annotations
 

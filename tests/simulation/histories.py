@@ -1,8 +1,6 @@
 """Histories of a query: what happens to a stream and to the query that reads it, drawn at random.
-
 One state machine; `emphases.py` has its variants. Each history ends by letting the query catch up,
-undisturbed.
-"""
+undisturbed."""
 
 from __future__ import annotations
 
@@ -404,10 +402,8 @@ class Histories(RuleBasedStateMachine):
         assert not missing, f"the query does not catch up: {missing}"
 
     def _check_quiet_calls(self) -> None:
-        """Rule 10: a trigger over quiet shards is one GetRecords for each, and nothing else.
-
-        And rule 8: nothing new is the same text.
-        """
+        """Rule 10: a trigger over quiet shards is one GetRecords for each, and nothing else. And
+        rule 8: nothing new is the same text."""
         self._settle()
         calls = self.world.state.calls
         for code in calls.refused:

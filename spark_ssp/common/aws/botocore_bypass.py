@@ -165,10 +165,8 @@ class _Second:
 
 class DirectCalls:
     """Makes the calls named in `decoders` for a botocore client that does not retry. Thread-safe.
-
     `encoders` are for calls whose parameters JSON cannot contain as they are, such as bytes. `now`
-    is in seconds since the epoch.
-    """
+    is in seconds since the epoch."""
 
     def __init__(
         self,
@@ -204,10 +202,8 @@ class DirectCalls:
         self._seconds.clear()
 
     def call(self, operation: str, request: Request) -> Answer | None:
-        """Return the answer, or None if the call must go through botocore.
-
-        Raises the same errors as the client's method.
-        """
+        """Return the answer, or None if the call must go through botocore. Raises the same errors
+        as the client's method."""
         kind = _kind(operation, request)
         pattern = self._patterns.get(kind)
         if pattern is None:
@@ -384,10 +380,8 @@ def _account(credentials: Any) -> str | None:
 
 
 def _pool(client: BaseClient, url: str) -> HTTPConnectionPool | None:
-    """botocore's connections to this URL; None when it goes another way.
-
-    Certificates are set up here as well: other threads may use the pool before botocore does so.
-    """
+    """botocore's connections to this URL; None when it goes another way. Certificates are set up
+    here as well: other threads may use the pool before botocore does so."""
     endpoint: Any = client._endpoint  # type: ignore[attr-defined]
     session = endpoint.http_session
     if type(session) is not URLLib3Session:

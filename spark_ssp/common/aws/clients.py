@@ -103,10 +103,8 @@ class Signer:
 
 
 def signer(options: ConnectionOptions) -> Signer:
-    """Return credentials for requests that are signed outside of a client.
-
-    Raises AccessError when there are no credentials, InvalidOptionsError without a region.
-    """
+    """Return credentials for requests that are signed outside of a client. Raises AccessError when
+    there are no credentials, InvalidOptionsError without a region."""
     try:
         core = _core_session(options)
         credentials = core.get_credentials()

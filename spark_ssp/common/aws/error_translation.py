@@ -1,8 +1,6 @@
-"""Classifies the AWS SDK's errors by remedy: the part that all services share.
-
-A message of the service is quoted only where it cannot hold
-secrets: one about a wrong signature repeats the signed headers, and with them the session token.
-"""
+"""Classifies the AWS SDK's errors by remedy: the part that all services share. A message of the
+service is quoted only where it cannot hold secrets: one about a wrong signature repeats the signed
+headers, and with them the session token."""
 
 from __future__ import annotations
 
@@ -123,11 +121,9 @@ _CHAIN: Final = (
 
 
 class MalformedAnswerError(Exception):
-    """An answer that violates the API reference, such as one cut by a broken connection.
-
-    botocore does not compare a body's length with its header, so a cut body gets this far. The
-    text never holds any of the answer.
-    """
+    """An answer that violates the API reference, such as one cut by a broken connection. botocore
+    does not compare a body's length with its header, so a cut body gets this far. The text never
+    holds any of the answer."""
 
 
 class StaleCredentialsError(Exception):

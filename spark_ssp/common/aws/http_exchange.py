@@ -67,12 +67,9 @@ def is_supported(pool: HTTPConnectionPool) -> bool:
 
 
 def post(pool: HTTPConnectionPool, headers: Mapping[str, str], body: bytes) -> Response:
-    """Send a POST to `/` of the pool's host and return the response.
-
-    `headers` include `Host`, and neither `Content-Length` nor `Accept-Encoding`. Raises
-    `urllib3.exceptions.HTTPError`, OSError, or ValueError for a header that cannot be sent, whose
-    text may contain the header.
-    """
+    """Send a POST to `/` of the pool's host and return the response. `headers` include `Host`, and
+    neither `Content-Length` nor `Accept-Encoding`. Raises `urllib3.exceptions.HTTPError`, OSError,
+    or ValueError for a header that cannot be sent, whose text may contain the header."""
     connection: Any = pool._get_conn()
     is_kept = False
     try:

@@ -80,10 +80,8 @@ def retry_settings(connection: ConnectionOptions) -> RetrySettings:
 
 
 def backoff(settings: RetrySettings, severity: Severity, attempt: int, draw: float) -> float:
-    """Seconds to wait after attempt `attempt` (from 1): exponential, with full jitter.
-
-    `draw` is uniform in [0, 1). Full jitter spreads many clients that were refused at once.
-    """
+    """Seconds to wait after attempt `attempt` (from 1): exponential, with full jitter. `draw` is
+    uniform in [0, 1). Full jitter spreads many clients that were refused at once."""
     base = _THROTTLE_BASE if severity is Severity.THROTTLE else _FAULT_BASE
     longest: float = min(settings.max_backoff, base * 2.0 ** min(attempt - 1, 32))
     return draw * longest
@@ -307,10 +305,8 @@ def reject_cut_bodies(client: BaseClient) -> None:
 
 
 def check_body(response_dict: Mapping[str, Any], **_: object) -> None:
-    """Raise MalformedAnswerError for a truncated body.
-
-    botocore parses it as an answer without fields, which means a missing row or an empty table.
-    """
+    """Raise MalformedAnswerError for a truncated body. botocore parses it as an answer without
+    fields, which means a missing row or an empty table."""
     if response_dict["status_code"] < 300 and not isinstance(
         orjson.loads(response_dict["body"]), dict
     ):

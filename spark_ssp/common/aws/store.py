@@ -1,8 +1,6 @@
 """Calls S3 and DynamoDB for a store that an option names by a URI, and raises only this project's
-errors. Credentials come from `credentialsProvider` or AWS's configuration, as the region does.
-
-S3 by boto3 and not by s3fs, which pins a range of botocore that ends below the boto3 needed here.
-"""
+errors. Credentials come from `credentialsProvider` or AWS's configuration, as the region does. S3
+by boto3 and not by s3fs, which pins a range of botocore that ends below the boto3 needed here."""
 
 from __future__ import annotations
 
@@ -96,10 +94,8 @@ class StoreCalls(ServiceCalls):
 
     @classmethod
     def open(cls, where: StoreLocation, connection: ConnectionOptions) -> Self:
-        """Create a client; no call is made yet.
-
-        Raises AccessError without credentials, InvalidOptionsError without a region.
-        """
+        """Create a client; no call is made yet. Raises AccessError without credentials,
+        InvalidOptionsError without a region."""
         try:
             client = create_client(where.service, connection)
         except AccessError as error:

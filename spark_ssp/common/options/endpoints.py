@@ -123,11 +123,9 @@ def keyword_arguments(text: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionOptions:
-    """Endpoint and credentials. Hashable, since clients are cached by it. Durations are in ms.
-
-    None means "as in the AWS configuration". Its text never shows credentials;
-    its pickle carries them, because executors need them.
-    """
+    """Endpoint and credentials. Hashable, since clients are cached by it. Durations are in ms. None
+    means "as in the AWS configuration". Its text never shows credentials; its pickle carries them,
+    because executors need them."""
 
     region: str | None = option(
         "region",

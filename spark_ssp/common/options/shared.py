@@ -61,10 +61,8 @@ def trigger_problems(
     reading: OptionReading, query: QueryKind, pyspark_without_limits: str | None
 ) -> Iterator[OptionProblem]:
     """Yield a problem for each given option that may bound a batch, unless the trigger is declared.
-
     `pyspark_without_limits` is the version of the installed PySpark if it does not pass limits to
-    sources; else None, and there is no problem.
-    """
+    sources; else None, and there is no problem."""
     if pyspark_without_limits is None or query is QueryKind.BATCH or "trigger" in reading.valid:
         return
     for declared in reading.table.options:

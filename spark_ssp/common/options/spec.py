@@ -190,11 +190,9 @@ def option(
     empty: Any = None,
     **more: Unpack[_More],
 ) -> Any:
-    """Declare an option as a field of a dataclass.
-
-    `default` is the default as a user would write it; `default_text` replaces it in the
-    documentation. An option without one has the value `empty`, which `unset` describes.
-    """
+    """Declare an option as a field of a dataclass. `default` is the default as a user would write
+    it; `default_text` replaces it in the documentation. An option without one has the value
+    `empty`, which `unset` describes."""
     value = empty if default is None else convert(default)
     declared = Option(
         name=name,
@@ -235,11 +233,9 @@ def defaults_of(cls: type[Any], query: QueryKind) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignOption:
-    """A name of another product that has no counterpart here.
-
-    `refused` if it would change the records or the identity of the reader: ignoring it would be
-    silently wrong. The others only tune, and are named in a warning.
-    """
+    """A name of another product that has no counterpart here. `refused` if it would change the
+    records or the identity of the reader: ignoring it would be silently wrong. The others only
+    tune, and are named in a warning."""
 
     name: str
     origin: str
@@ -475,9 +471,7 @@ def _unknown_problem(table: OptionTable, name: str) -> OptionProblem | None:
 
 def closest(name: str, spellings: Mapping[str, str]) -> str | None:
     """Return the entry of `spellings` (comparable form to text) that `name` resembles, if any.
-
-    Separators do not count: `stream_name` is a slip of `streamName`.
-    """
+    Separators do not count: `stream_name` is a slip of `streamName`."""
     # Executors import the declarations, and never this.
     from difflib import get_close_matches
 

@@ -1,8 +1,6 @@
-"""Parses values of options: durations, sizes, numbers, switches, choices, URLs.
-
-Each function takes a stripped, non-empty text (or returns a converter for such) and raises
-`BadValueError` with finding, expectation and next step.
-"""
+"""Parses values of options: durations, sizes, numbers, switches, choices, URLs. Each function takes
+a stripped, non-empty text (or returns a converter for such) and raises `BadValueError` with
+finding, expectation and next step."""
 
 from __future__ import annotations
 

@@ -161,11 +161,9 @@ def read_planned(
     *,
     uses: PlanUses = _uses,
 ) -> Iterator[T]:
-    """Yield the rows of one task, which `read` returns for the source's partition.
-
-    Raises UnsupportedError if a micro-batch uses the plan of an earlier one, and DataLossError with
-    the time of the plan.
-    """
+    """Yield the rows of one task, which `read` returns for the source's partition. Raises
+    UnsupportedError if a micro-batch uses the plan of an earlier one, and DataLossError with the
+    time of the plan."""
     if not isinstance(partition, PlannedPartition):
         raise TypeError(f"a PlannedPartition is expected, not a {type(partition).__name__}")
     plan, use = partition.plan, micro_batch_of_task()

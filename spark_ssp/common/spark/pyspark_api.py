@@ -182,10 +182,8 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read. Spark before 4.2 also passes the
-        newest offset of a checkpoint, as start and end, when a query starts.
-
-        Raises UnsupportedError if that offset comes after the first end was planned.
-        """
+        newest offset of a checkpoint, as start and end, when a query starts. Raises
+        UnsupportedError if that offset comes after the first end was planned."""
         if start == end and self._has_planned and end != self._newest:
             raise UnsupportedError(
                 "trigger availableNow",
@@ -202,11 +200,9 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.plan_partitions(start, end)
 
     def stop(self) -> None:
-        """Remove the reader's status and close it.
-
-        PySpark parses offsets before it passes them on, and stops the reader if it cannot. Raises
-        IncompatibleStateError then, instead of the parser's error.
-        """
+        """Remove the reader's status and close it. PySpark parses offsets before it passes them on,
+        and stops the reader if it cannot. Raises IncompatibleStateError then, instead of the
+        parser's error."""
         error = sys.exception()
         if self._status is not None:
             self._status.remove()
@@ -244,11 +240,9 @@ def _is_unreadable_offset(error: BaseException) -> bool:
 
 
 class FailedStreamReader(PlanningStreamReader):
-    """A reader of a query that cannot be started: its first call raises `error`.
-
-    A data source returns it instead of raising the error in `streamReader`: Spark 4.0 to 4.3 would
-    report another one, since their worker calls `stop` of a reader that does not exist.
-    """
+    """A reader of a query that cannot be started: its first call raises `error`. A data source
+    returns it instead of raising the error in `streamReader`: Spark 4.0 to 4.3 would report another
+    one, since their worker calls `stop` of a reader that does not exist."""
 
     def __init__(self, error: SspError) -> None:
         super().__init__(is_triggered_by_time=True)

@@ -82,10 +82,8 @@ COUNTERS = "counters"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReaderCounters:
     """Cumulative counts of a stream reader on the driver, as its status shows them under
-    `counters`, without those that are None. They start at 0 with each run of a query.
-
-    Of a source with several streams each stream's entry shows the same counts: those of the reader.
-    """
+    `counters`, without those that are None. They start at 0 with each run of a query. Of a source
+    with several streams each stream's entry shows the same counts: those of the reader."""
 
     retries: int
     """Calls of the driver that failed and were made again, throttled ones included."""
@@ -173,10 +171,8 @@ class StatusFile:
 
 def find_statuses(options: Mapping[str, str], *, folder: Path | None = None) -> str | None:
     """Return the statuses that a batch read requests by its options, as JSON: for each digest the
-    list of the statuses of its readers. None if it requests none.
-
-    Raises AccessError if other users can access the folder of the files.
-    """
+    list of the statuses of its readers. None if it requests none. Raises AccessError if other users
+    can access the folder of the files."""
     wanted = {name.lower(): value for name, value in options.items()}.get(STATUS_OF.lower())
     if wanted is None:
         return None

@@ -1,8 +1,6 @@
-"""The page as HTML: one file without external resources, readable without scripts.
-
-`body` is the part that changes. The live page replaces it with each trigger, by a short script; the
-file that `LivePage.save` writes has no script.
-"""
+"""The page as HTML: one file without external resources, readable without scripts. `body` is the
+part that changes. The live page replaces it with each trigger, by a short script; the file that
+`LivePage.save` writes has no script."""
 
 from __future__ import annotations
 

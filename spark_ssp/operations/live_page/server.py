@@ -73,11 +73,9 @@ def _unusable_address(host: str, port: int, error: Exception) -> InvalidOptionsE
 
 
 class PageServer:
-    """Serves the page of timelines from `start` to `stop`.
-
-    The page is rendered once for each version of them. Without a `token`, only requests to a
-    loopback address are answered, whatever name they use.
-    """
+    """Serves the page of timelines from `start` to `stop`. The page is rendered once for each
+    version of them. Without a `token`, only requests to a loopback address are answered, whatever
+    name they use."""
 
     def __init__(self, timelines: Timelines, *, host: str, port: int, token: str | None) -> None:
         self._timelines = timelines

@@ -1,8 +1,6 @@
-"""Gathers the snapshots of a query into the bars that the page draws. No I/O.
-
-A bar is the time in which one task read one shard. It consists of spans of equal lag and owner, so
-that its size depends on changes and not on the number of batches.
-"""
+"""Gathers the snapshots of a query into the bars that the page draws. No I/O. A bar is the time in
+which one task read one shard. It consists of spans of equal lag and owner, so that its size depends
+on changes and not on the number of batches."""
 
 from __future__ import annotations
 

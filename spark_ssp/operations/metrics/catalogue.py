@@ -1,8 +1,6 @@
-"""The metrics by name, with their labels and meanings. Every output and the guide follow it.
-
-The names are those of Prometheus: base units, `_total` for counters. Under `query` is the name of
-the query, or its id if it has none.
-"""
+"""The metrics by name, with their labels and meanings. Every output and the guide follow it. The
+names are those of Prometheus: base units, `_total` for counters. Under `query` is the name of the
+query, or its id if it has none."""
 
 from __future__ import annotations
 

@@ -50,10 +50,8 @@ Document = dict[str, Any]
 
 
 class CloudWatchOutput(Output):
-    """Writes documents in the Embedded Metric Format, a line each. Used under a lock.
-
-    `monotonic` is in seconds.
-    """
+    """Writes documents in the Embedded Metric Format, a line each. Used under a lock. `monotonic`
+    is in seconds."""
 
     def __init__(
         self,

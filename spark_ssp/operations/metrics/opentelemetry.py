@@ -1,8 +1,6 @@
-"""Metrics for OpenTelemetry, by its API only: the user's program brings an SDK and an exporter.
-
-The names are those of Prometheus without `_total`, and the unit is part of the name, since
-exporters to Prometheus append both.
-"""
+"""Metrics for OpenTelemetry, by its API only: the user's program brings an SDK and an exporter. The
+names are those of Prometheus without `_total`, and the unit is part of the name, since exporters to
+Prometheus append both."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The values of the metrics, from the last snapshot of each running query.
-
-The number of series is bounded: `series` shards or partitions of a stream, those farthest behind,
-have one each. A shard that has ended or left the query has none.
-"""
+"""The values of the metrics, from the last snapshot of each running query. The number of series is
+bounded: `series` shards or partitions of a stream, those farthest behind, have one each. A shard
+that has ended or left the query has none."""
 
 from __future__ import annotations
 

@@ -40,9 +40,7 @@ class SystemKind(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class StreamId:
     """A stream of a system: a topic of Kafka, a stream of Kinesis. Orders by system, then stream.
-
-    Counts are per (system, stream): two systems may have streams of one name.
-    """
+    Counts are per (system, stream): two systems may have streams of one name."""
 
     system: SystemName
     stream: str
@@ -105,11 +103,9 @@ JoinHow = Literal["inner", "left"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """Reads an existing stream.
-
-    `broadcast`: its count need not match any other. `bootstrap`: it is read from its first record,
-    and each batch reads all available records. In other respects both are read like any stream.
-    """
+    """Reads an existing stream. `broadcast`: its count need not match any other. `bootstrap`: it is
+    read from its first record, and each batch reads all available records. In other respects both
+    are read like any stream."""
 
     name: OperatorName
     stream: StreamId
@@ -152,9 +148,7 @@ class Merge:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionBy:
     """Writes an intermediate stream, partitioned by columns, which downstream operators read.
-
-    `partitions` is the count that the user requested, None to leave it to the planner.
-    """
+    `partitions` is the count that the user requested, None to leave it to the planner."""
 
     name: OperatorName
     upstream: OperatorName

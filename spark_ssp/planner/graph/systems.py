@@ -1,6 +1,5 @@
 """The Protocol of a pipeline's services: partition counts, creation of streams, and the formats by
-which Spark reads and writes them. The Kafka and the Kinesis package implement it.
-"""
+which Spark reads and writes them. The Kafka and the Kinesis package implement it."""
 
 from __future__ import annotations
 
@@ -82,19 +81,14 @@ class System(Protocol):
 
     def create(self, stream: str, partitions: int, *, use: StreamUse = StreamUse.EVENTS) -> None:
         """Create a stream with this number of partitions and a retention that suits `use`. Waits
-        for the end of a deletion of that name.
-
-        Raises StreamExistsError if it exists, with any count. In both cases `partition_count`
-        returns its count from then on.
-        """
+        for the end of a deletion of that name. Raises StreamExistsError if it exists, with any
+        count. In both cases `partition_count` returns its count from then on."""
         ...
 
     def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        """Return the format and options by which Spark reads the stream.
-
-        `from_start`: a new query starts with the oldest record, regardless of the system's options,
-        as required for intermediate streams and those that fill tables.
-        """
+        """Return the format and options by which Spark reads the stream. `from_start`: a new query
+        starts with the oldest record, regardless of the system's options, as required for
+        intermediate streams and those that fill tables."""
         ...
 
     def writer_format(self, stream: str) -> SparkFormat:
@@ -104,10 +98,8 @@ class System(Protocol):
 
 
 class Services(Mapping[str, System]):
-    """The systems of a pipeline by name. A `StreamAdmin`.
-
-    services = Services({"kafka": KafkaSystem({"kafka.bootstrap.servers": "localhost:9092"})})
-    """
+    """The systems of a pipeline by name. A `StreamAdmin`. services = Services({"kafka":
+    KafkaSystem({"kafka.bootstrap.servers": "localhost:9092"})})"""
 
     def __init__(self, systems: Mapping[str, System]) -> None:
         self._systems = MappingProxyType(dict(sorted(systems.items())))
@@ -196,16 +188,13 @@ class StreamAdmin(Protocol):
 
     def partition_count(self, system: SystemName, stream: str) -> int | None:
         """Return the partitions of a Kafka topic, or the open shards of a Kinesis stream: 1 or
-        more, None for a missing stream. Raises when the service does not answer.
-        """
+        more, None for a missing stream. Raises when the service does not answer."""
         ...
 
 
 def observe(graph: Graph, admin: StreamAdmin) -> Mapping[StreamId, int | None]:
-    """Return the counts of all streams of a graph, each requested once, sorted by stream.
-
-    Raises PartitionCountConflictError with all counts below 1.
-    """
+    """Return the counts of all streams of a graph, each requested once, sorted by stream. Raises
+    PartitionCountConflictError with all counts below 1."""
     streams = {o.stream for o in graph.operators if isinstance(o, Input | PartitionBy | Output)}
     counts = {s: admin.partition_count(s.system, s.stream) for s in sorted(streams)}
     problems = [

@@ -11,11 +11,9 @@ V = TypeVar("V", bound=Hashable)
 
 
 def traverse(start: V, visit: Callable[[V], None], successors: Callable[[V], Iterable[V]]) -> None:
-    """Visit `start` and its descendants, each vertex once.
-
-    Depth first: a vertex, then the descendants of its first successor, then of its second. Handles
-    cycles and graphs of any depth.
-    """
+    """Visit `start` and its descendants, each vertex once. Depth first: a vertex, then the
+    descendants of its first successor, then of its second. Handles cycles and graphs of any
+    depth."""
     seen: set[V] = set()
     ahead = [start]
     while ahead:
@@ -53,10 +51,8 @@ def reached(starts: Iterable[V], successors: Callable[[V], Iterable[V]]) -> set[
 
 
 def shortest_path(start: V, goal: V, successors: Callable[[V], Iterable[V]]) -> list[V] | None:
-    """Return the vertices from `start` to `goal`, both included; None without a path.
-
-    Of equally short paths, the one whose vertices come first among the successors.
-    """
+    """Return the vertices from `start` to `goal`, both included; None without a path. Of equally
+    short paths, the one whose vertices come first among the successors."""
     came_from: dict[V, V | None] = {start: None}
     ahead = deque([start])
     while ahead:
@@ -82,11 +78,9 @@ def unwind(vertex: V, came_from: Mapping[V, V | None]) -> list[V]:
 def topological_order(
     vertices: Sequence[V], successors: Callable[[V], Iterable[V]]
 ) -> tuple[list[V], list[V]]:
-    """Return the `vertices` (without duplicates) in topological order, and those without one.
-
-    Of the candidates for the next position, the one given first is taken. The second list, in the
-    order given, contains the vertices on cycles and their descendants.
-    """
+    """Return the `vertices` (without duplicates) in topological order, and those without one. Of
+    the candidates for the next position, the one given first is taken. The second list, in the
+    order given, contains the vertices on cycles and their descendants."""
     rank = {vertex: number for number, vertex in enumerate(vertices)}
     waits_for = dict.fromkeys(vertices, 0)
     for vertex in vertices:

@@ -164,10 +164,8 @@ class CoPartitionGraph:
 
     def search(self, starts: Iterable[StreamId]) -> dict[Vertex, Vertex | None]:
         """Return the vertices connected to any of `starts`, nearest first, each with its
-        predecessor, None for the starts.
-
-        Breadth first: from a stream to links in graph order, from a link to sorted streams.
-        """
+        predecessor, None for the starts. Breadth first: from a stream to links in graph order, from
+        a link to sorted streams."""
         came_from: dict[Vertex, Vertex | None] = dict.fromkeys(starts)
         ahead = deque(came_from)
         above: set[OperatorName] = set()

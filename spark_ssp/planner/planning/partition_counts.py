@@ -140,8 +140,7 @@ class Agreement:
 def fallback(observed: Mapping[StreamId, int | None], configured: int | None) -> Count | None:
     """Return the count for undefined streams whose group has none, or None without any observed
     count. `observed` contains the pipeline's inputs, without side inputs, and its outputs. Of equal
-    counts the first stream is named.
-    """
+    counts the first stream is named."""
     if configured is not None:
         return Count(partitions=configured, origin=Origin.CONFIGURED)
     known = {stream: count for stream, count in observed.items() if count is not None}

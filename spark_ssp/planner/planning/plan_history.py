@@ -69,12 +69,9 @@ def newest(root: str) -> RecordedPlan | None:
 
 
 def record(root: str, plan: Plan, *, after: RecordedPlan | None) -> RecordedPlan:
-    """Record `plan` as the successor of `after`, the result of `newest` when it was made.
-
-    Does not write if the newest plan is equivalent, be it `after` or one recorded concurrently.
-    Raises PlanConflictError when the newest is neither equivalent nor `after`, and as `newest`
-    does.
-    """
+    """Record `plan` as the successor of `after`, the result of `newest` when it was made. Does not
+    write if the newest plan is equivalent, be it `after` or one recorded concurrently. Raises
+    PlanConflictError when the newest is neither equivalent nor `after`, and as `newest` does."""
     number = 1 if after is None else after.number + 1
     try:
         with closing(open_folder(root)) as folder:
@@ -155,11 +152,9 @@ def _without_user(root: str) -> str:
 
 
 def open_folder(root: str) -> WriteOnceFiles:
-    """Return the folder of a root's plans without accessing it.
-
-    The folder's methods raise OSError, or an SspError for S3. Raises UnsupportedError for an
-    unsupported store, PlanStoreError for an invalid S3 root, and as `S3Calls.open` does.
-    """
+    """Return the folder of a root's plans without accessing it. The folder's methods raise OSError,
+    or an SspError for S3. Raises UnsupportedError for an unsupported store, PlanStoreError for an
+    invalid S3 root, and as `S3Calls.open` does."""
     scheme = _SCHEME.match(root)
     if scheme is None:
         return _local_folder(Path(root))

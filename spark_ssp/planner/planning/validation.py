@@ -276,10 +276,8 @@ def refused_flag(flag: str) -> tuple[str, str, str]:
 
 def find_kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
     """Return inputs from Kinesis with unsupported flags and operators that a line of Kinesis must
-    not reach, each in graph order.
-
-    Only the first operator of a line is reported: the repartition that it needs fixes the others.
-    """
+    not reach, each in graph order. Only the first operator of a line is reported: the repartition
+    that it needs fixes the others."""
     parts = tables_in_parts(graph)
     return *_flagged(graph), *(
         problem_of(

@@ -74,9 +74,7 @@ class StageQuery:
 
 def stage_queries(graph: Graph, access: StreamAccess) -> tuple[StageQuery, ...]:
     """Return every stage in the order of `order_stages`. Calls user functions, some of them twice.
-
-    Raises InvalidPipelineError, with operator and location, for incompatible columns and types.
-    """
+    Raises InvalidPipelineError, with operator and location, for incompatible columns and types."""
     _refuse_too_many_sources(graph)
     first = _Frames(graph=graph, access=access)
     found = tuple(first.stage(name) for name in order_stages(graph))

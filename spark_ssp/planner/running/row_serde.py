@@ -150,12 +150,9 @@ def _not_utf8(value: Column, found: DataType) -> Column:
 
 
 def columns_of(value: Column, schema: StructType) -> Column:
-    """Return a struct of the columns that `value_of` wrote; null for null.
-
-    The query fails on text that is not a JSON object, or with another type in a column; the error
-    does not quote it. Missing columns are null, since earlier records may have fewer; unknown ones
-    are ignored.
-    """
+    """Return a struct of the columns that `value_of` wrote; null for null. The query fails on text
+    that is not a JSON object, or with another type in a column; the error does not quote it.
+    Missing columns are null, since earlier records may have fewer; unknown ones are ignored."""
     unread = _UNREAD
     while unread.lower() in (name.lower() for name in schema.names):
         unread += "_"

@@ -74,10 +74,8 @@ class RunSettings:
 def prepare(
     graph: Graph, spark: SparkSession, services: Services, *, root: str, settings: RunSettings
 ) -> RunningPipeline:
-    """Build and check all queries of a pipeline, which `launch` of the result starts.
-
-    Raises InvalidPipelineError, InvalidOptionsError or SessionSettingError.
-    """
+    """Build and check all queries of a pipeline, which `launch` of the result starts. Raises
+    InvalidPipelineError, InvalidOptionsError or SessionSettingError."""
     services.raise_missing(graph)
     root = root_for_spark(spark, root)
     access = StreamAccess(spark=spark, services=services)
@@ -124,10 +122,8 @@ def _time_problems(settings: RunSettings, frame: DataFrame) -> list[OptionProble
 
 def root_for_spark(spark: SparkSession, root: str) -> str:
     """Return a root for Spark, so that checkpoints are beside the plans. A path without a scheme is
-    one of this machine for `plan_history`, and one of the default file system for Spark.
-
-    Raises SessionSettingError if these differ.
-    """
+    one of this machine for `plan_history`, and one of the default file system for Spark. Raises
+    SessionSettingError if these differ."""
     if not is_path(root):
         return root
     # None with Spark Connect: only its server has the setting.

@@ -128,11 +128,8 @@ class RunningPipeline:
 
     def await_termination(self, timeout: float | None = None) -> bool:
         """Wait until all stages have ended, at most `timeout` seconds, and return whether they
-        have.
-
-        Raises PipelineStageError when a stage failed, after stopping all others. An interrupt
-        (Ctrl-C) stops the pipeline.
-        """
+        have. Raises PipelineStageError when a stage failed, after stopping all others. An interrupt
+        (Ctrl-C) stops the pipeline."""
         try:
             over = self._over.wait(timeout)
         except BaseException:

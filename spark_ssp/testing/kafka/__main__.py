@@ -1,7 +1,5 @@
-"""A Kafka from the command line: `python -m spark_ssp.testing.kafka --topic orders:4`.
-
-Runs in the foreground until Ctrl-C (or SIGTERM) and prints how to reach it.
-"""
+"""A Kafka from the command line: `python -m spark_ssp.testing.kafka --topic orders:4`. Runs in the
+foreground until Ctrl-C (or SIGTERM) and prints how to reach it."""
 
 from __future__ import annotations
 

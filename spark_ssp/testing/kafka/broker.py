@@ -315,8 +315,7 @@ def wait_for_partitions(
     admin: Any, topic: str, partitions: int, *, within_s: float = _ANSWER_S
 ) -> None:
     """Wait until the broker reports this number of partitions (0: no such topic): its controller
-    answers before the broker has the change. Raises TimeoutError.
-    """
+    answers before the broker has the change. Raises TimeoutError."""
     deadline = time.monotonic() + within_s
     while _partition_count(admin, topic, within_s) != partitions:
         if time.monotonic() > deadline:
@@ -407,11 +406,8 @@ _QUORUM: Final[Mapping[str, str]] = {
 
 class LocalKafkaCluster(LocalServer):
     """A context manager: `brokers` brokers, numbered from 1, of which each can be killed, frozen
-    and started again at the same address with the same data.
-
-    Topics have up to three replicas, and internal ones need two that are in sync. `settings` are
-    added to those of each broker.
-    """
+    and started again at the same address with the same data. Topics have up to three replicas, and
+    internal ones need two that are in sync. `settings` are added to those of each broker."""
 
     def __init__(
         self,

@@ -1,8 +1,6 @@
-"""Java programs by their Maven coordinates and without Maven: PySpark ships Ivy.
-
-A file of SHA-256 checksums pins a program and its dependencies. They are fetched once into a cache
-folder that only this user can change, and checked again at every start.
-"""
+"""Java programs by their Maven coordinates and without Maven: PySpark ships Ivy. A file of SHA-256
+checksums pins a program and its dependencies. They are fetched once into a cache folder that only
+this user can change, and checked again at every start."""
 
 from __future__ import annotations
 
@@ -83,8 +81,7 @@ def cache_folder() -> Path:
 
 def fetch(artifact: Artifact | Bundle, cache: Path | None = None) -> Path:
     """Return the folder that contains exactly the artifact and its dependencies. Raises
-    RuntimeError if they cannot be fetched or do not match the checksums.
-    """
+    RuntimeError if they cannot be fetched or do not match the checksums."""
     cache = (cache or cache_folder()) / "maven"
     folder = cache / f"{artifact.name}-{artifact.version}"
     # A folder of that name is complete, so no lock is needed to use it.
@@ -150,8 +147,7 @@ def _checksum(path: Path) -> str | None:
 
 def make_private(folder: Path) -> None:
     """Create the folder unless it exists, and make it private. Raises RuntimeError if it is a link
-    or belongs to another user and is therefore not safe to run programs from.
-    """
+    or belongs to another user and is therefore not safe to run programs from."""
     folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
     found = folder.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():

@@ -1,8 +1,6 @@
-"""An embedded Amazon Kinesis Data Streams, for testing pipelines on one machine.
-
-`EmbeddedKinesis` serves HTTP for boto3 and needs the extra `local`; it is imported on first use, so
-that the state (`KinesisState`) can be used without it.
-"""
+"""An embedded Amazon Kinesis Data Streams, for testing pipelines on one machine. `EmbeddedKinesis`
+serves HTTP for boto3 and needs the extra `local`; it is imported on first use, so that the state
+(`KinesisState`) can be used without it."""
 
 from __future__ import annotations
 

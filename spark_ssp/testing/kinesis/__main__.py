@@ -1,8 +1,6 @@
-"""The embedded Kinesis from the command line:
-`python -m spark_ssp.testing.kinesis --stream orders:2`.
-
-Runs in the foreground until Ctrl-C (or SIGTERM) and prints its endpoint and client settings.
-"""
+"""The embedded Kinesis from the command line: `python -m spark_ssp.testing.kinesis --stream
+orders:2`. Runs in the foreground until Ctrl-C (or SIGTERM) and prints its endpoint and client
+settings."""
 
 from __future__ import annotations
 

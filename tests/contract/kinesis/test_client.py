@@ -1,8 +1,6 @@
-"""The contract of `KinesisService`, over each of its implementations.
-
-boto3 against the embedded service, boto3 against kinesis-mock, and the in-process stand-in that
-unit tests and simulations use: the contract holds for all of them.
-"""
+"""The contract of `KinesisService`, over each of its implementations. boto3 against the embedded
+service, boto3 against kinesis-mock, and the in-process stand-in that unit tests and simulations
+use: the contract holds for all of them."""
 
 from __future__ import annotations
 

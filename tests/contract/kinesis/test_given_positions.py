@@ -1,8 +1,6 @@
 """A start at the sequence number of another shard, on every service: refused, or with
-`failOnDataLoss=false` all of the shard is read. Planner and readers, without Spark.
-
-A service that accepts such a number, as the API reference does not allow, gives the same result.
-"""
+`failOnDataLoss=false` all of the shard is read. Planner and readers, without Spark. A service that
+accepts such a number, as the API reference does not allow, gives the same result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""The Kinesis API reference, asserted over boto3: putting and reading.
-
-`test_shards.py` tests shards and streams.
-"""
+"""The Kinesis API reference, asserted over boto3: putting and reading. `test_shards.py` tests
+shards and streams."""
 
 from __future__ import annotations
 

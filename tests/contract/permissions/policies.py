@@ -1,8 +1,6 @@
-"""Evaluates the policies of the guides as IAM does, for the calls that were made.
-
-`reference.json` has the actions and resources of AWS's Service Authorization Reference. A policy
-allows a call if it allows the action on each resource that the reference requires for it.
-"""
+"""Evaluates the policies of the guides as IAM does, for the calls that were made. `reference.json`
+has the actions and resources of AWS's Service Authorization Reference. A policy allows a call if it
+allows the action on each resource that the reference requires for it."""
 
 from __future__ import annotations
 

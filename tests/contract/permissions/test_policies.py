@@ -1,8 +1,6 @@
-"""The policies of the guides allow exactly the calls that are made.
-
-Every part of the product runs once, with a proxy in front of each service that records its calls.
-The lease agent and the guard of consumers are processes of their own.
-"""
+"""The policies of the guides allow exactly the calls that are made. Every part of the product runs
+once, with a proxy in front of each service that records its calls. The lease agent and the guard of
+consumers are processes of their own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """No batch is much larger than `maxBytesPerTrigger`, whatever the sizes of records and their order.
-
-`python -m tests.support.simulation.mixed_sizes` prints the figures of any number of histories.
-"""
+`python -m tests.support.simulation.mixed_sizes` prints the figures of any number of histories."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Checkpoints in which batches are missing, as Spark's asynchronous progress tracking leaves them.
-
-A restart replays from an offset that is several batches older than the end.
-"""
+A restart replays from an offset that is several batches older than the end."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Any number of queries on one stream, and a program that shares their leases as the KCL does,
 while somebody deletes, damages and invents rows of the table: every record is read, or its shard is
-reported as not read by any worker.
-
-`SSP_TAMPERING` overrides the number of histories.
-"""
+reported as not read by any worker. `SSP_TAMPERING` overrides the number of histories."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
 """Records that are gone before they were read: an error, or a warning under `failOnDataLoss=false`.
-
-Every record that is left is read, and a trim of read records is not a data loss.
-"""
+Every record that is left is read, and a trim of read records is not a data loss."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""No row is late for a watermark because of a reshard, a stop or a limit.
-
-Rows are put in the order of their event times, one a second by the service's clock, so a watermark
-of ten seconds, which is more than ends near the latest record differ by, may drop none of them.
-"""
+"""No row is late for a watermark because of a reshard, a stop or a limit. Rows are put in the order
+of their event times, one a second by the service's clock, so a watermark of ten seconds, which is
+more than ends near the latest record differ by, may drop none of them."""
 
 from __future__ import annotations
 

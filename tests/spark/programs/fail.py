@@ -1,8 +1,6 @@
-"""A program whose queries fail, with what its user sees on standard error, in sections.
-
-Arguments: `local[2]`, or `connect` for Spark Connect with a server of its own; the folder of the
-checkpoint. Each section begins with a line `--- name`.
-"""
+"""A program whose queries fail, with what its user sees on standard error, in sections. Arguments:
+`local[2]`, or `connect` for Spark Connect with a server of its own; the folder of the checkpoint.
+Each section begins with a line `--- name`."""
 
 from __future__ import annotations
 

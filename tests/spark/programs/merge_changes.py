@@ -1,8 +1,5 @@
-"""Runs the recipe that merges changes into a Delta table, until it is killed.
-
-Reads its task from standard input, in the form of `copy_streams.py`; the output of the only query
-is the table.
-"""
+"""Runs the recipe that merges changes into a Delta table, until it is killed. Reads its task from
+standard input, in the form of `copy_streams.py`; the output of the only query is the table."""
 
 from __future__ import annotations
 

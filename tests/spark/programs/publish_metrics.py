@@ -1,8 +1,6 @@
-"""A client of Spark Connect that publishes the metrics of a query until its input is closed.
-
-Its task is an argument, as JSON: {"options": {...}, "checkpoint": "..."}. Prints the address of the
-scrape endpoint.
-"""
+"""A client of Spark Connect that publishes the metrics of a query until its input is closed. Its
+task is an argument, as JSON: {"options": {...}, "checkpoint": "..."}. Prints the address of the
+scrape endpoint."""
 
 from __future__ import annotations
 

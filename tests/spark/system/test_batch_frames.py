@@ -30,10 +30,8 @@ DAYS_MS = 25 * 3_600_000
 
 @dataclass(kw_only=True)
 class Dimension:
-    """A topic or a stream of records with the key `k`, read as a table.
-
-    `condition` is that of the guides; `expire` removes all records.
-    """
+    """A topic or a stream of records with the key `k`, read as a table. `condition` is that of the
+    guides; `expire` removes all records."""
 
     format: str
     options: dict[str, str]

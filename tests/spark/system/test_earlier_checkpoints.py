@@ -1,8 +1,6 @@
 """Checkpoints that an earlier commit wrote are resumed, and their last batch is replayed.
-
 `tests/golden/checkpoints` was written by 3d8fe2e: a run after `FIRST`, a reshard, a run after
-`SECOND`, and then without its last commit. The files never change: a new format adds new ones.
-"""
+`SECOND`, and then without its last commit. The files never change: a new format adds new ones."""
 
 from __future__ import annotations
 

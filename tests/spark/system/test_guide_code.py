@@ -91,11 +91,9 @@ def page_blocks(page: str) -> list[str]:
 
 
 class Reader:
-    """A reader of a page, who runs one block after the other.
-
-    `before` and `after` are by a part of the block: what the reader's job has before it, and a
-    check of the result. Queries that a block starts run until they have read everything.
-    """
+    """A reader of a page, who runs one block after the other. `before` and `after` are by a part of
+    the block: what the reader's job has before it, and a check of the result. Queries that a block
+    starts run until they have read everything."""
 
     def __init__(
         self, spark: SparkSession, page: str, replaced: Callable[[str], str], **names: Any

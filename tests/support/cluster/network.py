@@ -18,10 +18,8 @@ _HERE: Final = "/proc/thread-self/ns/net"
 
 
 class Network(Server):
-    """A context manager: hosts with a link each to a common switch, and no other network.
-
-    The switch is a bridge in a further namespace, so nothing of this machine's own network changes.
-    """
+    """A context manager: hosts with a link each to a common switch, and no other network. The
+    switch is a bridge in a further namespace, so nothing of this machine's own network changes."""
 
     def __init__(self, *hosts: str) -> None:
         self._addresses = {host: f"{_SUBNET}.{number}" for number, host in enumerate(hosts, 1)}

@@ -1,8 +1,6 @@
 """Run the scenarios with every version of PySpark: `python -m tests.support.environments.run`.
-
 Prints a table of versions and scenarios, and fails if a scenario has failed, was skipped or is
-absent on any version. `--pyspark 4.0.2` runs only that version.
-"""
+absent on any version. `--pyspark 4.0.2` runs only that version."""
 
 from __future__ import annotations
 

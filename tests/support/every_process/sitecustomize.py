@@ -1,8 +1,6 @@
-"""Runs in each Python process that has this folder on its path, by its name.
-
-`SSP_IMPORTS` is a file to record imports in: see `watched_imports.py`. With `SSP_CONSUMER_MODE=efo`
-ranges of any size are pushed, as often as there are batches: see `fan_out_mode.py`.
-"""
+"""Runs in each Python process that has this folder on its path, by its name. `SSP_IMPORTS` is a
+file to record imports in: see `watched_imports.py`. With `SSP_CONSUMER_MODE=efo` ranges of any size
+are pushed, as often as there are batches: see `fan_out_mode.py`."""
 
 from __future__ import annotations
 

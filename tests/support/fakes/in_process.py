@@ -59,11 +59,8 @@ MOST_TRIES = 100_000
 
 
 class InProcessKinesis:
-    """A `KinesisService` on `state`. Thread-safe.
-
-    `between_tries` is called after each failed try of a patient call, for example to advance a
-    manual clock.
-    """
+    """A `KinesisService` on `state`. Thread-safe. `between_tries` is called after each failed try
+    of a patient call, for example to advance a manual clock."""
 
     def __init__(
         self,

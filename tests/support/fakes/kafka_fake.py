@@ -1,9 +1,6 @@
-"""An in-memory Kafka, as planning uses it, with methods by which a test changes it.
-
-`FakeKafka` is a `KafkaService`, and has the methods of `KafkaTopics` for its topics, so that a
-contract test runs over either. It answers like a single broker: nothing is ever stale, unless a
-test makes it so.
-"""
+"""An in-memory Kafka, as planning uses it, with methods by which a test changes it. `FakeKafka` is
+a `KafkaService`, and has the methods of `KafkaTopics` for its topics, so that a contract test runs
+over either. It answers like a single broker: nothing is ever stale, unless a test makes it so."""
 
 from __future__ import annotations
 

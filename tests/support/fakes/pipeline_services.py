@@ -12,12 +12,9 @@ from spark_ssp.planner.graph.systems import SparkFormat, StreamUse, stream_exist
 
 @dataclass(kw_only=True)
 class MemorySystem:
-    """`System` over a dict of counts. `created` holds the streams created, in order.
-
-    `rivals`: partition counts of streams that another client creates just before a call to
-    `create`. `short_by`: number of partitions by which a new stream falls short of the requested
-    count.
-    """
+    """`System` over a dict of counts. `created` holds the streams created, in order. `rivals`:
+    partition counts of streams that another client creates just before a call to `create`.
+    `short_by`: number of partitions by which a new stream falls short of the requested count."""
 
     streams: dict[str, int] = field(default_factory=dict)
     kind: SystemKind = SystemKind.KAFKA

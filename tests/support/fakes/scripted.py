@@ -136,10 +136,8 @@ class Rec:
 @dataclass(slots=True, kw_only=True)
 class ScriptedShard:
     """The records of a shard and the script of its calls; a test may change it during a read.
-
     `script` and `opening` are used up call by call by GetRecords and GetShardIterator; then the
-    shard answers with all that a call may have. `hidden` newest records are not visible yet.
-    """
+    shard answers with all that a call may have. `hidden` newest records are not visible yet."""
 
     shard_id: ShardId
     records: list[Rec] = field(default_factory=list)

@@ -1,8 +1,6 @@
-"""An HTTP server on loopback that answers by a test's script, in order, and records requests.
-
-It does not implement Kinesis: it is for misbehaviour (dropped connections, cut bodies, HTML instead
-of JSON, silence).
-"""
+"""An HTTP server on loopback that answers by a test's script, in order, and records requests. It
+does not implement Kinesis: it is for misbehaviour (dropped connections, cut bodies, HTML instead of
+JSON, silence)."""
 
 from __future__ import annotations
 
@@ -102,10 +100,8 @@ def refusal(code: str, message: str = "no", *, status: int = 400) -> Reply:
 
 
 class ScriptedHttp:
-    """Serves each step once, in order; the last one again and again. A context manager.
-
-    With `tls` over TLS. Port 0 is any that is free.
-    """
+    """Serves each step once, in order; the last one again and again. A context manager. With `tls`
+    over TLS. Port 0 is any that is free."""
 
     def __init__(self, *steps: Step, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
         self._steps = deque(steps)

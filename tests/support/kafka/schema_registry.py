@@ -1,8 +1,6 @@
 """Apicurio Registry, which serves the API of Confluent's Schema Registry, for tests and rehearsals.
-
 Its archive (142 MB) is fetched and unpacked on first use. A shell ends it together with the process
-that started it.
-"""
+that started it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Aggregated records as the Kinesis Producer Library makes them, also by hand, and a reference for
-their splitting.
-
-The wire format is written out here, so that the tests of the splitting do not only compare the
-protobuf library with itself."""
+their splitting. The wire format is written out here, so that the tests of the splitting do not only
+compare the protobuf library with itself."""
 
 from __future__ import annotations
 

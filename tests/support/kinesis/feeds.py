@@ -1,8 +1,6 @@
-"""Puts records into streams, and keeps all puts as the truth for a query.
-
-A feed puts records one after the other, so the order of a key is the order of its puts. It has the
-same methods for every service.
-"""
+"""Puts records into streams, and keeps all puts as the truth for a query. A feed puts records one
+after the other, so the order of a key is the order of its puts. It has the same methods for every
+service."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The lease table in memory: a twin of the DynamoDB one, for tests and simulations.
-
-It stores rows in the API's form and applies the same changes of attributes under the same
-conditions. Faults are injected per attempt, so that retries and lost replies occur here too.
-"""
+"""The lease table in memory: a twin of the DynamoDB one, for tests and simulations. It stores rows
+in the API's form and applies the same changes of attributes under the same conditions. Faults are
+injected per attempt, so that retries and lost replies occur here too."""
 
 from __future__ import annotations
 

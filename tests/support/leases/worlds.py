@@ -1,8 +1,6 @@
-"""Several queries that share a stream by leases: no process, no network, and a manual clock.
-
-Each query has an agent in this thread, on one table in memory. Whenever the clock advances, the
-agents of all queries run their due steps, as their own processes would.
-"""
+"""Several queries that share a stream by leases: no process, no network, and a manual clock. Each
+query has an agent in this thread, on one table in memory. Whenever the clock advances, the agents
+of all queries run their due steps, as their own processes would."""
 
 from __future__ import annotations
 

@@ -94,11 +94,8 @@ def selectors(expression: promql.Expr) -> Iterator[promql.VectorSelector]:
 
 
 def result_labels(expression: Any) -> Labels | None:
-    """Return the labels of the series of a result; None for a number.
-
-    Fails for an operator that would match no series: operands match by all of their labels, unless
-    `on` names some.
-    """
+    """Return the labels of the series of a result; None for a number. Fails for an operator that
+    would match no series: operands match by all of their labels, unless `on` names some."""
     match expression:
         case promql.NumberLiteral():
             return None

@@ -1,8 +1,6 @@
-"""Compares a query read by Spark's own Kafka source and by this one.
-
-Rows are compared partition by partition in the order in which they came, all columns, together with
-the schema: so the same rows, in the same order within each partition, each once.
-"""
+"""Compares a query read by Spark's own Kafka source and by this one. Rows are compared partition by
+partition in the order in which they came, all columns, together with the schema: so the same rows,
+in the same order within each partition, each once."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""kinesis-mock, an independent emulator of Kinesis (npm package `kinesis-local`), for tests.
-
-Its version and checksum are in `tests/servers/package-lock.json`. It is installed on first use into
-the checkout's `.cache/`, with npm; node runs it on free ports of 127.0.0.1.
-"""
+"""kinesis-mock, an independent emulator of Kinesis (npm package `kinesis-local`), for tests. Its
+version and checksum are in `tests/servers/package-lock.json`. It is installed on first use into the
+checkout's `.cache/`, with npm; node runs it on free ports of 127.0.0.1."""
 
 from __future__ import annotations
 

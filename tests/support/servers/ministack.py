@@ -1,8 +1,6 @@
-"""ministack, an independent emulator of AWS whose Kinesis has SubscribeToShard, for tests.
-
-It is installed on first use into the checkout's `.cache/`, in an environment of its own, since it
-requires one version of botocore. It serves HTTP/1.1, and HTTP/2 with TLS.
-"""
+"""ministack, an independent emulator of AWS whose Kinesis has SubscribeToShard, for tests. It is
+installed on first use into the checkout's `.cache/`, in an environment of its own, since it
+requires one version of botocore. It serves HTTP/1.1, and HTTP/2 with TLS."""
 
 from __future__ import annotations
 

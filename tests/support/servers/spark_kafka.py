@@ -1,7 +1,5 @@
-"""Spark's own Kafka connector, which PySpark comes without: `format("kafka")`.
-
-The connector and its token provider are of older versions than PySpark is, and run on it.
-"""
+"""Spark's own Kafka connector, which PySpark comes without: `format("kafka")`. The connector and
+its token provider are of older versions than PySpark is, and run on it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A query that catches up with a shard on simulated time: planner and reader, without Spark.
-
-The service is the embedded one with the limits of AWS. Its shard makes records when they are read,
-so that an hour of them needs no memory, and takes in more while the query runs.
-"""
+"""A query that catches up with a shard on simulated time: planner and reader, without Spark. The
+service is the embedded one with the limits of AWS. Its shard makes records when they are read, so
+that an hour of them needs no memory, and takes in more while the query runs."""
 
 from __future__ import annotations
 

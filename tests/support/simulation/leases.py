@@ -1,8 +1,6 @@
-"""A stream, its lease table and a judge of both, for simulations of several workers.
-
-True time is `World.now`, in milliseconds. Every worker also has a clock. Record number n of a shard
-(from 1) has the sequence number 10 * n; a position is the number of processed records.
-"""
+"""A stream, its lease table and a judge of both, for simulations of several workers. True time is
+`World.now`, in milliseconds. Every worker also has a clock. Record number n of a shard (from 1) has
+the sequence number 10 * n; a position is the number of processed records."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""A Kinesis account under a manual clock, and a simple record of all puts.
-
-The record keeps data that the service discards (trimmed records, expired shards, deleted streams),
-so that a test can compute the records that a query should have delivered.
-"""
+"""A Kinesis account under a manual clock, and a simple record of all puts. The record keeps data
+that the service discards (trimmed records, expired shards, deleted streams), so that a test can
+compute the records that a query should have delivered."""
 
 from __future__ import annotations
 
@@ -46,11 +44,9 @@ class ShardLife(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A Kinesis record as it was put. `ids` are the user records in it, in order.
-
-    `straggler`: its producer sees that it arrived at another shard than it was made for and puts
-    the user records again. They may be delivered or left out.
-    """
+    """A Kinesis record as it was put. `ids` are the user records in it, in order. `straggler`: its
+    producer sees that it arrived at another shard than it was made for and puts the user records
+    again. They may be delivered or left out."""
 
     ids: tuple[int, ...]
     key: str | None
@@ -289,11 +285,9 @@ class World:
 
 
 class InterruptedKinesis(InProcessKinesis):
-    """In-process Kinesis in which an event may happen between two calls of a planner.
-
-    `meanwhile` is called just before the `nth` GetRecords on the shard it names. The event may
-    concern only that shard, so that the outcome does not depend on the order of threads.
-    """
+    """In-process Kinesis in which an event may happen between two calls of a planner. `meanwhile`
+    is called just before the `nth` GetRecords on the shard it names. The event may concern only
+    that shard, so that the outcome does not depend on the order of threads."""
 
     def __init__(self, state: KinesisState) -> None:
         super().__init__(state)

@@ -73,11 +73,8 @@ logger.shell.level = info
 
 class Driver:
     """A process of the program `tests/spark/programs/copy_streams.py`, or of another one with the
-    same kind of input, and its output.
-
-    `folder` is for its files. With `log_everything`, Spark logs from INFO on. `environment` sets
-    variables; None takes one away.
-    """
+    same kind of input, and its output. `folder` is for its files. With `log_everything`, Spark logs
+    from INFO on. `environment` sets variables; None takes one away."""
 
     def __init__(
         self,

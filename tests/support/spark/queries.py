@@ -1,7 +1,5 @@
 """Real queries: a sink that keeps the rows of each batch, waiting for conditions, and checks.
-
-Everything waits for a condition with a deadline that is generous, since a machine may be slow.
-"""
+Everything waits for a condition with a deadline that is generous, since a machine may be slow."""
 
 from __future__ import annotations
 
@@ -52,11 +50,8 @@ class Row(NamedTuple):
 @dataclass(kw_only=True)
 class Sink:
     """A sink on the driver for `foreachBatch`. As sinks should, it treats a known batch as a
-    replay, which must have the same rows, and keeps it once.
-
-    `broken`: raises instead of accepting a batch, after its rows were checked. `meanwhile`: called
-    while a batch is written.
-    """
+    replay, which must have the same rows, and keeps it once. `broken`: raises instead of accepting
+    a batch, after its rows were checked. `meanwhile`: called while a batch is written."""
 
     batches: dict[int, tuple[Row, ...]] = field(default_factory=dict)
     attempts: list[tuple[int, tuple[Row, ...]]] = field(default_factory=list)
@@ -125,11 +120,9 @@ def start(
 
 
 def start_patiently(begin: Callable[[], StreamingQuery]) -> StreamingQuery:
-    """Start a query, and wait until it asks the source or has failed.
-
-    Spark gives a new Python process ten seconds to report, regardless of its settings. Where the
-    machine is too busy for that, the query is started again: it has not done anything yet.
-    """
+    """Start a query, and wait until it asks the source or has failed. Spark gives a new Python
+    process ten seconds to report, regardless of its settings. Where the machine is too busy for
+    that, the query is started again: it has not done anything yet."""
     for _ in range(_STARTS):
         query = begin()
         wait_until(lambda: _is_under_way(query), "the query's start")  # noqa: B023
@@ -157,11 +150,9 @@ def running(frame: DataFrame, sink: TakesBatches, checkpoint: Path) -> Iterator[
 def run_to_end(
     frame: DataFrame, sink: TakesBatches, checkpoint: Path, trigger: Trigger = "available now"
 ) -> StreamingQuery:
-    """Run a query that ends by itself, raise its exception, and return the last run with rows.
-
-    A PySpark that passes no limits runs one batch: it is started until a run adds no batch. The
-    last one may have no rows, where only the offset changes.
-    """
+    """Run a query that ends by itself, raise its exception, and return the last run with rows. A
+    PySpark that passes no limits runs one batch: it is started until a run adds no batch. The last
+    one may have no rows, where only the offset changes."""
     before = _batches(checkpoint)
     query = await_end(start(frame, sink, checkpoint, trigger))
     while not PASSES_LIMITS and trigger == "available now":
@@ -260,10 +251,8 @@ def check_order(rows: Iterable[Row]) -> None:
 
 
 def check_tasks(spark: SparkSession, query: StreamingQuery, *, slots: int) -> None:
-    """Spark's scheduler never ran more tasks for a batch than there are slots.
-
-    A query's jobs form a group by its run id; with the sink above each batch is one stage.
-    """
+    """Spark's scheduler never ran more tasks for a batch than there are slots. A query's jobs form
+    a group by its run id; with the sink above each batch is one stage."""
     tracker = spark.sparkContext.statusTracker()
     counts = []
     for job in tracker.getJobIdsForGroup(str(query.runId)):

@@ -1,7 +1,5 @@
-"""Detects Python processes of a separate Spark process that import pandas.
-
-Not for the session that tests share: others may have left workers there that did.
-"""
+"""Detects Python processes of a separate Spark process that import pandas. Not for the session that
+tests share: others may have left workers there that did."""
 
 from __future__ import annotations
 

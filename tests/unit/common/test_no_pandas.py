@@ -1,8 +1,6 @@
-"""No path of a source or a sink imports pandas, and neither does what numbers a table's changes.
-
-It costs each new worker process a second, and each task a slower collection of garbage. pyarrow
-imports it by itself, for instance to see what a list holds.
-"""
+"""No path of a source or a sink imports pandas, and neither does what numbers a table's changes. It
+costs each new worker process a second, and each task a slower collection of garbage. pyarrow
+imports it by itself, for instance to see what a list holds."""
 
 from __future__ import annotations
 

@@ -1,9 +1,6 @@
 """Assignments, versions 1 and 2: what was written once must be read for ever, equal ones be equal
-text.
-
-The files `tests/golden/assignment_v*.json` are never written by a test: a change of one of them is
-a change of what users have stored.
-"""
+text. The files `tests/golden/assignment_v*.json` are never written by a test: a change of one of
+them is a change of what users have stored."""
 
 from __future__ import annotations
 

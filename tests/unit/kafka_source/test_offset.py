@@ -1,9 +1,6 @@
 """Offsets of Kafka, versions 1 and 2: what was written once must be read for ever, equal ones be
-equal text.
-
-The files `tests/golden/kafka_offset_v*.json` are checkpoints as PySpark writes them. They are
-never written by a test: a change of one of them is a change of what users have on disk.
-"""
+equal text. The files `tests/golden/kafka_offset_v*.json` are checkpoints as PySpark writes them.
+They are never written by a test: a change of one of them is a change of what users have on disk."""
 
 from __future__ import annotations
 

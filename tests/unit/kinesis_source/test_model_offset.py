@@ -1,8 +1,6 @@
 """Offsets, version 1: what was written once must be read for ever, and equal offsets be equal text.
-
 The files `tests/golden/offset_v1_*.json` are checkpoints as PySpark writes them. They are never
-written by a test: a change of one of them is a change of what users have on disk.
-"""
+written by a test: a change of one of them is a change of what users have on disk."""
 
 from __future__ import annotations
 

@@ -25,11 +25,9 @@ CREATED = EpochMillis(0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Life:
-    """A shard, what a query knew of it, and what it finds in the end.
-
-    `arrivals` are the records' times; the query has read those below `read`. Records below
-    `trimmed` are gone. `told` is the time as the service told it, `now` as it was.
-    """
+    """A shard, what a query knew of it, and what it finds in the end. `arrivals` are the records'
+    times; the query has read those below `read`. Records below `trimmed` are gone. `told` is the
+    time as the service told it, `now` as it was."""
 
     arrivals: tuple[int, ...]
     read: int

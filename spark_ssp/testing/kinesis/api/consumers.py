@@ -1,6 +1,5 @@
 """Operations on the consumers of enhanced fan-out, SubscribeToShard among them: opening a
-subscription, and the events that it sends.
-"""
+subscription, and the events that it sends."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
 """Calls of the Kinesis API: every operation of the embedded service by its name.
-
 `KinesisState.call` is the entry point of clients (the HTTP server, an in-process adapter): it
-counts the call, applies faults and limits, and answers or raises as the service would.
-"""
+counts the call, applies faults and limits, and answers or raises as the service would."""
 
 from __future__ import annotations
 

@@ -27,10 +27,8 @@ def _rebuild(code: str, message: str, status: int) -> KinesisError:
 
 
 class NoAnswer(Exception):
-    """No answer is sent: after `delay_ms` the connection is dropped.
-
-    `applied` is true if the operation was carried out before its answer was lost.
-    """
+    """No answer is sent: after `delay_ms` the connection is dropped. `applied` is true if the
+    operation was carried out before its answer was lost."""
 
     def __init__(self, *, delay_ms: int, applied: bool) -> None:
         super().__init__(delay_ms, applied)

@@ -43,10 +43,8 @@ class Call:
 
 class CallLog:
     """Counts every request of clients (direct calls of a test on the state are not counted).
-
-    Requests count equally if they were answered, refused or dropped; `refused` counts the errors
-    by code.
-    """
+    Requests count equally if they were answered, refused or dropped; `refused` counts the errors by
+    code."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str | None, str | None]] = Counter()
@@ -317,11 +315,9 @@ class Injection:
 
 
 def by_chance(probability: float, *, seed: int) -> Callable[[Call], bool]:
-    """Return a condition for `Faults.add(when=...)` that is true with `probability`.
-
-    It is a function of the seed, the operation, the stream, the shard and how many matching calls
-    of these came before, so that the order of calls to different shards has no influence.
-    """
+    """Return a condition for `Faults.add(when=...)` that is true with `probability`. It is a
+    function of the seed, the operation, the stream, the shard and how many matching calls of these
+    came before, so that the order of calls to different shards has no influence."""
     counts: Counter[tuple[str, str | None, str | None]] = Counter()
 
     def chosen(call: Call) -> bool:
@@ -351,10 +347,8 @@ class Faults:
         count: int | None = 1,
         when: Callable[[Call], bool] | None = None,
     ) -> Injection:
-        """Inject `fault` into the calls that match; an argument not given matches every call.
-
-        It takes effect from the `nth` matching call on, for `count` of them; None: for all.
-        """
+        """Inject `fault` into the calls that match; an argument not given matches every call. It
+        takes effect from the `nth` matching call on, for `count` of them; None: for all."""
         injection = Injection(
             fault=fault,
             operation=operation,

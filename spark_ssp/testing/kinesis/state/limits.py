@@ -1,7 +1,5 @@
-"""The service's rate limits per shard, stream and account.
-
-The size limits of single requests and answers always hold; they are in `api/`.
-"""
+"""The service's rate limits per shard, stream and account. The size limits of single requests and
+answers always hold; they are in `api/`."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ _SECOND_MS = 1000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
     """Rates per second; None means no limit. `Limits()` has no limits, `Limits.strict()` has those
-    of the service (Kinesis API reference and "Quotas and limits", provisioned mode).
-    """
+    of the service (Kinesis API reference and "Quotas and limits", provisioned mode)."""
 
     get_records_per_shard: int | None = None
     read_bytes_per_shard: int | None = None

@@ -1,7 +1,5 @@
-"""Reads a shard: the positions of iterators, the records of pages and their lag.
-
-The rules are those of GetShardIterator and GetRecords in the Kinesis API reference.
-"""
+"""Reads a shard: the positions of iterators, the records of pages and their lag. The rules are
+those of GetShardIterator and GetRecords in the Kinesis API reference."""
 
 from __future__ import annotations
 

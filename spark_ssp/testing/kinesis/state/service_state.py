@@ -1,9 +1,6 @@
-"""The state of the embedded service: streams, faults, limits, counters. No sockets.
-
-Its methods (`create_stream`, `put`, `split`, ...) are for tests: they change the state at once,
-without faults, limits or counting. Clients call `api.dispatch.KinesisState.call`.
-Thread-safe.
-"""
+"""The state of the embedded service: streams, faults, limits, counters. No sockets. Its methods
+(`create_stream`, `put`, `split`, ...) are for tests: they change the state at once, without faults,
+limits or counting. Clients call `api.dispatch.KinesisState.call`. Thread-safe."""
 
 from __future__ import annotations
 
@@ -82,10 +79,8 @@ class ServiceState:
         max_record_bytes: int = 1024 * 1024,
         delay_ms: int = 0,
     ) -> Stream:
-        """Create a stream of equal shards. Raises ResourceInUse if it exists.
-
-        With AUTO it is on-demand; another `mode` raises InvalidArgument.
-        """
+        """Create a stream of equal shards. Raises ResourceInUse if it exists. With AUTO it is
+        on-demand; another `mode` raises InvalidArgument."""
         auto = distribution is Distribution.AUTO
         mode = mode or (StreamMode.ON_DEMAND if auto else StreamMode.PROVISIONED)
         if auto and mode is not StreamMode.ON_DEMAND:
@@ -145,9 +140,7 @@ class ServiceState:
         visible_from_ms: int | None = None,
     ) -> Record:
         """Put one record; with an arrival time other than now, or hidden up to a time, if given.
-
-        `shard_id`: the open shard that takes it regardless of its keys, as under AUTO.
-        """
+        `shard_id`: the open shard that takes it regardless of its keys, as under AUTO."""
         with self.lock:
             of = self.stream(stream)
             if shard_id is None:

@@ -23,9 +23,7 @@ _COMPACT_AT = 8192
 
 class Record:
     """One stored record. `fragment` caches its JSON form after its first use in a page.
-
-    `partition_key` is None if the producer set none, which AUTO allows.
-    """
+    `partition_key` is None if the producer set none, which AUTO allows."""
 
     __slots__ = ("arrival_ms", "data", "fragment", "partition_key", "sequence_number")
 

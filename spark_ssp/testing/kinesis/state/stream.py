@@ -51,8 +51,7 @@ class Change:
 
 class Stream:
     """A stream. Times are passed as `now_ms`; `next_era` returns the era of the next new shards
-    (see `shard`). Not thread-safe: `KinesisState` locks.
-    """
+    (see `shard`). Not thread-safe: `KinesisState` locks."""
 
     def __init__(
         self,
@@ -102,10 +101,8 @@ class Stream:
         return max(self.created_ms, self.oldest_ms(now_ms))
 
     def shards(self, now_ms: int) -> list[Shard]:
-        """Return every shard that has not expired, in order of creation.
-
-        A closed shard expires with its last record: one retention period after it was closed.
-        """
+        """Return every shard that has not expired, in order of creation. A closed shard expires
+        with its last record: one retention period after it was closed."""
         oldest = self.oldest_ms(now_ms)
         expired = [
             shard
@@ -245,10 +242,8 @@ class Stream:
         return child
 
     def scale(self, target: int, now_ms: int) -> None:
-        """Split and merge until there are `target` open shards of equal size.
-
-        As with the service's uniform scaling, short-lived shards may be created in between.
-        """
+        """Split and merge until there are `target` open shards of equal size. As with the service's
+        uniform scaling, short-lived shards may be created in between."""
         ranges = equal_ranges(target)
         for cut in (wanted.first for wanted in ranges[1:]):
             holder = self._open[bisect_right(self._open_firsts, cut) - 1]

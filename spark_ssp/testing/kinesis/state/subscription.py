@@ -113,12 +113,9 @@ def open_subscription(
     after_number: int | None = None,
     faults: tuple[SubscriptionFault, ...] = (),
 ) -> Subscription:
-    """Return a new subscription at `cursor`, the result of `open_cursor`.
-
-    `previous`: the latest one of this consumer to this shard, ended or not; within five seconds of
-    it, ResourceInUse is raised. `after_number`: the StartingPosition's number if it is
-    AFTER_SEQUENCE_NUMBER.
-    """
+    """Return a new subscription at `cursor`, the result of `open_cursor`. `previous`: the latest
+    one of this consumer to this shard, ended or not; within five seconds of it, ResourceInUse is
+    raised. `after_number`: the StartingPosition's number if it is AFTER_SEQUENCE_NUMBER."""
     if previous is not None and 0 <= now_ms - previous.opened_ms < TAKEOVER_MS:
         raise in_use(
             f"Another subscription of consumer {consumer_arn} to shard {shard.shard_id} was opened "
@@ -144,11 +141,9 @@ def advance(
     bytes_per_second: int | None = None,
     answers: UnusualAnswers,
 ) -> Step:
-    """Return the next step of a subscription that has not ended.
-
-    `newest`: the latest subscription of its consumer to its shard, None if the consumer was
-    deregistered. `bytes_per_second`: the limit of its consumer and shard, None for no limit.
-    """
+    """Return the next step of a subscription that has not ended. `newest`: the latest subscription
+    of its consumer to its shard, None if the consumer was deregistered. `bytes_per_second`: the
+    limit of its consumer and shard, None for no limit."""
     if newest is None:
         return _failure(subscription, "ResourceNotFoundException", "The consumer was deregistered.")
     if newest.serial != subscription.serial:
@@ -373,10 +368,8 @@ class Consumers:
         self, name: str, now_ms: int, *, delay_ms: int, tags: Mapping[str, str] | None = None
     ) -> Consumer:
         """Add a consumer that is ACTIVE after `delay_ms`. Raises ResourceInUse if the name exists.
-
         Its ARN contains the second of its creation, a later one than that of an earlier consumer
-        with this name.
-        """
+        with this name."""
         if any(consumer.name == name for consumer in self.all(now_ms)):
             raise in_use(f"Consumer {name} of stream {self._stream_arn} already exists.")
         created_ms = max(now_ms, (self._last_second.get(name, -1) + 1) * 1000)

@@ -1,6 +1,5 @@
 """Subscriptions: messages of an event stream received in any chunks, and requests on HTTP/2, whose
-host is the one that is signed, and whose proxies are those of the URL that is called.
-"""
+host is the one that is signed, and whose proxies are those of the URL that is called."""
 
 from __future__ import annotations
 

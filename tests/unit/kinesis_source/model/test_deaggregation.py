@@ -1,6 +1,5 @@
 """Splitting of aggregates: valid, damaged and unusual ones, and those made to cost more than they
-weigh, which pass whole, for one row and one log line.
-"""
+weigh, which pass whole, for one row and one log line."""
 
 from __future__ import annotations
 

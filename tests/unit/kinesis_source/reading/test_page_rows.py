@@ -1,6 +1,5 @@
 """The records of a page in a range, and their rows: those of a page without aggregates are the same
-as if each record were split.
-"""
+as if each record were split."""
 
 from __future__ import annotations
 

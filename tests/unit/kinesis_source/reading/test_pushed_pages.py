@@ -1,6 +1,5 @@
 """The choice of the ranges that are pushed, and events that contradict the planned range:
-GetRecords decides what they mean.
-"""
+GetRecords decides what they mean."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The pace of records to a shard, and the windows of tasks that share a link: a simulation of each,
-and their rules.
-"""
+and their rules."""
 
 from __future__ import annotations
 
