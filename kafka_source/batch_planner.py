@@ -39,20 +39,18 @@ from spark_ssp.kafka_source.planning.alignment import (
     run_lookups,
 )
 from spark_ssp.kafka_source.planning.data_loss import raise_data_loss, report_data_loss
-from spark_ssp.kafka_source.planning.missed_expansions import (
-    SuspectedCount,
-    count_expansions,
-    find_expansions,
-    suspected_counts,
-)
 from spark_ssp.kafka_source.planning.offset_bounds import describe_bound
 from spark_ssp.kafka_source.planning.offset_fetcher import OffsetFetcher
 from spark_ssp.kafka_source.planning.plan_batch import (
     BatchRules,
+    SuspectedCount,
+    count_expansions,
     count_unread,
     create_grouping,
     explain_recreated,
+    find_expansions,
     plan_batch,
+    suspected_counts,
     unread_in,
 )
 from spark_ssp.kafka_source.planning.rate_limit import (

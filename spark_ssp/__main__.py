@@ -7,7 +7,7 @@ import sys
 from importlib.util import find_spec
 
 from spark_ssp.common.logs import hide_logs, show_logs
-from spark_ssp.operations.extras import missing_extra
+from spark_ssp.common.spark.requirement import missing_extra
 
 
 def main() -> None:

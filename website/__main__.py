@@ -14,10 +14,17 @@ from pathlib import Path
 
 import spark_ssp
 from website import prose
-from website.build import HERE, PROJECT, SITE, build, list_as_only_version
-from website.mermaid import add_mermaid
+from website.build import (
+    BRANCH,
+    HERE,
+    PROJECT,
+    SITE,
+    add_mermaid,
+    build,
+    list_as_only_version,
+    publish,
+)
 from website.option_tables import write_tables
-from website.publish import BRANCH, publish
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from spark_ssp.common.options.spec import (
     read_options,
 )
 from spark_ssp.kafka_source.options.client_properties import PREFIX
-from spark_ssp.kafka_source.options.credentials import function_problems, with_functions
+from spark_ssp.kafka_source.options.parse import function_problems, with_functions
 from spark_ssp.kafka_source.options.property_names import PRODUCER
 from spark_ssp.kafka_source.options.translation import (
     ParsedProperties,

@@ -212,7 +212,6 @@ CORE: Final = frozenset(
         "kafka_source.model.topic",
         "kafka_source.options.values",
         "kafka_source.planning.alignment",
-        "kafka_source.planning.missed_expansions",
         "kafka_source.planning.offset_bounds",
         "kafka_source.planning.plan_batch",
         "kafka_source.planning.rate_limit",

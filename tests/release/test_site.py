@@ -15,9 +15,7 @@ from urllib.request import urlopen
 import pytest
 
 from tests.support.browser import Page, open_browser
-from website.build import ROOT, SITE, build
-from website.mermaid import add_mermaid
-from website.publish import BRANCH, is_newest_release, publish
+from website.build import BRANCH, ROOT, SITE, add_mermaid, build, is_newest_release, publish
 
 pytestmark = [pytest.mark.release, pytest.mark.timeout(1200)]
 

@@ -1,4 +1,4 @@
-"""The requirements of this package on Spark: PySpark, and RocksDB for state."""
+"""The requirements of this package: PySpark, RocksDB for state, the packages of its extras."""
 
 from __future__ import annotations
 
@@ -31,3 +31,15 @@ PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 def is_rocksdb(provider: str | None) -> bool:
     """Return whether a provider is RocksDB: Spark's class, or a vendor's of the same name."""
     return provider is not None and provider.rpartition(".")[2] == PROVIDER.rpartition(".")[2]
+
+
+def missing_extra(user: str, extra: str, *packages: str | None) -> UnsupportedError:
+    """Return the error for packages of an extra that `user` needs. A package may be the name of a
+    module, as in a ModuleNotFoundError."""
+    names = [(name or "").partition(".")[0] for name in packages]
+    return UnsupportedError(
+        user,
+        found=f"no package {', '.join(names)} in this Python environment",
+        expected=f"the packages of the extra {extra}, where this program runs",
+        next_step=f"pip install 'spark-ssp[{extra}]'",
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from spark_ssp.operations.extras import missing_extra
+from spark_ssp.common.spark.requirement import missing_extra
 from spark_ssp.operations.live_page.page import page
 from spark_ssp.operations.live_page.timelines import Timelines
 from spark_ssp.operations.progress import Subscription, subscribe

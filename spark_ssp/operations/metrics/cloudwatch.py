@@ -24,8 +24,7 @@ from typing import Any, Final, TextIO
 
 from spark_ssp.operations.metrics import catalogue
 from spark_ssp.operations.metrics.catalogue import Metric
-from spark_ssp.operations.metrics.outputs import Output, invalid_argument
-from spark_ssp.operations.metrics.readings import farthest_behind
+from spark_ssp.operations.metrics.readings import Output, farthest_behind, invalid_argument
 from spark_ssp.operations.snapshot import (
     QuerySnapshot,
     SourceFormat,

@@ -10,8 +10,7 @@ from functools import partial
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
-from spark_ssp.operations.metrics.outputs import Output
-from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.metrics.readings import Output, QueryStates
 
 Callback = Callable[[CallbackOptions], Iterable[Observation]]
 

@@ -12,8 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
-from spark_ssp.operations.metrics.outputs import Output, invalid_argument
-from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.metrics.readings import Output, QueryStates, invalid_argument
 
 STOP_TIMEOUT_S: Final = 5.0
 

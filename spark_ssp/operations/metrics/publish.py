@@ -11,10 +11,14 @@ from typing import TYPE_CHECKING, TextIO
 
 from pyspark.sql import SparkSession
 
-from spark_ssp.operations.extras import missing_extra
+from spark_ssp.common.spark.requirement import missing_extra
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
-from spark_ssp.operations.metrics.outputs import MetricsPublisher, Output, invalid_argument
-from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.metrics.readings import (
+    MetricsPublisher,
+    Output,
+    QueryStates,
+    invalid_argument,
+)
 from spark_ssp.operations.progress import Subscription, subscribe
 
 if TYPE_CHECKING:

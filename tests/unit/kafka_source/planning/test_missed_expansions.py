@@ -7,7 +7,7 @@ import random
 import pytest
 
 from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.missed_expansions import Expansion, suspected_counts
+from spark_ssp.kafka_source.planning.plan_batch import Expansion, suspected_counts
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import stream

@@ -26,8 +26,7 @@ from pyspark.sql.streaming.listener import (
 
 from spark_ssp import InvalidOptionsError, UnsupportedError, publish_metrics, serve_live_page
 from spark_ssp.operations.metrics.catalogue import Metric
-from spark_ssp.operations.metrics.outputs import MetricsPublisher, Output
-from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.metrics.readings import MetricsPublisher, Output, QueryStates
 from spark_ssp.operations.progress import ProgressListener, Statuses, StatusPoller
 from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 from tests.support.operations.reports import end_offset, report, status
