@@ -302,20 +302,19 @@ def encode(lease: Lease) -> dict[str, AttributeValue]:
     item[Attribute.COUNTER] = number(lease.counter)
     item[Attribute.SWITCHES] = number(lease.switches)
     item |= encode_progress(lease.progress)
-    if lease.owner is not None:
-        item[Attribute.OWNER] = text(lease.owner)
-    if lease.checkpoint_owner is not None:
-        item[Attribute.CHECKPOINT_OWNER] = text(lease.checkpoint_owner)
-    if lease.ssp_owner is not None:
-        item[Attribute.SSP_OWNER] = text(lease.ssp_owner)
+    owners = {
+        Attribute.OWNER: lease.owner,
+        Attribute.CHECKPOINT_OWNER: lease.checkpoint_owner,
+        Attribute.SSP_OWNER: lease.ssp_owner,
+    }
+    item |= {name: text(owner) for name, owner in owners.items() if owner is not None}
     if lease.pending is not None:
         item |= _encode_pending(lease.pending)
-    if lease.parents:
-        item[Attribute.PARENTS] = texts(lease.parents)
-    if lease.children:
-        item[Attribute.CHILDREN] = texts(lease.children)
+    family = {Attribute.PARENTS: lease.parents, Attribute.CHILDREN: lease.children}
+    item |= {name: texts(shards) for name, shards in family.items() if shards}
     if lease.hash_range is not None:
-        item |= _encode_hash_range(lease.hash_range)
+        item[Attribute.FIRST_HASH_KEY] = text(str(lease.hash_range.first))
+        item[Attribute.LAST_HASH_KEY] = text(str(lease.hash_range.last))
     if lease.throughput_kbps is not None:
         item[Attribute.THROUGHPUT] = number(lease.throughput_kbps)
     if lease.has_entity_type:
@@ -338,14 +337,6 @@ def encode_progress(progress: Progress) -> dict[str, AttributeValue]:
         ):
             item[Attribute.TIMESTAMP] = number(millis)
     return {str(name): value for name, value in item.items()}
-
-
-def _encode_hash_range(hash_range: HashRange) -> dict[str, AttributeValue]:
-    """Return the two attributes of a hash range."""
-    return {
-        Attribute.FIRST_HASH_KEY: text(str(hash_range.first)),
-        Attribute.LAST_HASH_KEY: text(str(hash_range.last)),
-    }
 
 
 def _encode_pending(pending: PendingCheckpoint) -> dict[str, AttributeValue]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
+from importlib.resources import files
 from itertools import pairwise
 from string import ascii_uppercase
 from typing import Final
@@ -25,46 +26,7 @@ from spark_ssp.planner.graph.operators import Graph, SystemName
 from spark_ssp.planner.layout import Box, EdgePath, Point, arrange
 from spark_ssp.planner.planning.plan import Plan
 
-_SANS: Final = '"Segoe UI", "Helvetica Neue", Arial, sans-serif'
-_MONO: Final = 'ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", "Liberation Mono", monospace'
-_STYLE: Final = f"""
-:root {{ color-scheme: light dark;
-  --ground: light-dark(#ffffff, #12181f); --ink: light-dark(#17222e, #e6ebf0);
-  --dim: light-dark(#5a6876, #9aa8b5); --thin: light-dark(#d3dae1, #33404d);
-  --line: light-dark(#7c8a98, #8391a0); --stage: light-dark(#f3f6f9, #1a222b);
-  --intermediate: light-dark(#eef6f5, #172a2c); --table: light-dark(#fdf6e7, #2b2517); }}
-body {{ margin: 2rem auto; padding: 0 1.5rem; background: var(--ground); color: var(--ink);
-  font: 15px/1.5 {_SANS}; }}
-h1 {{ font-size: 1.5rem; margin: 0; }}
-h2 {{ font-size: 1.05rem; margin: 2.2rem 0 .6rem; }}
-.frame, .wide {{ overflow: auto; }}
-.frame {{ border: 1px solid var(--thin); border-radius: 10px; }}
-.legend {{ display: flex; flex-wrap: wrap; gap: .3rem 1.4rem; padding: 0; list-style: none; }}
-.legend, .lead {{ color: var(--dim); font-size: .9rem; }}
-.badge {{ padding: .1em .5em; border-radius: 1em; color: white; font-weight: 600; }}
-.swatch {{ padding: 0 .4em; margin-right: .3em; border: 1px solid var(--line); }}
-table {{ border-collapse: collapse; font-size: .9rem; }}
-th, td {{ text-align: left; vertical-align: top; padding: .3rem 1.4rem .3rem 0;
-  border-bottom: 1px solid var(--thin); }}
-th {{ color: var(--dim); }}
-td:first-child, svg text.name {{ font-family: {_MONO}; }}
-.figure {{ display: block; margin: auto; width: 100%; height: auto; }}
-svg text {{ fill: var(--ink); font-family: {_SANS}; font-size: 11px; }}
-svg text.caption {{ fill: var(--dim); }}
-svg text.inferred {{ fill: var(--dim); font-style: italic; }}
-svg text.name {{ font-size: 12.5px; font-weight: 600; }}
-svg text.count {{ font-size: 13px; font-weight: 600; }}
-svg text.letter {{ fill: white; font-weight: 700; text-anchor: middle; }}
-.edge {{ fill: none; stroke: var(--line); stroke-width: 1.6; }}
-.head {{ fill: var(--line); }}
-.lookup {{ stroke-dasharray: 5 4; }}
-rect {{ fill: var(--ground); stroke: var(--thin); }}
-.stream, .intermediate {{ stroke: var(--line); }}
-.intermediate {{ fill: var(--intermediate); background: var(--intermediate); }}
-.missing {{ stroke-dasharray: 6 4; }}
-.stage, .filler {{ fill: var(--stage); }}
-.table {{ fill: var(--table); stroke: #cf9a35; stroke-width: 1.3; }}
-"""
+_STYLE: Final = files("spark_ssp.planner").joinpath("page.css").read_text(encoding="utf-8")
 
 
 def page(graph: Graph, plan: Plan) -> str:
@@ -76,7 +38,7 @@ def page(graph: Graph, plan: Plan) -> str:
         '<head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>{title}</title>",
-        f"<style>{_STYLE}</style></head>",
+        f"<style>\n{_STYLE}</style></head>",
         "<body>",
         f"<h1>{title}</h1>",
         f'<p class="lead">{summary(plan)}</p>',

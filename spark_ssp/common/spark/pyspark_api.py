@@ -252,29 +252,11 @@ class FailedStreamReader(PlanningStreamReader):
         """Return no limit."""
         return ReadAllAvailable()
 
-    def prepareForTriggerAvailableNow(self) -> NoReturn:
-        """Raise the error."""
+    def _fail(self, *_: Any, **__: Any) -> NoReturn:
         raise self._error
 
-    def initialOffset(self) -> NoReturn:
-        """Raise the error."""
-        raise self._error
-
-    def plan_end(self, start: Offset, limit: ReadLimit) -> NoReturn:
-        """Raise the error."""
-        raise self._error
-
-    def plan_end_of_all(self, start: Offset) -> NoReturn:
-        """Raise the error."""
-        raise self._error
-
-    def plan_partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Raise the error."""
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Raise the error."""
-        raise self._error
+    prepareForTriggerAvailableNow = initialOffset = _fail
+    plan_end = plan_end_of_all = plan_partitions = read = _fail
 
 
 class _ReplannedReader(DataSourceReader):
