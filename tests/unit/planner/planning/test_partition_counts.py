@@ -127,15 +127,6 @@ def test_a_count_is_that_of_the_nearest_stream() -> None:
     ]
 
 
-def test_the_sides_of_a_diamond_agree_with_its_top() -> None:
-    pipeline = Pipeline("p")
-    orders, prices = topics(pipeline, "orders", "prices")
-    left, right = orders.filter("x"), orders.transform(same)
-    made = prices.partition_by("id", name="made")
-    left.join(right, both).join(made, both).output("kafka", "out")
-    assert partitions(pipeline, {"orders": 6, "prices": 9}) == {"made": 6}
-
-
 def test_a_self_join_needs_no_one_to_agree() -> None:
     pipeline = Pipeline("p")
     (orders,) = topics(pipeline, "orders")
@@ -156,26 +147,6 @@ def test_a_join_sent_back_to_its_own_table_ends_and_agrees() -> None:
     assert _count(planned(pipeline, {"orders": 6}).plan, "p-made").origin is Origin.LARGEST
 
 
-def test_a_join_sent_back_through_a_repartition_is_legal_and_cut() -> None:
-    pipeline = Pipeline("p")
-    (orders,) = topics(pipeline, "orders")
-    table = pipeline.table("t", key="id")
-    joined = orders.join_table(table)
-    joined.partition_by("id", name="back").send_to_table(table)
-    joined.output("kafka", "out")
-    assert partitions(pipeline, {"orders": 6, "out": 50}) == {"back": 6}
-
-
-def test_chained_tables_tie_everybody() -> None:
-    pipeline = Pipeline("p")
-    a, b, c = topics(pipeline, "a", "b", "c")
-    first, second = pipeline.table("t1", key="k"), pipeline.table("t2", key="k")
-    a.send_to_table(first)
-    b.partition_by("k", name="b2").join_table(first).send_to_table(second)
-    c.partition_by("k", name="c2").join_table(second).output("kafka", "out")
-    assert partitions(pipeline, {"a": 4, "b": 7, "c": 9}) == {"b2": 4, "c2": 4}
-
-
 def test_merged_inputs_agree_once_they_are_joined() -> None:
     pipeline = Pipeline("p")
     a, b, c = topics(pipeline, "a", "b", "c")
@@ -184,32 +155,6 @@ def test_merged_inputs_agree_once_they_are_joined() -> None:
     assert _problems(pipeline, {"a": 4, "b": 8, "c": 9})[0].startswith(
         "kafka/a and kafka/b: 4 and 8 partitions, linked by kafka/a (4) -- join "
     )
-
-
-def test_merged_inputs_need_not_agree_without_a_join() -> None:
-    pipeline = Pipeline("p")
-    a, b = topics(pipeline, "a", "b")
-    a.merge(b).partition_by("k", name="made").output("kafka", "out")
-    assert partitions(pipeline, {"a": 4, "b": 8}) == {"made": 8}
-
-
-def test_merged_inputs_that_fill_a_table_agree() -> None:
-    pipeline = Pipeline("p")
-    a, b, c = topics(pipeline, "a", "b", "c")
-    table = pipeline.table("t", key="k")
-    a.merge(b).send_to_table(table)
-    c.join_table(table).output("kafka", "out")
-    planned(pipeline, {"a": 4, "b": 4, "c": 4})
-    assert len(_problems(pipeline, {"a": 4, "b": 8, "c": 4})) == 1
-
-
-def test_side_inputs_agree_with_readers_and_with_each_other() -> None:
-    pipeline = Pipeline("p")
-    one, two, orders = topics(pipeline, "one", "two", "orders")
-    table = pipeline.table("t", key="k").side_input(one).side_input(two.filter("x"))
-    orders.join_table(table).output("kafka", "out")
-    planned(pipeline, {"one": 4, "two": 4, "orders": 4})
-    assert len(_problems(pipeline, {"one": 4, "two": 8, "orders": 16})) == 2
 
 
 def test_a_table_that_nobody_fills_ties_nobody() -> None:
@@ -232,15 +177,6 @@ def test_a_repartition_cuts_a_set() -> None:
     assert [len(group.streams) for group in plan.sets] == [2, 2]
 
 
-def test_what_is_joined_later_agrees_with_all_that_was_joined_before() -> None:
-    pipeline = Pipeline("p")
-    a, b, c, d = topics(pipeline, "a", "b", "c", "d")
-    made = [s.partition_by("k", name=f"{s.name}2") for s in (a, b, c)]
-    made[0].join(made[1], both).join(made[2], both).join(d, both).output("kafka", "out")
-    counts = {"a": 4, "b": 5, "c": 6, "d": 7}
-    assert partitions(pipeline, counts) == {"a2": 7, "b2": 7, "c2": 7}
-
-
 # --- Broadcast streams and unknown counts --------------------------------------------------------
 
 
@@ -254,15 +190,6 @@ def test_a_broadcast_stream_agrees_with_any_count() -> None:
     plan = planned(pipeline, {"a": 4, "b": 8, "rates": 3}).plan
     assert [group.streams for group in plan.sets] == [(stream_id("a"),)]
     assert plan.stream(stream_id("rates")).tasks is None
-
-
-def test_a_broadcast_line_joined_with_a_table_is_spread_like_the_table() -> None:
-    pipeline = Pipeline("p")
-    a, b = topics(pipeline, "a", "b")
-    rates = pipeline.input("kafka", "rates", broadcast=True)
-    table = pipeline.table("t", key="k").side_input(a)
-    rates.join_table(table).join(b, both).output("kafka", "out")
-    assert len(_problems(pipeline, {"a": 4, "b": 8, "rates": 3})) == 1
 
 
 def test_an_unknown_count_is_refused_where_others_must_agree_with_it() -> None:
@@ -367,11 +294,6 @@ def test_a_wish_is_obeyed_never_cut_and_counts_for_others() -> None:
     wished = a.partition_by("k", name="a2", partitions=5)
     wished.join(b.partition_by("k", name="b2"), both).output("kafka", "out")
     assert partitions(pipeline, {"a": 1, "b": 1}) == {"a2": 5, "b2": 5}
-
-
-def test_an_intermediate_stream_that_is_there_already_counts_as_it_is() -> None:
-    plan = planned(_untied(), {"a": 4, "b": 6, "p-made": 3}).plan
-    assert _count(plan, "p-made") == Count(partitions=3, origin=Origin.FOUND)
 
 
 def test_a_wish_against_an_existing_stream_names_it() -> None:
