@@ -37,8 +37,7 @@ def _names(pipeline: Pipeline) -> list[str]:
 # --- What is made --------------------------------------------------------------------------------
 
 
-def test_every_method_makes_its_operator() -> None:
-    pipeline = Pipeline("p")
+def test_every_method_makes_its_operator(pipeline: Pipeline) -> None:
     orders = pipeline.input("kafka", "orders", bootstrap=True)
     rates = pipeline.input("kafka", "rates", broadcast=True)
     table = pipeline.table("customers", key="id").side_input(orders)
@@ -90,8 +89,7 @@ def test_every_method_makes_its_operator() -> None:
     )
 
 
-def test_a_table_is_joined_on_its_own_key_by_default() -> None:
-    pipeline = Pipeline("p")
+def test_a_table_is_joined_on_its_own_key_by_default(pipeline: Pipeline) -> None:
     table = pipeline.table("t", key=("a", "b"))
     pipeline.input("kafka", "s").join_table(table)
     (_, join) = pipeline.graph.operators
@@ -99,8 +97,7 @@ def test_a_table_is_joined_on_its_own_key_by_default() -> None:
     assert (join.on, join.how) == (("a", "b"), "inner")
 
 
-def test_a_handle_is_not_changed_by_what_is_made_of_it() -> None:
-    pipeline = Pipeline("p")
+def test_a_handle_is_not_changed_by_what_is_made_of_it(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     first, second = orders.filter("x"), orders.filter("y")
     assert len({orders.name, first.name, second.name}) == 3
@@ -123,29 +120,25 @@ def test_lasting_names_do_not_depend_on_what_is_put_in_between() -> None:
     assert streams[0] == streams[1]
 
 
-def test_a_name_given_to_what_is_only_shown_renames_nothing() -> None:
-    pipeline = Pipeline("p")
+def test_a_name_given_to_what_is_only_shown_renames_nothing(pipeline: Pipeline) -> None:
     clean = pipeline.input("kafka", "orders").transform(same, name="clean").filter("x")
     clean.partition_by("id")
     assert _names(pipeline) == ["orders", "clean", "orders-filter", "orders-by-id"]
 
 
-def test_names_that_are_only_shown_are_numbered() -> None:
-    pipeline = Pipeline("p")
+def test_names_that_are_only_shown_are_numbered(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     orders.filter("x")
     orders.filter("y").filter("z")
     assert _names(pipeline) == ["orders", "orders-filter", "orders-filter-2", "orders-filter-3"]
 
 
-def test_columns_with_other_characters_still_make_a_name() -> None:
-    pipeline = Pipeline("p")
+def test_columns_with_other_characters_still_make_a_name(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "orders").partition_by("customer id", "größe")
     assert _names(pipeline)[-1] == "orders-by-customer-id-gr-e"
 
 
-def test_derived_names_stay_within_their_length() -> None:
-    pipeline = Pipeline("p")
+def test_derived_names_stay_within_their_length(pipeline: Pipeline) -> None:
     stream = pipeline.input("kafka", "o" * 90)
     for _ in range(12):
         stream = stream.join(stream, both).filter("x")

@@ -55,8 +55,7 @@ def test_a_plan_is_explained_in_tables() -> None:
     assert re.sub(r"[\w/]+\.py:\d+", "here", shown) == EXPLAINED
 
 
-def test_a_small_plan_has_no_empty_sections() -> None:
-    pipeline = Pipeline("p")
+def test_a_small_plan_has_no_empty_sections(pipeline: Pipeline) -> None:
     (a,) = topics(pipeline, "a")
     a.join(a, both).output("kafka", "out")
     shown = planned(pipeline, {"a": 1, "out": 2}).explain()
@@ -100,16 +99,14 @@ def test_a_count_says_where_it_comes_from(
     assert shown in planned(pipeline, counts, default=default).explain()
 
 
-def test_tasks_are_shown_where_they_differ() -> None:
-    pipeline = Pipeline("p")
+def test_tasks_are_shown_where_they_differ(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "a").output("kafka", "out")
     first = planned(pipeline, {"a": 4}).plan
     assert "8 in 4 tasks" in planned(pipeline, {"a": 8}, recorded=first).explain()
     assert "tasks" not in planned(pipeline, {"a": 4}, recorded=first).explain()
 
 
-def test_notes_tell_what_is_right_and_worth_knowing() -> None:
-    pipeline = Pipeline("p")
+def test_notes_tell_what_is_right_and_worth_knowing(pipeline: Pipeline) -> None:
     flights = pipeline.input("kinesis", "flights")
     table = pipeline.table("elsewhere", key="k")
     shuffled = flights.transform(same, state="shuffled", name="count").join_table(table)
@@ -132,8 +129,7 @@ def test_notes_tell_what_is_right_and_worth_knowing() -> None:
     assert re.search(r"- transform count \(\S*test_explain\.py:", made.explain())
 
 
-def test_a_stream_of_kinesis_that_would_be_written_is_noted() -> None:
-    pipeline = Pipeline("p")
+def test_a_stream_of_kinesis_that_would_be_written_is_noted(pipeline: Pipeline) -> None:
     made = pipeline.input("kafka", "a").partition_by("k", name="made", system="kinesis")
     made.output("kinesis", "out", name="end")
     shown = planned(pipeline, {"a": 3, "kinesis/out": 2})
@@ -179,8 +175,7 @@ def test_the_figure_is_written_as_mermaid() -> None:
     ]
 
 
-def test_names_of_columns_cannot_break_mermaid() -> None:
-    pipeline = Pipeline("p")
+def test_names_of_columns_cannot_break_mermaid(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "a").partition_by('x"]<b>&#\n', name="made").output("kafka", "out")
     drawn = planned(pipeline, {"a": 1}).mermaid()
     assert "by x#quot;]#lt;b#gt;#amp;#35;" in drawn

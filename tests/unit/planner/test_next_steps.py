@@ -160,8 +160,7 @@ def test_a_next_step_makes_a_plan(case: Case) -> None:
     planned(pipeline, case.counts if case.mended is None else case.mended)
 
 
-def test_the_default_that_is_advised_for_an_undecided_stream() -> None:
-    pipeline = Pipeline("p")
+def test_the_default_that_is_advised_for_an_undecided_stream(pipeline: Pipeline) -> None:
     _undecided(pipeline, False)
     assert planned(pipeline, {}, default=3).plan.streams
 

@@ -141,8 +141,7 @@ def test_a_stream_shows_its_count_and_where_it_comes_from() -> None:
     assert {"4 shards", "kafka · input · bootstrap"} <= {*texts}
 
 
-def test_tasks_are_shown_where_they_differ() -> None:
-    pipeline = Pipeline("p")
+def test_tasks_are_shown_where_they_differ(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "a").output("kafka", "out")
     first = planned(pipeline, {"a": 1}).plan
     assert "8 partitions in 1 tasks" in _texts(planned(pipeline, {"a": 8}, recorded=first))
@@ -212,8 +211,7 @@ def test_the_page_has_the_content_of_explain() -> None:
     assert [cell for cell in missing if not cell.strip().isupper()] == []
 
 
-def test_a_small_page_has_no_empty_sections() -> None:
-    pipeline = Pipeline("p")
+def test_a_small_page_has_no_empty_sections(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "a").output("kafka", "out")
     page = planned(pipeline, {"a": 1, "out": 2}).page()
     for heading in ("Tables", "What must agree", "Notes"):
@@ -221,8 +219,7 @@ def test_a_small_page_has_no_empty_sections() -> None:
     assert "1 stage, 2 streams, 0 tables" in page
 
 
-def test_texts_cannot_break_the_page() -> None:
-    pipeline = Pipeline("p")
+def test_texts_cannot_break_the_page(pipeline: Pipeline) -> None:
     a = pipeline.input("kafka", "a").filter("x < 1 AND y = '</text><script>\x00\n&amp;'")
     a.partition_by('k"]<b>&\t', name="made").output("kafka", "out")
     made = planned(pipeline, {"a": 1})

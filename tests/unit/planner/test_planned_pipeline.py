@@ -57,8 +57,7 @@ def test_a_missing_intermediate_stream_is_created_with_the_planned_count() -> No
     assert (applied.created, applied.found) == ((stream_id(MADE),), ())
 
 
-def test_streams_are_created_for_what_they_are_read_for() -> None:
-    pipeline = Pipeline("p")
+def test_streams_are_created_for_what_they_are_read_for(pipeline: Pipeline) -> None:
     a, b = (pipeline.input("kafka", name) for name in ("carriers", "named"))
     t, u = (pipeline.table(name, key="k") for name in "tu")
     t.side_input(a.partition_by("k", name="aside").filter("k is not null"))
@@ -112,8 +111,7 @@ def test_applying_again_changes_nothing() -> None:
     assert kafka.created == [MADE]
 
 
-def test_all_of_a_pipeline_without_repartition_is_there_already() -> None:
-    pipeline = Pipeline("p")
+def test_all_of_a_pipeline_without_repartition_is_there_already(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "carriers").output("kafka", "named")
     kafka = _kafka()
     applied = pipeline.plan(_services(kafka)).apply(_services(kafka))
@@ -172,8 +170,7 @@ def test_counts_that_nothing_rests_on_may_have_changed() -> None:
     assert planned.apply(services).created == (stream_id(MADE),)
 
 
-def test_a_broadcast_stream_may_have_grown_and_must_be_there() -> None:
-    pipeline = Pipeline("p")
+def test_a_broadcast_stream_may_have_grown_and_must_be_there(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "carriers", broadcast=True).output("kafka", "named")
     kafka = _kafka()
     planned = pipeline.plan(_services(kafka))
@@ -255,8 +252,7 @@ def test_a_system_of_another_kind_is_refused() -> None:
         _delays().plan(services)
 
 
-def test_a_system_that_nothing_uses_need_not_be_there() -> None:
-    pipeline = Pipeline("p")
+def test_a_system_that_nothing_uses_need_not_be_there(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "carriers").output("kafka", "named")
     kafka = _kafka()
     assert pipeline.plan(Services({"kafka": kafka})).plan.streams[0].partitions == 6

@@ -28,9 +28,8 @@ def test_what_is_explained_grows_as_the_graph_does(graph: str) -> None:
     assert many < 5 * few
 
 
-def test_many_inferred_counts_are_those_of_the_nearest_stream() -> None:
+def test_many_inferred_counts_are_those_of_the_nearest_stream(pipeline: Pipeline) -> None:
     """The count of each of many streams is that of the one known stream, which every join has."""
-    pipeline = Pipeline("p")
     line = pipeline.input("kafka", "known")
     for number in range(300):
         line = line.join(

@@ -56,8 +56,7 @@ def test_each_remedy_for_counts_that_differ_makes_a_plan() -> None:
     assert to_text(from_text(to_text(advised.plan))) == to_text(advised.plan)
 
 
-def test_advised_an_undefined_stream_takes_the_count_of_the_nearest() -> None:
-    pipeline = Pipeline("p")
+def test_advised_an_undefined_stream_takes_the_count_of_the_nearest(pipeline: Pipeline) -> None:
     a, b, c = topics(pipeline, "a", "b", "c")
     near = a.partition_by("k", name="made").join(b, both, name="one")
     near.join(c, both, name="two").output("kafka", "out")
@@ -112,8 +111,7 @@ def test_a_count_has_its_path_along_a_chain() -> None:
     )
 
 
-def test_a_count_is_that_of_the_nearest_stream() -> None:
-    pipeline = Pipeline("p")
+def test_a_count_is_that_of_the_nearest_stream(pipeline: Pipeline) -> None:
     a, b, raw = topics(pipeline, "a", "b", "raw")
     made = [raw.partition_by("id", name=f"m{number}") for number in range(3)]
     links = [a, *made, b]
@@ -127,8 +125,7 @@ def test_a_count_is_that_of_the_nearest_stream() -> None:
     ]
 
 
-def test_a_self_join_needs_no_one_to_agree() -> None:
-    pipeline = Pipeline("p")
+def test_a_self_join_needs_no_one_to_agree(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     orders.join(orders, both).output("kafka", "out")
     plan = planned(pipeline, {"orders": 6}).plan
@@ -136,8 +133,7 @@ def test_a_self_join_needs_no_one_to_agree() -> None:
     planned(pipeline, {})  # not even a count
 
 
-def test_a_join_sent_back_to_its_own_table_ends_and_agrees() -> None:
-    pipeline = Pipeline("p")
+def test_a_join_sent_back_to_its_own_table_ends_and_agrees(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     table = pipeline.table("t", key="id")
     joined = orders.partition_by("id", name="made").join_table(table)
@@ -147,8 +143,7 @@ def test_a_join_sent_back_to_its_own_table_ends_and_agrees() -> None:
     assert _count(planned(pipeline, {"orders": 6}).plan, "p-made").origin is Origin.LARGEST
 
 
-def test_merged_inputs_agree_once_they_are_joined() -> None:
-    pipeline = Pipeline("p")
+def test_merged_inputs_agree_once_they_are_joined(pipeline: Pipeline) -> None:
     a, b, c = topics(pipeline, "a", "b", "c")
     a.merge(b).join(c.partition_by("k", name="c2"), both).output("kafka", "out")
     assert partitions(pipeline, {"a": 4, "b": 4, "c": 9}) == {"c2": 4}
@@ -157,8 +152,7 @@ def test_merged_inputs_agree_once_they_are_joined() -> None:
     )
 
 
-def test_a_table_that_nobody_fills_ties_nobody() -> None:
-    pipeline = Pipeline("p")
+def test_a_table_that_nobody_fills_ties_nobody(pipeline: Pipeline) -> None:
     a, b = topics(pipeline, "a", "b")
     table = pipeline.table("t", key="k")
     a.join_table(table).output("kafka", "out-a")
@@ -166,8 +160,7 @@ def test_a_table_that_nobody_fills_ties_nobody() -> None:
     assert planned(pipeline, {"a": 4, "b": 8}).plan.sets == ()
 
 
-def test_a_repartition_cuts_a_set() -> None:
-    pipeline = Pipeline("p")
+def test_a_repartition_cuts_a_set(pipeline: Pipeline) -> None:
     a, b, c = topics(pipeline, "a", "b", "c")
     joined = a.join(b, both, name="first")
     made = joined.partition_by("k2", name="made")
@@ -180,8 +173,7 @@ def test_a_repartition_cuts_a_set() -> None:
 # --- Broadcast streams and unknown counts --------------------------------------------------------
 
 
-def test_a_broadcast_stream_agrees_with_any_count() -> None:
-    pipeline = Pipeline("p")
+def test_a_broadcast_stream_agrees_with_any_count(pipeline: Pipeline) -> None:
     a, b = topics(pipeline, "a", "b")
     rates = pipeline.input("kafka", "rates", broadcast=True)
     table = pipeline.table("t", key="k").side_input(rates)
@@ -192,8 +184,7 @@ def test_a_broadcast_stream_agrees_with_any_count() -> None:
     assert plan.stream(stream_id("rates")).tasks is None
 
 
-def test_an_unknown_count_is_refused_where_others_must_agree_with_it() -> None:
-    pipeline = Pipeline("p")
+def test_an_unknown_count_is_refused_where_others_must_agree_with_it(pipeline: Pipeline) -> None:
     a, b, c = topics(pipeline, "a", "b", "c")
     a.join(b, both).output("kafka", "out")
     c.output("kafka", "out", name="aside")
@@ -206,8 +197,7 @@ def test_an_unknown_count_is_refused_where_others_must_agree_with_it() -> None:
     assert _count(plan, "c") == _count(plan, "out") == Count(partitions=None, origin=Origin.UNKNOWN)
 
 
-def test_known_counts_disagree_also_through_an_unknown_one() -> None:
-    pipeline = Pipeline("p")
+def test_known_counts_disagree_also_through_an_unknown_one(pipeline: Pipeline) -> None:
     a, b, c = topics(pipeline, "a", "b", "c")
     a.join(b, both, name="one").output("kafka", "out-1")
     b.join(c, both, name="two").output("kafka", "out-2")
@@ -216,8 +206,7 @@ def test_known_counts_disagree_also_through_an_unknown_one() -> None:
     assert [text.partition(":")[0] for text in found] == ["kafka/a and kafka/c", "input b"]
 
 
-def test_only_the_disagreement_is_said_of_a_set_that_has_one() -> None:
-    pipeline = Pipeline("p")
+def test_only_the_disagreement_is_said_of_a_set_that_has_one(pipeline: Pipeline) -> None:
     (a,) = topics(pipeline, "a")
     made = [a.partition_by("k", name=name, partitions=n) for name, n in (("x", 2), ("y", 3))]
     free = a.partition_by("k", name="free")
@@ -226,8 +215,7 @@ def test_only_the_disagreement_is_said_of_a_set_that_has_one() -> None:
     assert found.startswith("kafka/p-x and kafka/p-y: 2 and 3 partitions")
 
 
-def test_an_unknown_count_stays_unknown_whatever_is_configured() -> None:
-    pipeline = Pipeline("p")
+def test_an_unknown_count_stays_unknown_whatever_is_configured(pipeline: Pipeline) -> None:
     (a,) = topics(pipeline, "a")
     a.join(a, both).output("kafka", "out")
     plan = planned(pipeline, {}, default=5).plan
@@ -266,8 +254,7 @@ def test_an_untied_stream_takes_what_is_configured_or_the_largest_up_to_the_cap(
     assert count == Count(partitions=number, origin=origin, like=stream_id(like) if like else None)
 
 
-def test_intermediate_streams_are_no_inputs_or_outputs() -> None:
-    pipeline = Pipeline("p")
+def test_intermediate_streams_are_no_inputs_or_outputs(pipeline: Pipeline) -> None:
     (a,) = topics(pipeline, "a")
     for name, wish in (("there", None), ("wished", 70), ("made", None)):
         a.partition_by("k", name=name, partitions=wish).output("kafka", f"out-{name}")
@@ -278,8 +265,7 @@ def test_intermediate_streams_are_no_inputs_or_outputs() -> None:
     }
 
 
-def test_a_joined_count_is_never_cut() -> None:
-    pipeline = Pipeline("p")
+def test_a_joined_count_is_never_cut(pipeline: Pipeline) -> None:
     a, b = topics(pipeline, "a", "b")
     a.join(b.partition_by("k", name="made"), both).output("kafka", "out")
     assert partitions(pipeline, {"a": 1000, "b": 1}) == {"made": 1000}
@@ -302,8 +288,7 @@ def test_a_wish_against_an_existing_stream_names_it() -> None:
     ]
 
 
-def test_nothing_to_infer_from_is_reported() -> None:
-    pipeline = Pipeline("p")
+def test_nothing_to_infer_from_is_reported(pipeline: Pipeline) -> None:
     (a,) = topics(pipeline, "a")
     a.partition_by("k", name="made").output("kafka", "out")
     assert _problems(pipeline, {}) == [
@@ -321,8 +306,7 @@ def test_a_configured_count_is_checked(count: float) -> None:
 # --- Everything at once --------------------------------------------------------------------------
 
 
-def test_every_disagreement_is_reported_at_once() -> None:
-    pipeline = Pipeline("p")
+def test_every_disagreement_is_reported_at_once(pipeline: Pipeline) -> None:
     a, b, c, d, e = topics(pipeline, "a", "b", "c", "d", "e")
     a.join(b, both, name="one").join(c, both, name="two").output("kafka", "out-1")
     d.join(e, both, name="three").output("kafka", "out-2")
@@ -338,8 +322,7 @@ def _way(found: str) -> list[str]:
     return re.sub(r" \([\w/]+\.py:\d+\)", "", found).partition("linked by ")[2].split(" -- ")
 
 
-def test_a_path_through_a_table_names_who_fills_and_who_reads_it() -> None:
-    pipeline = Pipeline("p")
+def test_a_path_through_a_table_names_who_fills_and_who_reads_it(pipeline: Pipeline) -> None:
     a, b = topics(pipeline, "a", "b")
     table = pipeline.table("t", key="k")
     a.filter("x").send_to_table(table, name="send")
@@ -355,8 +338,7 @@ def test_a_path_through_a_table_names_who_fills_and_who_reads_it() -> None:
     assert re.search(r"send_to_table send \(\S*test_partition_counts\.py:", found)
 
 
-def test_a_path_names_the_tables_on_the_way_to_a_join() -> None:
-    pipeline = Pipeline("p")
+def test_a_path_names_the_tables_on_the_way_to_a_join(pipeline: Pipeline) -> None:
     a, b, c = topics(pipeline, "a", "b", "c")
     table = pipeline.table("t", key="k").side_input(a, name="side")
     joined = b.partition_by("k").join_table(table, name="look-up").transform(same)
@@ -366,8 +348,7 @@ def test_a_path_names_the_tables_on_the_way_to_a_join() -> None:
     assert _way(found) == [*way, "kafka/c (8)"]
 
 
-def test_each_stream_is_asked_for_once() -> None:
-    pipeline = Pipeline("p")
+def test_each_stream_is_asked_for_once(pipeline: Pipeline) -> None:
     a, b = topics(pipeline, "b", "a")
     made = a.partition_by("k", name="made")
     made.join(b, both).output("kafka", "out")
@@ -377,8 +358,7 @@ def test_each_stream_is_asked_for_once() -> None:
     assert admin.asked == [stream_id(name) for name in ("a", "b", "out", "p-made")]
 
 
-def test_a_count_that_no_service_gives_is_no_count() -> None:
-    pipeline = Pipeline("p")
+def test_a_count_that_no_service_gives_is_no_count(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "a").output("kafka", "out")
     with pytest.raises(PartitionCountConflictError) as caught:
         pipeline.plan(KnownCounts({"a": 0}))

@@ -264,8 +264,7 @@ def test_a_count_may_multiply_and_change_in_no_other_way(
         assert one.startswith(found)
 
 
-def test_a_stream_that_is_gone_is_a_contradiction() -> None:
-    pipeline = Pipeline("p")
+def test_a_stream_that_is_gone_is_a_contradiction(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "orders").output("kafka", "out")
     recorded = planned(pipeline, {"orders": 4}).plan
     (problem,) = find_contradictions(recorded, planned(pipeline, {}).plan)
@@ -273,8 +272,7 @@ def test_a_stream_that_is_gone_is_a_contradiction() -> None:
     assert find_contradictions(planned(pipeline, {}).plan, recorded) == ()
 
 
-def test_shards_of_kinesis_may_come_and_go() -> None:
-    pipeline = Pipeline("p")
+def test_shards_of_kinesis_may_come_and_go(pipeline: Pipeline) -> None:
     flights = pipeline.input("kinesis", "flights")
     flights.partition_by("k", name="made", system="kinesis", partitions=4).output("kafka", "out")
     recorded = planned(pipeline, {"kinesis/flights": 4}).plan
@@ -282,8 +280,7 @@ def test_shards_of_kinesis_may_come_and_go() -> None:
     assert find_contradictions(recorded, planned(pipeline, counts).plan) == ()
 
 
-def test_a_broadcast_stream_may_change_its_count() -> None:
-    pipeline = Pipeline("p")
+def test_a_broadcast_stream_may_change_its_count(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "rates", broadcast=True).output("kafka", "out")
     recorded = planned(pipeline, {"rates": 3}).plan
     assert find_contradictions(recorded, planned(pipeline, {"rates": 4}).plan) == ()

@@ -230,8 +230,7 @@ def test_counts_on_which_state_rests_are_worth_recording() -> None:
     assert not is_equivalent(made_plan(), planned(with_stage, {"a": 4, "b": 3, "c": 1}).plan)
 
 
-def test_shards_and_reasons_are_not() -> None:
-    pipeline = Pipeline("p")
+def test_shards_and_reasons_are_not(pipeline: Pipeline) -> None:
     pipeline.input("kinesis", "s").partition_by("k", partitions=3).output("kafka", "out")
     one = planned(pipeline, {"kinesis/s": 2}).plan
     other = planned(pipeline, {"kinesis/s": 5, "p-s-by-k": 3, "out": 1}).plan

@@ -29,8 +29,7 @@ def test_a_stream_that_multiplied_still_agrees_with_those_that_did_not() -> None
         planned(_tied(), counts)
 
 
-def test_a_new_stream_takes_the_tasks_of_one_that_multiplied() -> None:
-    pipeline = Pipeline("p")
+def test_a_new_stream_takes_the_tasks_of_one_that_multiplied(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "a").output("kafka", "out")
     first = planned(pipeline, {"a": 4}).plan
     second = planned(_tied(), {"a": 8, "b": 2}, recorded=first).plan
@@ -43,8 +42,7 @@ def test_a_stream_that_grew_otherwise_has_as_many_tasks_as_partitions() -> None:
     assert second.stream(stream_id("a")).tasks == 6
 
 
-def test_kinesis_and_outputs_have_no_fixed_tasks() -> None:
-    pipeline = Pipeline("p")
+def test_kinesis_and_outputs_have_no_fixed_tasks(pipeline: Pipeline) -> None:
     pipeline.input("kinesis", "flights").partition_by("k", name="made").output("kafka", "out")
     plan = planned(pipeline, {"kinesis/flights": 3, "out": 5}).plan
     tasks = {str(stream.stream): stream.tasks for stream in plan.streams}

@@ -12,15 +12,13 @@ _CPU_S = 5.0
 """Far more than is needed, and far less than what grows with the cube of the stages takes."""
 
 
-def test_a_stage_comes_after_those_that_write_what_it_reads() -> None:
-    pipeline = Pipeline("p")
+def test_a_stage_comes_after_those_that_write_what_it_reads(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     orders.partition_by("a", name="one").partition_by("b", name="two").output("kafka", "out")
     assert order_stages(pipeline.build()) == ("one", "two", "to-out")
 
 
-def test_a_stage_comes_after_those_that_fill_its_tables() -> None:
-    pipeline = Pipeline("p")
+def test_a_stage_comes_after_those_that_fill_its_tables(pipeline: Pipeline) -> None:
     orders, people = topics(pipeline, "orders", "people")
     table = pipeline.table("people", key="id")
     orders.join_table(table).output("kafka", "out")
@@ -28,8 +26,7 @@ def test_a_stage_comes_after_those_that_fill_its_tables() -> None:
     assert order_stages(pipeline.build()) == ("by-id", "to-out")
 
 
-def test_tables_that_are_filled_through_tables_count_too() -> None:
-    pipeline = Pipeline("p")
+def test_tables_that_are_filled_through_tables_count_too(pipeline: Pipeline) -> None:
     orders, people, towns = topics(pipeline, "orders", "people", "towns")
     known_towns = pipeline.table("towns", key="town")
     known_people = pipeline.table("people", key="id")
@@ -39,8 +36,7 @@ def test_tables_that_are_filled_through_tables_count_too() -> None:
     assert order_stages(pipeline.build()) == ("by-town", "to-out")
 
 
-def test_a_stage_does_not_wait_for_what_comes_back_to_its_own_table() -> None:
-    pipeline = Pipeline("p")
+def test_a_stage_does_not_wait_for_what_comes_back_to_its_own_table(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     table = pipeline.table("sums", key="id")
     joined = orders.join_table(table)
@@ -50,8 +46,7 @@ def test_a_stage_does_not_wait_for_what_comes_back_to_its_own_table() -> None:
     assert order_stages(pipeline.build()) == ("back", "to-out")
 
 
-def test_the_order_of_a_thousand_stages_is_soon_found() -> None:
-    pipeline = Pipeline("p")
+def test_the_order_of_a_thousand_stages_is_soon_found(pipeline: Pipeline) -> None:
     (line,) = topics(pipeline, "orders")
     for number in range(1_000):
         line = line.partition_by("id", name=f"made-{number}")
@@ -63,15 +58,13 @@ def test_the_order_of_a_thousand_stages_is_soon_found() -> None:
     assert order == (*(f"made-{number}" for number in range(1_000)), "to-out")
 
 
-def test_nothing_goes_before_all_when_side_inputs_are_read_at_once() -> None:
-    pipeline = Pipeline("p")
+def test_nothing_goes_before_all_when_side_inputs_are_read_at_once(pipeline: Pipeline) -> None:
     orders, people = topics(pipeline, "orders", "people")
     orders.join_table(pipeline.table("people", key="id").side_input(people)).output("kafka", "out")
     assert bootstrap_stages(pipeline.build()) == ()
 
 
-def test_what_writes_a_side_input_goes_before_all() -> None:
-    pipeline = Pipeline("p")
+def test_what_writes_a_side_input_goes_before_all(pipeline: Pipeline) -> None:
     orders, people, towns = topics(pipeline, "orders", "people", "towns")
     by_town = towns.partition_by("town", name="by-town")
     table = pipeline.table("people", key="id")
@@ -91,8 +84,7 @@ def test_a_bootstrap_input_that_comes_to_a_table_through_a_stream_goes_before_al
     assert bootstrap_stages(pipeline.build()) == ("by-id",)
 
 
-def test_a_table_that_is_filled_while_it_is_read_goes_before_nothing() -> None:
-    pipeline = Pipeline("p")
+def test_a_table_that_is_filled_while_it_is_read_goes_before_nothing(pipeline: Pipeline) -> None:
     orders, people = topics(pipeline, "orders", "people")
     table = pipeline.table("people", key="id")
     people.partition_by("id", name="by-id").send_to_table(table)

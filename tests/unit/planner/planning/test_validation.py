@@ -44,15 +44,13 @@ def _good() -> Graph:
 # --- Parts without effect ------------------------------------------------------------------------
 
 
-def test_a_pipeline_needs_an_output() -> None:
-    pipeline = Pipeline("p")
+def test_a_pipeline_needs_an_output(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "orders").filter("x")
     assert _found(pipeline) == ["output: none"]
     assert _found(Pipeline("p")) == ["output: none"]
 
 
-def test_the_end_of_a_line_that_leads_nowhere_is_named() -> None:
-    pipeline = Pipeline("p")
+def test_the_end_of_a_line_that_leads_nowhere_is_named(pipeline: Pipeline) -> None:
     orders, spare = topics(pipeline, "orders", "spare")
     orders.output("kafka", "out")
     spare.filter("x", name="a").transform(same, name="b")
@@ -63,15 +61,13 @@ def test_the_end_of_a_line_that_leads_nowhere_is_named() -> None:
     ]
 
 
-def test_an_input_that_nobody_reads_is_named() -> None:
-    pipeline = Pipeline("p")
+def test_an_input_that_nobody_reads_is_named(pipeline: Pipeline) -> None:
     orders, _ = topics(pipeline, "orders", "spare")
     orders.output("kafka", "out")
     assert _found(pipeline) == ["input spare: rows without a consumer"]
 
 
-def test_a_table_that_leads_nowhere_is_named() -> None:
-    pipeline = Pipeline("p")
+def test_a_table_that_leads_nowhere_is_named(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     orders.output("kafka", "out")
     orders.send_to_table(pipeline.table("t", key="k"), name="send")
@@ -82,8 +78,7 @@ def test_a_table_that_leads_nowhere_is_named() -> None:
     ]
 
 
-def test_a_loop_of_tables_without_an_output_is_of_no_use() -> None:
-    pipeline = Pipeline("p")
+def test_a_loop_of_tables_without_an_output_is_of_no_use(pipeline: Pipeline) -> None:
     orders, other = topics(pipeline, "orders", "other")
     table = pipeline.table("t", key="k")
     orders.join_table(table).send_to_table(table, name="send")
@@ -91,8 +86,7 @@ def test_a_loop_of_tables_without_an_output_is_of_no_use() -> None:
     assert _found(pipeline) == ["send_to_table send: table t, whose rows reach no output"]
 
 
-def test_what_fills_a_table_that_is_read_is_of_use() -> None:
-    pipeline = Pipeline("p")
+def test_what_fills_a_table_that_is_read_is_of_use(pipeline: Pipeline) -> None:
     orders, prices = topics(pipeline, "orders", "prices")
     table = pipeline.table("t", key="k")
     prices.filter("x").send_to_table(table)
@@ -103,8 +97,7 @@ def test_what_fills_a_table_that_is_read_is_of_use() -> None:
 # --- Cycles --------------------------------------------------------------------------------------
 
 
-def test_a_join_may_be_sent_back_to_its_own_table() -> None:
-    pipeline = Pipeline("p")
+def test_a_join_may_be_sent_back_to_its_own_table(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     table = pipeline.table("t", key="k")
     joined = orders.join_table(table)
@@ -113,8 +106,7 @@ def test_a_join_may_be_sent_back_to_its_own_table() -> None:
     assert _found(pipeline) == []
 
 
-def test_records_must_not_go_round_through_a_stream() -> None:
-    pipeline = Pipeline("p")
+def test_records_must_not_go_round_through_a_stream(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     orders.filter("x", name="clean").output("kafka", "orders", name="back")
     with pytest.raises(InvalidPipelineError, match="circulate forever"):
@@ -124,8 +116,7 @@ def test_records_must_not_go_round_through_a_stream() -> None:
     ]
 
 
-def test_records_must_not_go_round_through_a_table_and_a_stream() -> None:
-    pipeline = Pipeline("p")
+def test_records_must_not_go_round_through_a_table_and_a_stream(pipeline: Pipeline) -> None:
     orders, prices = topics(pipeline, "orders", "prices")
     table = pipeline.table("t", key="k")
     prices.send_to_table(table, name="send")
@@ -145,8 +136,7 @@ def test_an_output_into_a_stream_that_is_read_elsewhere_is_a_repartition_in_disg
     assert _found(pipeline) == ["output aside: kafka/prices, which input prices reads"]
 
 
-def test_an_intermediate_stream_must_not_be_an_output_as_well() -> None:
-    pipeline = Pipeline("p")
+def test_an_intermediate_stream_must_not_be_an_output_as_well(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     made = orders.partition_by("id", stream="made", name="made")
     made.output("kafka", "out")
@@ -154,8 +144,7 @@ def test_an_intermediate_stream_must_not_be_an_output_as_well() -> None:
     assert _found(pipeline) == ["output too: kafka/made, which partition_by made reads"]
 
 
-def test_two_outputs_may_write_one_stream() -> None:
-    pipeline = Pipeline("p")
+def test_two_outputs_may_write_one_stream(pipeline: Pipeline) -> None:
     one, two = topics(pipeline, "one", "two")
     one.output("kafka", "out", name="a")
     two.output("kafka", "out", name="b")
@@ -240,8 +229,7 @@ def test_operators_are_ordered_by_their_rows() -> None:
     assert [o.name for o in operators_in_order(backwards)] == ["orders", "clean", "to-out"]
 
 
-def test_all_that_is_wrong_is_reported_at_once_with_its_line() -> None:
-    pipeline = Pipeline("p")
+def test_all_that_is_wrong_is_reported_at_once_with_its_line(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "orders").output("kafka", "orders", name="back")
     pipeline.input("kafka", "spare")
     with pytest.raises(InvalidPipelineError) as caught:
@@ -350,8 +338,7 @@ def test_only_the_first_on_a_line_is_named() -> None:
     assert [p.subject for p in find_graph_problems(_kinesis(use).graph)] == ["join first"]
 
 
-def test_every_stream_of_kinesis_behind_an_operator_is_named() -> None:
-    pipeline = Pipeline("p")
+def test_every_stream_of_kinesis_behind_an_operator_is_named(pipeline: Pipeline) -> None:
     one, two = pipeline.input("kinesis", "one"), pipeline.input("kinesis", "two")
     one.join(two, both, name="join").output("kafka", "out")
     (problem,) = find_graph_problems(pipeline.graph)
@@ -388,14 +375,12 @@ def test_a_table_that_is_whole_in_every_task_may_be_joined_on_kinesis() -> None:
     assert find_kinesis_notes(graph) == ()
 
 
-def test_what_stands_on_kafka_gets_no_hint() -> None:
-    pipeline = Pipeline("p")
+def test_what_stands_on_kafka_gets_no_hint(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "a").transform(same, state="shuffled").output("kafka", "out")
     assert find_kinesis_notes(pipeline.build()) == ()
 
 
-def test_state_by_task_may_stand_on_the_line_of_an_input_from_kafka() -> None:
-    pipeline = Pipeline("p")
+def test_state_by_task_may_stand_on_the_line_of_an_input_from_kafka(pipeline: Pipeline) -> None:
     line = pipeline.input("kafka", "orders", bootstrap=True).filter("x").transform(same)
     bound = line.transform(same, state="task").filter("y").transform(same, state="task")
     # What becomes of its rows is another matter.
@@ -464,8 +449,7 @@ def test_state_by_task_is_refused_behind_what_moves_rows(case: str) -> None:
     assert "pass state='shuffled'; or" in problem.next_step
 
 
-def test_the_nearest_is_named_and_a_second_function_too() -> None:
-    pipeline = Pipeline("p")
+def test_the_nearest_is_named_and_a_second_function_too(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     made = orders.merge(orders, name="all").partition_by("k", name="made")
     first = made.transform(same, state="task", name="first")
@@ -474,8 +458,7 @@ def test_the_nearest_is_named_and_a_second_function_too() -> None:
     assert found == [("transform first", "made"), ("transform second", "made")]
 
 
-def test_a_function_on_kinesis_is_refused_once() -> None:
-    pipeline = Pipeline("p")
+def test_a_function_on_kinesis_is_refused_once(pipeline: Pipeline) -> None:
     merged = pipeline.input("kinesis", "flights").merge(pipeline.input("kafka", "more"))
     merged.transform(same, state="task", name="count").output("kafka", "out")
     (problem,) = find_graph_problems(pipeline.graph)

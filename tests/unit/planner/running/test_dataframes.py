@@ -54,8 +54,7 @@ def access() -> StreamAccess:
     return StreamAccess(spark=session, services=Services({"kafka": MemorySystem()}))
 
 
-def test_a_line_may_be_longer_than_python_lets_calls_nest() -> None:
-    pipeline = Pipeline("p")
+def test_a_line_may_be_longer_than_python_lets_calls_nest(pipeline: Pipeline) -> None:
     line = pipeline.input("kafka", "rows")
     for _ in range(2_000):
         line = line.filter("x > 0")
@@ -64,8 +63,7 @@ def test_a_line_may_be_longer_than_python_lets_calls_nest() -> None:
     assert cast(Any, query.frame).filters == 2_000
 
 
-def test_a_query_of_too_many_sources_is_refused_before_any_is_opened() -> None:
-    pipeline = Pipeline("p")
+def test_a_query_of_too_many_sources_is_refused_before_any_is_opened(pipeline: Pipeline) -> None:
     line = pipeline.input("kafka", "rows")
     for _ in range(40):
         line = line.join(line, both)
@@ -99,9 +97,8 @@ def test_a_batch_of_an_unknown_query_is_not_written() -> None:
         write(cast(DataFrame, BatchOfNobody()), 0)
 
 
-def test_intermediate_streams_in_kafka_want_rocksdb() -> None:
+def test_intermediate_streams_in_kafka_want_rocksdb(pipeline: Pipeline) -> None:
     """Said as for tables, and before their frames are built, which would fail for want of it."""
-    pipeline = Pipeline("p")
     pipeline.input("kafka", "rows").partition_by("key").output("kafka", "out")
     known = Services({"kafka": KafkaSystem({"kafka.bootstrap.servers": "localhost:1"})})
     session = cast(SparkSession, Hadoop(None))
