@@ -142,11 +142,6 @@ class SourceSnapshot:
     worker: str | None = None
     """The id by which the query holds leases; None without leases."""
 
-    @property
-    def lag_unit(self) -> str:
-        """The unit of lag: `ms` or `offsets`."""
-        return "ms" if self.format is SourceFormat.KINESIS else "offsets"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuerySnapshot:
