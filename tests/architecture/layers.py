@@ -175,7 +175,7 @@ EDGE: Final[dict[str, str]] = {
     "operations.metrics.readings": "is shared by threads",
     "operations.progress": "is called by threads, reads statuses in one, logs failures",
     "operations.terminal": "reads the width of the terminal, is the clock of the commands",
-    "planner.graph_state": "reads the working directory",
+    "planner.builder": "reads the working directory",
     "planner.planned_pipeline": "logs created streams, and tables that start incomplete",
     "planner.running.start": "logs a warning",
     "planner.running.supervisor": "watches queries in a thread",

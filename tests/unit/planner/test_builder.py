@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from spark_ssp.planner import InvalidPipelineError, Pipeline, Stream
+from spark_ssp.planner.builder import shown
 from spark_ssp.planner.graph.operators import (
     Filter,
     Input,
@@ -26,7 +27,6 @@ from spark_ssp.planner.graph.operators import (
     Transform,
 )
 from spark_ssp.planner.graph.operators import OperatorName as called
-from spark_ssp.planner.graph_state import shown
 from tests.support.pipelines.examples import both, same, stream_id, topics
 
 

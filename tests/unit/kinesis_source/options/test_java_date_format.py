@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.options.spec import BadValueError
-from spark_ssp.kinesis_source.options.java_date_format import parse_java_time
+from spark_ssp.kinesis_source.options.starting_position import parse_java_time
 
 
 @pytest.mark.parametrize(
