@@ -17,7 +17,7 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import Offset, encode
 from spark_ssp.kafka_source.model.topic import partition_of
 from spark_ssp.kinesis_source.client.boto3_client import disconnect
-from spark_ssp.operations.commands.topics import describe_topics
+from spark_ssp.operations.inspection.topics import describe_topics
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.operations.command import run
