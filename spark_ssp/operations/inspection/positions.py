@@ -12,7 +12,7 @@ from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kinesis_source.model.shard import Latest, Position, ShardEnd, ShardState
 from spark_ssp.kinesis_source.planning.input_partitions import start_state
-from spark_ssp.operations.inspection.spark_checkpoint import Source
+from spark_ssp.operations.inspection.spark_checkpoint import Source, SourceOffset
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +44,22 @@ class PartitionRow:
     planned: int | None
     state: str
     """`replay`, `unchanged` or `read`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Earlier:
+    """An offset of a source some batches before the last committed one. None: it is not known."""
+
+    offset: SourceOffset | None = None
+    elapsed_ms: int = 0
+    """Between the two commits."""
+    last_ms: int = 0
+    """The time of the last commit."""
+
+    def shows_pace(self, delay_ms: int | None, limit_ms: int, now_ms: int) -> bool:
+        """Return whether these batches show how fast the query reads: if a delay was too large at
+        the last commit already. Else there was no more to read, and it comes from what followed."""
+        return delay_ms is not None and delay_ms - (now_ms - self.last_ms) > limit_ms
 
 
 def shard_rows(source: Source) -> list[ShardRow]:

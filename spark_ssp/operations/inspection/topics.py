@@ -7,9 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT
-from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition, TaskName
+from spark_ssp.grouping.identifiers import (
+    EpochMillis,
+    StreamName,
+    SystemStreamPartition,
+    TaskName,
+)
 from spark_ssp.kafka_source.client.admin_client import connect
-from spark_ssp.kafka_source.client.api import TopicDescription
+from spark_ssp.kafka_source.client.api import KafkaService, TopicDescription
 from spark_ssp.kafka_source.model.topic import LogicalOffset, TopicId, partition_of
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, KafkaOptions
@@ -87,3 +92,44 @@ def latest_offsets(
     parsed = topic_options(sorted({ssp.stream for ssp in wanted}), options)
     found = connect(parsed).list_offsets(wanted, LogicalOffset.LATEST)
     return {ssp: offset for ssp, offset in found.items() if offset is not None}
+
+
+# --- The age of records ---------------------------------------------------------------------------
+
+_FIRST_MARK_MS: Final = 4_000
+_LAST_MARK_MS: Final = 1_000 * 24 * 3_600_000
+
+Place = tuple[SystemStreamPartition, int]
+"""An offset in a partition."""
+
+
+def record_ages(
+    service: KafkaService, places: Iterable[Place], now_ms: int, marks: Iterable[int] = ()
+) -> dict[Place, int]:
+    """Return the ages of the records at these offsets, in milliseconds, rounded up.
+
+    Brokers find the first record since a time, not the time of a record. So times ever further back
+    are requested, each twice as far as the one before, until the record is among those since then:
+    a few requests for all partitions together. An age is exact if the record is the first one since
+    a requested time; else it is that time's. `marks` are ages that are requested too, so that a
+    comparison with one of them is exact. A record that has no time is absent.
+    """
+    pending = set(places)
+    steps = set(marks)
+    mark = _FIRST_MARK_MS
+    while mark <= _LAST_MARK_MS:
+        steps.add(mark)
+        mark *= 2
+    found: dict[Place, int] = {}
+    for age in sorted(steps):
+        if not pending:
+            break
+        since = EpochMillis(max(0, now_ms - age))
+        answers = service.first_records({ssp for ssp, _ in pending}, since)
+        for place in sorted(pending):
+            first = answers.get(place[0])
+            if first is not None and first.offset <= place[1]:
+                is_exact = first.offset == place[1]
+                found[place] = max(0, now_ms - first.time_ms) if is_exact else age
+        pending -= found.keys()
+    return found
