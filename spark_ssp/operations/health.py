@@ -1,22 +1,21 @@
-"""The health of a query: one verdict from what is known of it, with the reasons and remedies.
+"""The health of a query: one verdict from the values known of it, with reasons and remedies.
 
-Everything that looks at a query asks here, so that two commands cannot answer one question
-differently. All values are passed in, the clock too.
+Commands that look at a query ask here, so that two of them cannot answer one question differently.
+All values are passed in, the clock too.
 
-A delay is the age of the oldest record that no batch up to a given one contains, 0 without such a
-record. After the last *committed* batch it is what readers of the results wait for; after the last
-*planned* one, what the driver has not chosen yet. The verdict follows the committed one: a batch
-that hangs has planned its records and delivered none.
+A delay is the age of the oldest record that is in no batch, 0 without such a record: in no
+*committed* batch, as readers of the results see it, or in no *planned* one, as the driver does. The
+verdict follows the committed one: a batch that hangs has planned its records and delivered none.
 
-What is not known is None or `UNKNOWN`, and is never taken for good: a query is OK only if each of
-its shards was measured and has a reader.
+An unknown value is None or `UNKNOWN`, and never counts as good: a query is OK only if each of its
+shards was measured and has a reader.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -38,7 +37,7 @@ class Verdict(StrEnum):
     BEHIND = "BEHIND"
     """The committed delay exceeds the limit."""
     STALLED = "STALLED"
-    """A batch hangs, nothing is planned, or nobody reads a shard."""
+    """A batch hangs, none is planned, or a shard has no reader."""
     FAILED = "FAILED"
     """The query has failed, fails again and again at one batch, or would fail at a restart."""
     LOSING = "LOSING"
@@ -51,7 +50,7 @@ class Verdict(StrEnum):
 
 
 class State(StrEnum):
-    """What a query does."""
+    """The state of a query."""
 
     RUNNING = "running"
     """A batch is in progress, for no longer than the limit."""
@@ -74,7 +73,7 @@ class Phase(StrEnum):
 
 
 class Process(StrEnum):
-    """Whether a process runs the query. A checkpoint does not show it."""
+    """The process of a query, which a checkpoint does not show."""
 
     RUNNING = "running"
     ENDED = "ended"
@@ -83,7 +82,7 @@ class Process(StrEnum):
 
 
 class Reader(StrEnum):
-    """Who reads a shard or partition; the last four: nobody, and why."""
+    """The reader of a shard or partition, or the reason why it has none: the last four."""
 
     QUERY = "query"
     """The query itself, which has it without a lease."""
@@ -102,7 +101,7 @@ class Reader(StrEnum):
 
     @property
     def is_missing(self) -> bool:
-        """Return whether nobody reads what could be read."""
+        """Return whether a shard that could be read has no reader."""
         return self in _MISSING
 
 
@@ -128,7 +127,7 @@ _MISSING: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Behind:
-    """How far a position is behind. None: unknown."""
+    """The distance of a position from the newest record. None: unknown."""
 
     ms: int | None = None
     offsets: int | None = None
@@ -137,8 +136,8 @@ class Behind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """How fast the last batches read, in one unit: what remains to be read, and what is read and
-    written in a millisecond."""
+    """The speed of the last batches, in one unit: the amount that remains to be read, and those
+    read and written in a millisecond."""
 
     backlog: float
     read: float
@@ -157,12 +156,14 @@ class Part:
     pace: Pace | None = None
     """None if it is not known."""
     is_lost: bool = False
-    """Whether records expired that were not read."""
+    """True if records expired before they were read."""
+    is_own: bool = True
+    """False if other workers of the application read it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A reason for a verdict, and what to do about it."""
+    """A reason for a verdict, and its remedy."""
 
     verdict: Verdict
     reason: str
@@ -171,7 +172,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """What is known of a query. Times are in milliseconds since the epoch."""
+    """The values known of a query. Times are in milliseconds since the epoch."""
 
     process: Process = Process.UNKNOWN
     committed: int | None = None
@@ -182,17 +183,17 @@ class Query:
     planned_at_ms: int | None = None
     """The time at which the newest batch was planned, committed or not."""
     starts: int | None = None
-    """How often the batch in progress was begun."""
+    """The number of times that the batch in progress was begun."""
     phase: Phase | None = None
     """The phase that the query is in."""
     parts: tuple[Part, ...] = ()
     findings: tuple[Finding, ...] = ()
-    """What its reading has shown, as a stream that was deleted."""
+    """Those of its reading, such as a stream that was deleted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What counts as too much."""
+    """The limits of a healthy query."""
 
     max_delay_ms: int
     stuck_after_ms: int
@@ -201,7 +202,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """What becomes of a delay: milliseconds until the newest record is reached (0: the delay is
+    """The future of a delay: milliseconds until the newest record is reached (0: the delay is
     within the limit), and until records expire unread. `math.inf`: never; None: unknown."""
 
     until_caught_up_ms: float | None = None
@@ -221,7 +222,7 @@ class Health:
     verdict: Verdict
     state: State
     stuck_in: tuple[Phase, ...]
-    """The phases in which it may be stuck; several if what is known does not tell them apart."""
+    """The phases in which it may be stuck; several if it is not known in which of them."""
     findings: tuple[Finding, ...]
     """The gravest first."""
     committed: Behind
@@ -234,15 +235,16 @@ class Health:
     outlook: Outlook
     """Of the part that takes longest, and of the one whose records expire first."""
     not_read: Mapping[Reader, tuple[str, ...]]
-    """The parts that nobody reads, by the reason."""
+    """The parts without a reader, by the reason."""
 
 
 def assess(query: Query, limits: Limits, now_ms: int) -> Health:
     """Return the health of a query."""
     read = [part for part in query.parts if part.reader is not Reader.ENDED]
     state, stuck_in = _state(query, read, limits, now_ms)
-    moves = state in (State.RUNNING, State.WAITING)
-    outlooks = [outlook(part, limits, moves=moves) for part in read]
+    if state not in (State.RUNNING, State.WAITING):
+        read = [replace(part, pace=None) for part in read]  # its pace is a past one
+    outlooks = [outlook(part, limits) for part in read]
     not_read = {
         reader: tuple(part.name for part in read if part.reader is reader)
         for reader in Reader
@@ -290,13 +292,13 @@ def exceeds(delay_ms: int | None, limit_ms: int) -> bool | None:
     return None if delay_ms is None else delay_ms > limit_ms
 
 
-def outlook(part: Part, limits: Limits, *, moves: bool) -> Outlook:
-    """Return what becomes of a part's delay.
+def outlook(part: Part, limits: Limits) -> Outlook:
+    """Return the future of a part's delay.
 
-    If its pace is not known, or the query does not move, it is expected to read twice as fast as
-    writers write once it runs: so to catch up in as long as it is behind.
+    If its pace is not known, it is expected to read twice as fast as writers write, and so to catch
+    up in as long as it is behind.
     """
-    delay, pace = part.committed.ms, part.pace if moves else None
+    delay, pace = part.committed.ms, part.pace
     if delay is None:
         return Outlook()
     left: float | None = None if part.retention_ms is None else part.retention_ms - delay
@@ -358,7 +360,7 @@ def _between_batches(
     """Return the state of a query without a batch in progress. It is stuck if it has planned none
     although a record has waited for one: without records, Spark plans none."""
     idle = exceeds(_age(query.committed_at_ms, now_ms), limits.stuck_after_ms)
-    waits = [exceeds(part.committed.ms, limits.stuck_after_ms) for part in parts]
+    waits = [exceeds(part.committed.ms, limits.stuck_after_ms) for part in parts if part.is_own]
     if idle is False or (query.parts and all(wait is False for wait in waits)):
         return State.WAITING, ()
     if idle and any(waits):
@@ -425,7 +427,7 @@ def _unread(reader: Reader, names: Sequence[str]) -> Finding:
     why, remedy = _MISSING[reader]
     return Finding(
         verdict=Verdict.STALLED,
-        reason=f"nobody reads {abbreviate(names, _NAMED)}: {why}",
+        reason=f"no reader for {abbreviate(names, _NAMED)}: {why}",
         remedy=remedy,
     )
 
@@ -510,8 +512,8 @@ def _unknown_findings(query: Query, parts: Sequence[Part], state: State) -> Iter
         yield _unknown("no batch was planned yet", "look again when the query has run a batch")
     elif state is State.UNKNOWN:
         yield _unknown(
-            "whether the query moves is not known: the time of its last batch, or what waits for "
-            "it, is missing",
+            "it is not known whether the query makes progress: the time of its last batch, or a "
+            "delay, is missing",
             "look at the query's driver",
         )
     unmeasured = [part.name for part in parts if part.committed.ms is None and not part.is_lost]
@@ -529,8 +531,8 @@ def _unknown_findings(query: Query, parts: Sequence[Part], state: State) -> Iter
     unseen = [part.name for part in parts if part.reader is Reader.UNKNOWN]
     if unseen:
         yield _unknown(
-            f"whether the owners of {abbreviate(unseen, _NAMED)} live is not known: no renewal was "
-            "seen, and none was missed for longer than the failover time",
+            f"it is not known whether the owners of {abbreviate(unseen, _NAMED)} live: no renewal "
+            "was seen, and not for long enough to be stale",
             "read again with a longer --wait than --failover",
         )
 

@@ -1,5 +1,5 @@
-"""`spark-ssp checkpoint`: What a Spark checkpoint holds: batches, positions, what a restart would
-replay."""
+"""`spark-ssp checkpoint`: The batches and positions of a Spark checkpoint, and the replay of a
+restart."""
 
 from __future__ import annotations
 

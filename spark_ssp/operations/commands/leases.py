@@ -286,7 +286,7 @@ def _progress(screen: Screen, progress: Progress | None) -> str:
 
 
 def _age(age: Age | None) -> str:
-    """Return what is known: nothing after one reading."""
+    """Return the text of an age: nothing after one reading."""
     if age is None or (age.at_most is None and age.at_least == 0):
         return "-"
     if age.at_most is not None:

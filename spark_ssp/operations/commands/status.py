@@ -1,7 +1,6 @@
-"""`spark-ssp status`: Whether queries are healthy: one verdict each, its reasons, what to do.
+"""`spark-ssp status`: The health of queries: one verdict each, its reasons and remedies.
 
-What counts as healthy is in `spark_ssp.operations.health`; this command reads the values and shows
-the answer.
+The rules are in `spark_ssp.operations.health`; this command reads the values and shows the answer.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ from typing import Any, Final
 
 import click
 
+from spark_ssp.common.errors import SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.times import duration_text
 from spark_ssp.operations.arguments import (
@@ -28,7 +28,7 @@ from spark_ssp.operations.arguments import (
 )
 from spark_ssp.operations.health import Behind, Health, Limits, Part, Query, Verdict, assess
 from spark_ssp.operations.inspection.kinesis_parts import ObservedTable
-from spark_ssp.operations.inspection.lease_table import LeaseTable, Renewals, observe
+from spark_ssp.operations.inspection.lease_table import LeaseTable, observe
 from spark_ssp.operations.inspection.query_facts import Surroundings, lease_tables, read_query
 from spark_ssp.operations.inspection.spark_checkpoint import Folder, open_folder, read_checkpoint
 from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
@@ -92,7 +92,7 @@ class _Answer:
 @click.option(
     "--retention",
     callback=to_millis,
-    help="Of Kafka: the topics' retention.ms, as in 7d, to tell when records expire.",
+    help="Of Kafka: the topics' retention.ms, as in 7d, after which records expire.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @options_file
@@ -111,7 +111,7 @@ def status_command(
     aws: Given,
     kafka: Given,
 ) -> None:
-    """Show whether the queries whose checkpoints are at each PATH are healthy, and what to do.
+    """Show the health of the queries whose checkpoints are at each PATH, with remedies.
 
     PATH is a folder, or a URI such as s3://bucket/folder. The queries may run anywhere, or be
     stopped. Their streams, topics and lease tables are read; nothing is written.
@@ -130,11 +130,9 @@ def status_command(
             for path, folder in folders.items()
             for name in lease_tables(read_checkpoint(folder, path))
         }
-        tables: Mapping[str, ObservedTable] = {}
+        tables: Mapping[str, ObservedTable | SspError] = {}
         if names:
-            tables = _observed(
-                sorted(names), dynamodb_connection(aws), environment, wait, failover, stack
-            )
+            tables = _observed(sorted(names), dynamodb_connection(aws), environment, wait, failover)
         around = Surroundings(
             kinesis=connection(aws),
             kafka=kafka.options,
@@ -164,28 +162,29 @@ def _observed(
     environment: Environment,
     wait_ms: int,
     failover_ms: int,
-    stack: ExitStack,
-) -> Mapping[str, ObservedTable]:
+) -> Mapping[str, ObservedTable | SspError]:
     """Read lease tables twice: a row has a counter and no time."""
-    tables = {}
-    for name in names:
-        tables[name] = LeaseTable(name, name, dynamodb)
-        stack.callback(tables[name].close)
-    first: dict[str, tuple[Renewals, int]] = {}
-    for name, table in tables.items():
-        rows = table.read().rows
-        now = environment.now_ms()
-        first[name] = observe({}, rows.leases, now, None), now
-    environment.sleep(wait_ms / 1000)
-    found = {}
-    for name, table in tables.items():
-        rows = table.read().rows
-        before, previous = first[name]
-        found[name] = ObservedTable(
-            rows=rows,
-            renewals=observe(before, rows.leases, environment.now_ms(), previous),
-            failover_ms=failover_ms,
-        )
+    tables = {name: LeaseTable(name, name, dynamodb) for name in names}
+    found: dict[str, ObservedTable | SspError] = {}
+    times: dict[str, int] = {}
+    with ExitStack() as stack:
+        for table in tables.values():
+            stack.callback(table.close)
+        for pause in (None, wait_ms):
+            if pause is not None:
+                environment.sleep(pause / 1000)
+            for name, table in tables.items():
+                before = found.get(name)
+                renewals = before.renewals if isinstance(before, ObservedTable) else {}
+                try:
+                    rows = table.read().rows
+                except SspError as error:
+                    found[name] = error
+                    continue
+                now = environment.now_ms()
+                renewals = observe(renewals, rows.leases, now, times.get(name))
+                found[name] = ObservedTable(rows=rows, renewals=renewals, failover_ms=failover_ms)
+                times[name] = now
     return found
 
 

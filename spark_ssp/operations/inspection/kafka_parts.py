@@ -1,5 +1,5 @@
-"""Measures the partitions that a query reads: the delay of each in offsets and in time, and how
-fast it is read."""
+"""Measures the partitions that a query reads: the delay of each in offsets and in time, and its
+pace."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def kafka_parts(
 def _changed(
     source: Source, names: Collection[StreamName], topics: Mapping[StreamName, TopicDescription]
 ) -> dict[StreamName, str]:
-    """Return the topics that are not those of the checkpoint any more, and what became of them.
-    Checkpoints of Spark's own source have no ids to compare."""
+    """Return the topics that are not those of the checkpoint any more, with the change. Checkpoints
+    of Spark's own source have no ids to compare."""
     newest = source.planned or source.committed
     recreated = recreated_topics(newest, topics) if isinstance(newest, Offset) else frozenset()
     return {

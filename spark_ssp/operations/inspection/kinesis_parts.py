@@ -1,8 +1,8 @@
-"""Measures the shards that a query reads, or that its application shares by leases: the delay of
-each, who reads it, and how fast.
+"""Measures the shards that a query reads, or that its application shares by leases: the delay,
+the reader and the pace of each.
 
-A delay in milliseconds is also what remains to be read: a query that reads an hour of records in
-half an hour has a pace of two.
+A delay in milliseconds is also the amount that remains to be read: a query that reads an hour of
+records in half an hour reads twice as fast as they were written.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from spark_ssp.checkpoint.leases.lease_store import Rows
-from spark_ssp.common.errors import StreamNotFoundError
+from spark_ssp.common.errors import SspError, StreamNotFoundError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.model.offset import Offset
@@ -58,6 +58,7 @@ class _Shard:
     planned: Position | None = None
     """None: no batch is planned that reads it."""
     is_lost: bool = False
+    is_own: bool = True
 
 
 def kinesis_parts(
@@ -65,12 +66,13 @@ def kinesis_parts(
     earlier: Earlier,
     *,
     connection: ConnectionOptions,
-    tables: Mapping[str, ObservedTable],
+    tables: Mapping[str, ObservedTable | SspError],
     limit_ms: int,
     now_ms: int,
 ) -> tuple[list[Part], list[Finding]]:
     """Measure the shards of a source that has an offset. `limit_ms`: the delay from which on the
-    pace is measured too. Needs the permissions of `list_streams` and `lags_of`."""
+    pace is measured too. Raises the error of a table that could not be read. Needs the permissions
+    of `list_streams` and `lags_of`."""
     newest = source.planned or source.committed
     if not isinstance(newest, Offset):
         return [], []
@@ -95,7 +97,10 @@ def kinesis_parts(
         if entry.leases is None:
             shards += _own_shards(name, own, stream)
         else:
-            shards += _shared_shards(name, own, stream, tables[entry.leases], now_ms)
+            table = tables[entry.leases]
+            if isinstance(table, SspError):
+                raise table
+            shards += _shared_shards(name, own, stream, table, now_ms)
     return list(_measured(shards, earlier, limit_ms, now_ms, connection)), findings
 
 
@@ -127,8 +132,8 @@ def _shared_shards(
     table: ObservedTable,
     now_ms: int,
 ) -> Iterable[_Shard]:
-    """Yield the shards of the whole application. What a lease says is as old as its checkpoint,
-    which follows the commit of a batch, so the later of the two positions counts."""
+    """Yield the shards of the whole application. The checkpoint of a lease follows the commit of a
+    batch, so the later of the two positions counts."""
     listings = {name: stream.shards}
     leases = shard_leases(table.rows, listings, table.renewals, now_ms, table.failover_ms)
     for lease in leases:
@@ -147,6 +152,7 @@ def _shared_shards(
                 reader=lease.reader,
                 committed=committed,
                 planned=None if row is None else row.planned,
+                is_own=row is not None,
             )
 
 
@@ -159,6 +165,7 @@ def _shard(
     committed: Position | None,
     planned: Position | None = None,
     is_lost: bool = False,
+    is_own: bool = True,
 ) -> _Shard:
     return _Shard(
         key=ShardKey(stream=name, shard=shard),
@@ -167,6 +174,7 @@ def _shard(
         committed=committed,
         planned=planned,
         is_lost=is_lost,
+        is_own=is_own,
     )
 
 
@@ -216,4 +224,5 @@ def _measured(
             retention_ms=shard.retention_ms,
             pace=pace,
             is_lost=shard.is_lost,
+            is_own=shard.is_own,
         )

@@ -205,7 +205,7 @@ class ShardLease:
 
     @property
     def reader(self) -> Reader:
-        """Who reads it. An owner is known to live if a renewal was seen."""
+        """Return its reader. An owner is known to live if a renewal was seen."""
         if self.state in _READERS:
             return _READERS[self.state]
         is_seen = self.age is not None and self.age.at_most is not None

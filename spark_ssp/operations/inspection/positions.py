@@ -58,7 +58,7 @@ class Earlier:
 
     def shows_pace(self, delay_ms: int | None, limit_ms: int, now_ms: int) -> bool:
         """Return whether these batches show how fast the query reads: if a delay was too large at
-        the last commit already. Else there was no more to read, and it comes from what followed."""
+        the last commit already. Else there was no more to read then."""
         return delay_ms is not None and delay_ms - (now_ms - self.last_ms) > limit_ms
 
 

@@ -1,9 +1,9 @@
-"""Reads what is known of a query from outside: its checkpoint, its lease table, the streams and
-topics that it reads.
+"""Looks at a query from outside: its checkpoint, its lease tables, the streams and topics that it
+reads.
 
 A checkpoint shows when a batch was planned (in its offset, by the driver's clock) and committed
-(the time of the file in `commits`). It does not show whether a process runs the query, nor what
-that process does.
+(the time of the file in `commits`). It shows neither whether a process runs the query nor the phase
+of a batch.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from spark_ssp.checkpoint.leases.lease import LeaseTableError
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.kafka_source.client.admin_client import connect
@@ -39,14 +40,15 @@ _PACE_BATCHES: Final = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What a query is compared with."""
+    """The values that a query is compared with, and the ways to read them."""
 
     kinesis: ConnectionOptions
     kafka: Mapping[str, str]
     """Options of the Kafka source; empty if no brokers were named."""
     kafka_retention_ms: int | None
     """Kafka's answers do not have it."""
-    tables: Mapping[str, ObservedTable]
+    tables: Mapping[str, ObservedTable | SspError]
+    """Lease tables by name, or the errors of reading them."""
     limits: Limits
     now_ms: int
 
@@ -64,15 +66,15 @@ def lease_tables(checkpoint: Checkpoint) -> set[str]:
 
 
 def read_query(folder: Folder, checkpoint: Checkpoint, around: Surroundings) -> Query:
-    """Read the state of a query. A service that refuses or does not answer is a finding: what the
-    checkpoint shows counts nevertheless."""
+    """Read the state of a query. A service that refuses or does not answer is a finding, so that a
+    batch that hangs shows nevertheless."""
     earlier = _earlier(folder, checkpoint)
     parts: list[Part] = []
     findings: list[Finding] = []
     for source in checkpoint.sources:
         try:
             more, found = _read_source(source, earlier.get(source.index, Earlier()), around)
-        except (AccessError, ServiceUnavailableError) as error:
+        except (AccessError, LeaseTableError, ServiceUnavailableError) as error:
             reason = f"{error.subject}: found {error.found}"
             more, found = [], [_not_measured(source, reason, error.next_step)]
         parts += more

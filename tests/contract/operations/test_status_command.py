@@ -248,6 +248,13 @@ def test_every_shard_of_the_application_is_measured(orders: Orders) -> None:
     assert "orders/shardId-000000000001" in query["findings"][0]["reason"]
 
 
+def test_a_lease_table_that_is_gone_is_unknown(orders: Orders) -> None:
+    orders.run_batch(0, orders.last, leases="deleted")
+    code, query = orders.status(sleep=lambda _: None)
+    assert (code, query["verdict"]) == (6, "UNKNOWN")
+    assert "lease table deleted" in query["findings"][0]["reason"]
+
+
 @pytest.mark.parametrize(
     ("row", "reader"),
     [

@@ -47,6 +47,7 @@ parts = st.builds(
     retention_ms=st.none() | st.integers(HOUR, 200 * HOUR),
     pace=paces,
     is_lost=st.booleans(),
+    is_own=st.booleans(),
 )
 times = st.none() | st.integers(NOW - 100 * HOUR, NOW)
 queries = st.builds(
@@ -150,9 +151,10 @@ def test_a_longer_delay_is_never_better(query: Query, limit: Limits, data: st.Da
 @given(queries, limits)
 def test_records_that_expire_before_they_are_read_are_lost(query: Query, limit: Limits) -> None:
     found = assess(query, limit, NOW)
-    moves = found.state in (State.RUNNING, State.WAITING)
     read = [part for part in query.parts if part.reader is not Reader.ENDED]
-    futures = [outlook(part, limit, moves=moves) for part in read]
+    if found.state not in (State.RUNNING, State.WAITING):
+        read = [replace(part, pace=None) for part in read]
+    futures = [outlook(part, limit) for part in read]
     losing = any(future.is_losing for future in futures) or any(part.is_lost for part in read)
     assert (found.verdict is Verdict.LOSING) == losing
     for part, future in zip(read, futures, strict=True):
@@ -235,9 +237,9 @@ def test_a_hung_batch_says_what_is_not_known() -> None:
     assert finding.reason.endswith(": stuck in its tasks")
 
 
-def _future(delay: int, pace: Pace | None, *, moves: bool = True) -> tuple[float | None, ...]:
+def _future(delay: int, pace: Pace | None) -> tuple[float | None, ...]:
     (part,) = behind(delay, pace=pace)
-    found = outlook(part, LIMITS, moves=moves)
+    found = outlook(part, LIMITS)
     return found.until_caught_up_ms, found.until_expiry_ms
 
 
@@ -247,7 +249,6 @@ def test_the_time_until_a_query_catches_up_or_loses_records() -> None:
     assert _future(HOUR, replace(twice, read=4)) == (HOUR / 3, 23 * HOUR)
     assert _future(HOUR, replace(twice, read=0.5)) == (math.inf, 46 * HOUR)
     assert _future(HOUR, None) == (HOUR, 23 * HOUR)
-    assert _future(HOUR, replace(twice, read=4), moves=False) == (HOUR, 23 * HOUR)
     assert _future(MINUTE, replace(twice, read=0.5)) == (0, 24 * HOUR - MINUTE)
 
 
@@ -264,6 +265,20 @@ def test_the_time_until_a_query_catches_up_or_loses_records() -> None:
 )
 def test_losing(delay: int, pace: Pace | None, verdict: Verdict) -> None:
     assert judged(parts=behind(delay, pace=pace)).verdict is verdict
+
+
+def test_the_pace_of_a_query_that_stands_is_a_past_one() -> None:
+    late = behind(13 * HOUR, pace=Pace(backlog=13, read=11, written=1))
+    assert judged(parts=late).verdict is Verdict.BEHIND
+    hung = judged(parts=late, in_progress=8, planned_at_ms=NOW - HOUR)
+    assert hung.verdict is Verdict.LOSING
+    assert "how fast it reads is not known" in hung.findings[0].reason
+
+
+def test_shards_of_other_workers_do_not_make_a_query_stuck() -> None:
+    hour_old = {"committed_at_ms": NOW - HOUR, "planned_at_ms": NOW - HOUR}
+    found = judged(parts=(*behind(0), *behind(HOUR, is_own=False)), **hour_old)
+    assert (found.verdict, found.state) == (Verdict.BEHIND, State.WAITING)
 
 
 def test_an_unknown_retention_is_no_loss() -> None:
