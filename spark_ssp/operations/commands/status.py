@@ -42,6 +42,7 @@ EXIT_CODES: Final = {
     Verdict.UNKNOWN: 6,
 }
 """By verdict. 2 is a wrong call or a failure, as for every command."""
+_LONGER_MS: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +86,7 @@ class _Answer:
 @click.option(
     "--wait",
     callback=to_millis,
-    default="15s",
-    show_default=True,
-    help="With leases: the table is read twice, this far apart. Longer than --failover.",
+    help="With leases: the table is read twice, this far apart. Default: 5 s more than --failover.",
 )
 @click.option(
     "--retention",
@@ -105,7 +104,7 @@ def status_command(
     max_delay: int,
     stuck_after: int,
     failover: int,
-    wait: int,
+    wait: int | None,
     retention: int | None,
     as_json: bool,
     aws: Given,
@@ -116,6 +115,7 @@ def status_command(
     PATH is a folder, or a URI such as s3://bucket/folder. The queries may run anywhere, or be
     stopped. Their streams, topics and lease tables are read; nothing is written.
     """
+    wait = failover + _LONGER_MS if wait is None else wait
     if wait <= failover:
         raise click.UsageError(
             f"--wait is {duration_text(wait)}, and --failover {duration_text(failover)}: a lease "
@@ -204,7 +204,7 @@ def _answer(path: str, folder: Folder, around: Surroundings) -> _Answer:
 
 def _show(screen: Screen, answers: Sequence[_Answer]) -> None:
     screen.table(
-        ("VERDICT", "CHECKPOINT", "STATE", "COMMITTED", "PLANNED", "LAST COMMIT", "LAST TRIGGER"),
+        ("VERDICT", "CHECKPOINT", "STATE", "DELAY", "PLANNED DELAY", "LAST COMMIT", "LAST TRIGGER"),
         [
             (
                 answer.health.verdict,
@@ -230,7 +230,7 @@ def _delay(behind: Behind, health: Health) -> str:
     """Return the largest delay; with a sign if others are unknown."""
     if behind.ms is None and behind.offsets is None:
         return "unknown"
-    delay = "unknown" if behind.ms is None else f"{duration_text(behind.ms)} behind"
+    delay = "unknown" if behind.ms is None else duration_text(behind.ms)
     offsets = "" if behind.offsets is None else f" ({behind.offsets} offsets)"
     return f"{'at least ' if health.unmeasured and behind.ms is not None else ''}{delay}{offsets}"
 

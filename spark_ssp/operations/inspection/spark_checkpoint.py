@@ -94,7 +94,8 @@ class Checkpoint:
 def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointFolderError if it is none or damaged, and
     IncompatibleStateError for an offset of a later release."""
-    offsets, commits = (batches_of(folder.names(name)) for name in ("offsets", "commits"))
+    # Commits first: a running query writes the offsets of a batch before its commit.
+    commits, offsets = (batches_of(folder.names(name)) for name in ("commits", "offsets"))
     root = folder.names()
     if not offsets and not commits and "metadata" not in root:
         raise _foreign(location, root)

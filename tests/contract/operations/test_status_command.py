@@ -313,7 +313,7 @@ def test_the_gravest_of_several_queries_is_the_exit_code(orders: Orders, tmp_pat
     found = orders.cloud.run("status", *paths)
     assert found.code == 1
     head, first, second, *rest = found.out.splitlines()
-    assert head.split()[:4] == ["VERDICT", "CHECKPOINT", "STATE", "COMMITTED"]
+    assert head.split()[:4] == ["VERDICT", "CHECKPOINT", "STATE", "DELAY"]
     assert (first.split()[0], second.split()[0]) == ("OK", "BEHIND")
     assert rest[1].startswith(f"{slow.path}: BEHIND: orders/shardId-00000000000")
     assert rest[2].startswith("  -> ")
