@@ -110,9 +110,9 @@ def record_ages(
 
     Brokers find the first record since a time, not the time of a record. So times ever further back
     are requested, each twice as far as the one before, until the record is among those since then:
-    a few requests for all partitions together. An age is exact if the record is the first one since
-    a requested time; else it is that time's. `marks` are ages that are requested too, so that a
-    comparison with one of them is exact. A record that has no time is absent.
+    a few requests for all partitions together. The age is that of the first one, which is the
+    record or one before it. `marks` are ages that are requested too, so that a comparison with one
+    of them is exact. A record that has no time is absent.
     """
     pending = set(places)
     steps = set(marks)
@@ -129,7 +129,6 @@ def record_ages(
         for place in sorted(pending):
             first = answers.get(place[0])
             if first is not None and first.offset <= place[1]:
-                is_exact = first.offset == place[1]
-                found[place] = max(0, now_ms - first.time_ms) if is_exact else age
+                found[place] = max(0, now_ms - first.time_ms)
         pending -= found.keys()
     return found

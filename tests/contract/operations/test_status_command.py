@@ -248,6 +248,23 @@ def test_every_shard_of_the_application_is_measured(orders: Orders) -> None:
     assert "orders/shardId-000000000001" in query["findings"][0]["reason"]
 
 
+def test_a_lease_that_is_ahead_of_the_checkpoint_counts(orders: Orders) -> None:
+    """Another worker has taken the shard, and read on."""
+    after = {n: orders.put(n) for n in (0, 1)}
+    orders.cloud.table("etl", [_lease(n, _number(after[n])) for n in (0, 1)])
+    orders.run_batch(0, {0: orders.last[0]}, leases="etl")
+    orders.cloud.clock.advance(12 * MINUTE)
+    pause = orders.cloud.renew("etl", 0, 1)
+    assert orders.status(sleep=pause, now_ms=_now(orders))[0] == 0
+
+
+def test_an_owner_that_was_not_observed_for_long_is_unknown(orders: Orders) -> None:
+    _shared(orders, *(_lease(n, _number(orders.last[n])) for n in (0, 1)))
+    code, query = orders.status(sleep=lambda _: None)  # the clock stands
+    assert (code, query["verdict"], query["notRead"]) == (6, "UNKNOWN", {})
+    assert [part["reader"] for part in query["parts"]] == ["unknown", "unknown"]
+
+
 def test_a_lease_table_that_is_gone_is_unknown(orders: Orders) -> None:
     orders.run_batch(0, orders.last, leases="deleted")
     code, query = orders.status(sleep=lambda _: None)

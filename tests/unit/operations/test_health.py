@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import find, given
 from hypothesis import strategies as st
 
 from spark_ssp.operations.health import (
@@ -49,6 +49,13 @@ parts = st.builds(
     is_lost=st.booleans(),
     is_own=st.booleans(),
 )
+measured_parts = st.builds(
+    Part,
+    name=st.just("orders-0"),
+    reader=st.sampled_from([Reader.QUERY, Reader.RENEWED, Reader.WAITING, Reader.UNKNOWN]),
+    committed=st.builds(Behind, ms=st.integers(0, HOUR)),
+    retention_ms=st.none() | st.integers(HOUR, 200 * HOUR),
+)
 times = st.none() | st.integers(NOW - 100 * HOUR, NOW)
 queries = st.builds(
     Query,
@@ -61,6 +68,16 @@ queries = st.builds(
     phase=st.none() | st.sampled_from(Phase),
     parts=st.lists(parts, max_size=4).map(tuple),
 )
+nearly_well = st.builds(
+    Query,
+    process=st.sampled_from([Process.RUNNING, Process.UNKNOWN, Process.ENDED]),
+    committed=st.integers(0, 9),
+    committed_at_ms=st.integers(NOW - HOUR, NOW),
+    in_progress=st.none() | st.integers(0, 9),
+    planned_at_ms=st.none() | st.integers(NOW - HOUR, NOW),
+    parts=st.lists(measured_parts, min_size=1, max_size=2).map(tuple),
+)
+"""Queries of which many are OK."""
 limits = st.builds(
     Limits,
     max_delay_ms=st.integers(0, 300 * HOUR),
@@ -100,7 +117,12 @@ def behind(delay: int | None, **changes: object) -> tuple[Part, ...]:
 # --- For all queries ------------------------------------------------------------------------------
 
 
-@given(queries, limits)
+def test_some_queries_are_ok() -> None:
+    """So that the property after this one is not true of none."""
+    find(st.tuples(nearly_well, limits), lambda one: assess(*one, NOW).verdict is Verdict.OK)
+
+
+@given(queries | nearly_well, limits)
 def test_ok_means_that_all_is_known_and_well(query: Query, limit: Limits) -> None:
     found = assess(query, limit, NOW)
     assert (found.verdict is Verdict.OK) == (not found.findings)
@@ -279,6 +301,12 @@ def test_shards_of_other_workers_do_not_make_a_query_stuck() -> None:
     hour_old = {"committed_at_ms": NOW - HOUR, "planned_at_ms": NOW - HOUR}
     found = judged(parts=(*behind(0), *behind(HOUR, is_own=False)), **hour_old)
     assert (found.verdict, found.state) == (Verdict.BEHIND, State.WAITING)
+
+
+def test_an_owner_that_was_not_seen_to_live_is_unknown() -> None:
+    found = judged(parts=behind(0, reader=Reader.UNKNOWN))
+    assert (found.verdict, found.not_read) == (Verdict.UNKNOWN, {})
+    assert judged(parts=behind(0, reader=Reader.RENEWED)).verdict is Verdict.OK
 
 
 def test_an_unknown_retention_is_no_loss() -> None:

@@ -12,6 +12,8 @@ import pytest
 from spark_ssp.operations.commands.status import EXIT_CODES
 from spark_ssp.operations.health import Verdict
 from tests.architecture.layers import ROOT
+from tests.support.fakes.kafka_fake import FakeKafka
+from tests.support.kafka.topics import Record
 from tests.support.operations.checkpoints import WrittenCheckpoint
 from tests.support.operations.command import run
 from tests.support.operations.reports import kafka_end_offset
@@ -43,6 +45,40 @@ def test_a_hung_batch_shows_without_brokers(checkpoint: WrittenCheckpoint) -> No
     (query,) = found.document()["queries"]
     assert (found.code, query["verdict"], query["batchInProgress"]) == (3, "STALLED", 1)
     assert [finding["verdict"] for finding in query["findings"]] == ["STALLED", "UNKNOWN"]
+
+
+@pytest.mark.parametrize(
+    ("retention", "code", "verdict"),
+    [(None, 1, "BEHIND"), ("70m", 5, "LOSING"), ("7d", 1, "BEHIND")],
+)
+def test_the_delay_of_partitions(
+    checkpoint: WrittenCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    retention: str | None,
+    code: int,
+    verdict: str,
+) -> None:
+    """By a model of the brokers. A record is unread in the second partition, for 40 minutes."""
+    kafka = FakeKafka()
+    kafka.create(2, name="orders")
+    kafka.fill("orders", 7, 7)
+    late = Record(value=b"s3cr3t", partition=1, time_ms=NOW - 40 * 60_000)
+    kafka.put("orders", [late])
+    monkeypatch.setattr(
+        "spark_ssp.operations.inspection.query_facts.connect", lambda options: kafka
+    )
+    arguments = ["status", str(checkpoint.path), "--bootstrap-servers=localhost:9092"]
+    if retention is not None:
+        arguments.append(f"--retention={retention}")
+    found = run(*arguments, "--json", "--stuck-after=2h", now_ms=NOW)
+    (query,) = found.document()["queries"]
+    assert (found.code, query["verdict"], query["committedDelay"]["offsets"]) == (code, verdict, 1)
+    assert 40 * 60_000 <= query["committedDelay"]["ms"] <= 80 * 60_000
+    assert [part["name"] for part in query["parts"]] == ["orders-0", "orders-1"]
+    text = run(*arguments, "--stuck-after=2h", now_ms=NOW)
+    assert "orders-1 is " in text.out
+    assert "(1 offsets)" in text.out
+    assert "s3cr3t" not in found.out + text.out
 
 
 def test_a_source_of_another_package_is_not_measured(tmp_path: Path) -> None:
