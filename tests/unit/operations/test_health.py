@@ -119,7 +119,10 @@ def behind(delay: int | None, **changes: object) -> tuple[Part, ...]:
 
 def test_some_queries_are_ok() -> None:
     """So that the property after this one is not true of none."""
-    find(st.tuples(nearly_well, limits), lambda one: assess(*one, NOW).verdict is Verdict.OK)
+    find(
+        st.tuples(nearly_well, limits),
+        lambda one: assess(one[0], one[1], NOW).verdict is Verdict.OK,
+    )
 
 
 @given(queries | nearly_well, limits)
