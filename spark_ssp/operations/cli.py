@@ -1,10 +1,10 @@
-"""The command `spark-ssp`: its commands, and what they do about errors and interruptions.
+"""The command `spark-ssp`: its commands, errors and interruptions.
 
 Each module of `spark_ssp.operations.commands` is a command. Its docstring begins with the name and
-what the command shows; the module is imported when the command is called.
+a summary; the module is imported when the command is called.
 
-Exit codes: 0 without findings, 1 with one, 2 for a wrong call or a failure, 130 after Ctrl-C, 141
-if the reader of a pipe ended first.
+Exit codes: 0 without findings, 1 with one (`status`: one for each verdict), 2 for a wrong call or a
+failure, 130 after Ctrl-C, 141 if the reader of a pipe ended first.
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _defect(error: Exception) -> str:
 
 @click.group(
     cls=_Commands,
-    epilog="Exit codes: 0 without findings, 1 with a finding, 2 for a wrong call or a failure. "
-    "Every command only reads.",
+    epilog="Exit codes: 0 without findings, 1 with a finding (status: one for each verdict), 2 for "
+    "a wrong call or a failure. Every command only reads.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(version("spark-ssp"), prog_name="spark-ssp")

@@ -77,7 +77,7 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         ".": "",
         "metrics": ".",
         "live_page": ".",
-        "inspection": "",
+        "inspection": ".",
         "commands": ". inspection live_page",
     },
     "planner": {

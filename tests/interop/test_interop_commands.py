@@ -79,7 +79,7 @@ def test_workers_that_run_hand_over_and_are_killed(scene: Scene, version: KclVer
             for columns in WIDTHS:
                 text = _leases(scene, columns=columns).out
                 assert max(map(len, text.splitlines())) <= columns
-                assert "5 of 5 shards read · 2 workers, 2 of the KCL" in text
+                assert "5 of 5 shards held, 5 not seen to be renewed" in text
                 assert "nobody reads" not in text
             _check_doctor(scene)
             if os.environ.get(WRITE_OUTPUTS):

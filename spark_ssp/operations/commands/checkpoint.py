@@ -1,9 +1,9 @@
-"""`spark-ssp checkpoint`: What a Spark checkpoint holds: batches, positions, what a restart would
-replay."""
+"""`spark-ssp checkpoint`: The batches and positions of a Spark checkpoint, and the replay of a
+restart."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import click
@@ -11,13 +11,11 @@ import click
 from spark_ssp.common.errors import StreamNotFoundError, UnsupportedError
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.times import time_text
-from spark_ssp.grouping.identifiers import ShardKey, StreamName, SystemStreamPartition
+from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
-from spark_ssp.kafka_source.model.ranges import plan_ranges
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
-from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, encode_state
-from spark_ssp.kinesis_source.model.shard import Latest, Position, ShardEnd, ShardState
-from spark_ssp.kinesis_source.planning.input_partitions import start_state
+from spark_ssp.kinesis_source.model.offset import Offset, encode_state
+from spark_ssp.kinesis_source.model.shard import Latest, Position, ShardState
 from spark_ssp.operations.arguments import (
     Given,
     aws_options,
@@ -26,7 +24,7 @@ from spark_ssp.operations.arguments import (
     options_file,
     s3_connection,
 )
-from spark_ssp.operations.commands.topics import describe_topics, latest_offsets
+from spark_ssp.operations.inspection.positions import partition_rows, shard_rows
 from spark_ssp.operations.inspection.spark_checkpoint import (
     KINESIS,
     Checkpoint,
@@ -48,6 +46,7 @@ from spark_ssp.operations.inspection.starting_position import (
     without_dropped,
 )
 from spark_ssp.operations.inspection.streams import ListedStream, list_streams
+from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
 from spark_ssp.operations.terminal import Screen, note, task_text, write_json
 
 
@@ -333,121 +332,6 @@ def _source_document(source: Source) -> dict[str, Any]:
     elif source.is_readable and source.format != KINESIS:
         document["partitions"] = [asdict(row) for row in partition_rows(source)]
     return document
-
-
-# --- The position of each shard or partition, and its part of a replay ----------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRow:
-    """A shard of a Kinesis source."""
-
-    stream: str
-    shard: str
-    slot: int | None
-    """None while it waits, and for a shard that another worker has taken."""
-    committed: Position | Latest | None
-    """After the last committed batch; None if the query had not begun to read it."""
-    planned: Position | None
-    """After the batch that a restart runs again."""
-    state: str
-    """`replay`, `unchanged`, `read`, `ended`, `waiting` or `other worker`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartitionRow:
-    """A partition of a Kafka source."""
-
-    topic: str
-    partition: int
-    task: str | None
-    """None for a checkpoint of Spark's own source, which has no tasks."""
-    committed: int | None
-    """The offset of the next record after the last committed batch."""
-    planned: int | None
-    state: str
-    """`replay`, `unchanged` or `read`."""
-
-
-def shard_rows(source: Source) -> list[ShardRow]:
-    """Return the shards of a source, by slot, then those without one."""
-    start = source.committed if isinstance(source.committed, Offset) else BEFORE_FIRST_BATCH
-    end = source.planned if isinstance(source.planned, Offset) else None
-    newest = start if end is None else end
-    rows = [_shard_row(key, start, end) for key in newest.states]
-    rows += [
-        _unread_row(key, state, word)
-        for shards, word in ((newest.waiting, "waiting"), (newest.lost_shards, "other worker"))
-        for key, state in shards.items()
-    ]
-    return sorted(rows, key=lambda row: (row.slot is None, row.slot or 0, row.stream, row.shard))
-
-
-def _shard_row(key: ShardKey, start: Offset, end: Offset | None) -> ShardRow:
-    newest = start if end is None else end
-    state = newest.states[key]
-    before: ShardState | None = state
-    if end is not None:
-        before = start_state(key, start, end)
-    committed = None if before is None else before.position
-    if end is not None:
-        word = "unchanged" if committed in (None, state.position) else "replay"
-    else:
-        word = "ended" if isinstance(state.position, ShardEnd) else "read"
-    return ShardRow(
-        stream=key.stream,
-        shard=key.shard,
-        slot=newest.assignment[key],
-        committed=committed,
-        planned=None if end is None else state.position,
-        state=word,
-    )
-
-
-def _unread_row(key: ShardKey, state: ShardState, word: str) -> ShardRow:
-    return ShardRow(
-        stream=key.stream,
-        shard=key.shard,
-        slot=None,
-        committed=state.position,
-        planned=None,
-        state=word,
-    )
-
-
-def partition_rows(source: Source) -> list[PartitionRow]:
-    """Return the partitions of a source, by topic and number. Raises IncompatibleStateError for
-    offsets that do not follow each other."""
-    start, end = source.committed, source.planned
-    if isinstance(end, KafkaOffset) and isinstance(start, KafkaOffset):
-        plan_ranges(start, end)
-    before = _positions(start)
-    after = _positions(end)
-    begins = dict(end.explicit_starts) if isinstance(end, KafkaOffset) else {}
-    tasks: dict[SystemStreamPartition, str] = {}
-    newest = start if end is None else end
-    if isinstance(newest, KafkaOffset):
-        tasks = {ssp: str(task) for ssp, task in newest.assignment.owners().items()}
-    rows = []
-    for ssp in sorted(before.keys() | after.keys()):
-        committed = begins.get(ssp, before.get(ssp))
-        planned = after.get(ssp)
-        state = "read" if end is None else "unchanged" if committed == planned else "replay"
-        rows.append(
-            PartitionRow(
-                topic=ssp.stream,
-                partition=ssp.partition,
-                task=tasks.get(ssp),
-                committed=committed,
-                planned=planned,
-                state=state,
-            )
-        )
-    return rows
-
-
-def _positions(offset: Any) -> dict[SystemStreamPartition, int]:
-    return dict(offset.positions) if isinstance(offset, KafkaOffset | SparkOffset) else {}
 
 
 def position_json(position: Position | Latest | None) -> Any:

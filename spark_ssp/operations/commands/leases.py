@@ -17,17 +17,13 @@ from spark_ssp.checkpoint.leases.lease import (
     ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
-    StartAtTrimHorizon,
 )
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.times import duration_text, time_text
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
-    AtTimestamp,
-    Position,
     ShardEnd,
-    TrimHorizon,
 )
 from spark_ssp.operations.arguments import (
     Given,
@@ -38,12 +34,12 @@ from spark_ssp.operations.arguments import (
     to_millis,
 )
 from spark_ssp.operations.cli import FINDING
+from spark_ssp.operations.health import Reader, exceeds
 from spark_ssp.operations.inspection.lease_table import (
     Age,
     LeaseTable,
     Renewals,
     ShardLease,
-    State,
     TableRows,
     leases_by_worker,
     observe,
@@ -79,14 +75,16 @@ class _Reading:
     streams: Mapping[StreamName, ListedStream]
     now_ms: int
     lagging: tuple[ShardLease, ...]
+    unmeasured: tuple[ShardLease, ...]
+    """With --max-lag: shards whose lag is not known."""
 
     @property
     def unread(self) -> tuple[ShardLease, ...]:
-        return tuple(row for row in self.shards if row.state.is_unread)
+        return tuple(row for row in self.shards if row.reader.is_missing)
 
     @property
     def has_finding(self) -> bool:
-        return bool(self.unread or self.lagging or self.table.rows.malformed)
+        return bool(self.unread or self.lagging or self.unmeasured or self.table.rows.malformed)
 
 
 @click.command("leases")
@@ -136,8 +134,13 @@ def leases_command(
 ) -> None:
     """Show the leases of APPLICATION: a query with applicationName, or a KCL application.
 
-    Exit code 1 if nobody reads a shard, if a row is malformed, or if a lag exceeds --max-lag.
+    Exit code 1 if nobody reads a shard, if a row is malformed, or if a lag exceeds --max-lag or is
+    not known.
     """
+    if no_lag and max_lag is not None:
+        raise click.UsageError(
+            "--max-lag needs the lag, which --no-lag leaves out: give one of them"
+        )
     environment: Environment = context.obj
     settings = _Settings(
         application=application,
@@ -174,11 +177,10 @@ def leases_command(
 
 
 def _read(settings: _Settings, table: TableRows, renewals: Renewals, now: int) -> _Reading:
-    leases = table.rows.leases
-    names = tuple(StreamName(name) for name in settings.streams) or streams_of(leases)
+    names = tuple(StreamName(name) for name in settings.streams) or streams_of(table.rows.leases)
     streams = list_streams(names, settings.kinesis)
     shards = shard_leases(
-        leases,
+        table.rows,
         {name: stream.shards for name, stream in streams.items()},
         renewals,
         now,
@@ -186,14 +188,20 @@ def _read(settings: _Settings, table: TableRows, renewals: Renewals, now: int) -
     )
     if settings.with_lag:
         shards = _with_lags(shards, streams, settings.kinesis)
-    limit = settings.max_lag_ms
+    limit, shards_read = settings.max_lag_ms, _readable(shards)
+    judged = [] if limit is None else [(row, exceeds(row.lag_ms, limit)) for row in shards_read]
     return _Reading(
         table=table,
         shards=tuple(shards),
         streams=streams,
         now_ms=now,
-        lagging=tuple(row for row in shards if limit is not None and (row.lag_ms or 0) > limit),
+        lagging=tuple(row for row, is_late in judged if is_late),
+        unmeasured=tuple(row for row, is_late in judged if is_late is None),
     )
+
+
+def _readable(rows: Iterable[ShardLease]) -> list[ShardLease]:
+    return [row for row in rows if row.reader not in (Reader.ENDED, Reader.WAITING)]
 
 
 def _with_lags(
@@ -206,8 +214,8 @@ def _with_lags(
         for row in rows
         if row.stream is not None
         and row.stream in streams
-        and row.state not in (State.ENDED, State.EXPIRED)
-        and (position := _position(row)) is not None
+        and row.reader is not Reader.ENDED
+        and (position := row.position) is not None
     }
     lags = lags_of(positions, connection)
     return [
@@ -216,17 +224,6 @@ def _with_lags(
         else replace(row, lag_ms=lags.get(ShardKey(stream=row.stream, shard=row.shard)))
         for row in rows
     ]
-
-
-def _position(row: ShardLease) -> Position | None:
-    match row.progress:
-        case None | StartAtTrimHorizon():
-            return TrimHorizon()
-        case Processed(sequence_number=number, sub=sub):
-            return AfterRecord(sequence_number=number, sub=sub)
-        case StartAtTimestamp(at_ms=int(millis)) | StartAtLatest(since_ms=int(millis)):
-            return AtTimestamp(millis=millis)
-    return None
 
 
 # --- Output --------------------------------------------------------------------------------------
@@ -289,7 +286,7 @@ def _progress(screen: Screen, progress: Progress | None) -> str:
 
 
 def _age(age: Age | None) -> str:
-    """Return what is known: nothing after one reading."""
+    """Return the text of an age: nothing after one reading."""
     if age is None or (age.at_most is None and age.at_least == 0):
         return "-"
     if age.at_most is not None:
@@ -298,15 +295,13 @@ def _age(age: Age | None) -> str:
 
 
 def _summary(reading: _Reading) -> str:
-    readable = [
-        row
-        for row in reading.shards
-        if row.state not in (State.ENDED, State.EXPIRED, State.WAITING)
-    ]
-    read = len(readable) - len(reading.unread)
+    readable = _readable(reading.shards)
+    held = len(readable) - len(reading.unread)
+    unseen = sum(row.reader is Reader.UNKNOWN for row in readable)
     workers = leases_by_worker(reading.shards)
     parts = [
-        f"{read} of {len(readable)} shards read",
+        f"{held} of {len(readable)} shards "
+        + (f"held, {unseen} not seen to be renewed (--wait shows it)" if unseen else "read"),
         f"{len(workers)} {'worker' if len(workers) == 1 else 'workers'}",
     ]
     kinds = {
@@ -327,6 +322,8 @@ def _remarks(reading: _Reading) -> Iterable[str]:
         yield f"nobody reads: {_names(reading.unread)}"
     if reading.lagging:
         yield f"too far behind: {_names(reading.lagging)}"
+    if reading.unmeasured:
+        yield f"lag not known: {_names(reading.unmeasured)}"
     metrics = reading.table.kcl.metrics
     if metrics:
         ages = ", ".join(
@@ -377,7 +374,8 @@ def _shard_document(row: ShardLease) -> dict[str, Any]:
         "stream": row.stream,
         "shard": row.shard,
         "state": str(row.state),
-        "nobodyReadsIt": row.state.is_unread,
+        "nobodyReadsIt": row.reader.is_missing,
+        "reader": str(row.reader),
         "owner": row.owner,
         "nextOwner": row.next_owner,
         "sparkSsp": row.is_ours,

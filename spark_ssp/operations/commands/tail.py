@@ -50,7 +50,7 @@ from spark_ssp.operations.arguments import (
     options_file,
     stream_ref,
 )
-from spark_ssp.operations.commands.topics import topic_options
+from spark_ssp.operations.inspection.topics import topic_options
 from spark_ssp.operations.snapshot import short_name
 from spark_ssp.operations.terminal import Environment, Screen, write_json
 

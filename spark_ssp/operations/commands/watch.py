@@ -34,7 +34,6 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     to_millis,
 )
-from spark_ssp.operations.commands.topics import latest_offsets
 from spark_ssp.operations.inspection.lease_table import LeaseTable
 from spark_ssp.operations.inspection.spark_checkpoint import (
     CheckpointFolderError,
@@ -47,6 +46,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     read_batch,
 )
 from spark_ssp.operations.inspection.streams import lags_of
+from spark_ssp.operations.inspection.topics import latest_offsets
 from spark_ssp.operations.live_page.page import page
 from spark_ssp.operations.live_page.server import start_server
 from spark_ssp.operations.live_page.timeline import MAX_BATCHES

@@ -7,16 +7,21 @@ between, and one that did not was renewed before the first of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Final
 
 from spark_ssp.checkpoint.agent.tables import connect_tables
 from spark_ssp.checkpoint.leases.lease import (
     Lease,
     LeaseTableError,
+    Processed,
     Progress,
     ShardEnded,
+    StartAtLatest,
+    StartAtTimestamp,
+    StartAtTrimHorizon,
     StreamIdentifier,
 )
 from spark_ssp.checkpoint.leases.lease_store import (
@@ -30,8 +35,17 @@ from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, Worker
 from spark_ssp.kinesis_source.leases.lease_decision import Facts, Finished, Waiting, decide
 from spark_ssp.kinesis_source.leases.lease_table import STREAM_ATTRIBUTE, LeaseTableView
 from spark_ssp.kinesis_source.model.offset import Offset
-from spark_ssp.kinesis_source.model.shard import Shard, StartingPosition, TrimHorizon
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    Position,
+    Shard,
+    ShardEnd,
+    StartingPosition,
+    TrimHorizon,
+)
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.operations.health import Reader
 
 LeaseId = tuple[StreamIdentifier | None, ShardId]
 
@@ -152,13 +166,21 @@ class State(StrEnum):
     WAITING = "waiting"
     """Its parents are still being read; so it may have no lease yet."""
     NO_LEASE = "no lease"
+    MALFORMED = "malformed"
+    """The row of its lease cannot be parsed."""
     EXPIRED = "expired"
     """A lease of a shard that the stream does not have any more."""
 
-    @property
-    def is_unread(self) -> bool:
-        """Return whether nobody reads a shard that could be read."""
-        return self in (State.STALE, State.FREE, State.NO_LEASE)
+
+_READERS: Final = {
+    State.STALE: Reader.STALE,
+    State.FREE: Reader.FREE,
+    State.ENDED: Reader.ENDED,
+    State.WAITING: Reader.WAITING,
+    State.NO_LEASE: Reader.NO_LEASE,
+    State.MALFORMED: Reader.MALFORMED,
+    State.EXPIRED: Reader.ENDED,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,9 +203,31 @@ class ShardLease:
     lag_ms: int | None = field(default=None)
     """The age of the oldest record that is not processed; 0 without one, None if unknown."""
 
+    @property
+    def reader(self) -> Reader:
+        """Return its reader. An owner is known to live if a renewal was seen."""
+        if self.state in _READERS:
+            return _READERS[self.state]
+        is_seen = self.age is not None and self.age.at_most is not None
+        return Reader.RENEWED if is_seen else Reader.UNKNOWN
+
+    @property
+    def position(self) -> Position | None:
+        """The next record to process; None if the row does not tell."""
+        match self.progress:
+            case None | StartAtTrimHorizon():
+                return TrimHorizon()
+            case Processed(sequence_number=number, sub=sub):
+                return AfterRecord(sequence_number=number, sub=sub)
+            case StartAtTimestamp(at_ms=int(millis)) | StartAtLatest(since_ms=int(millis)):
+                return AtTimestamp(millis=millis)
+            case ShardEnded():
+                return ShardEnd()
+        return None
+
 
 def shard_leases(
-    leases: Collection[Lease],
+    table: Rows,
     listings: Mapping[StreamName, Sequence[Shard]],
     renewals: Renewals,
     now_ms: int,
@@ -191,6 +235,8 @@ def shard_leases(
 ) -> list[ShardLease]:
     """Return the shards of the listings and of the rows, by stream and shard. Listed shards whose
     descendants have a lease, and that have none, are finished: they are left out."""
+    leases = table.leases
+    malformed = [error.key or "" for error in table.malformed]
     only = next(iter(listings)) if len(listings) == 1 else None
     rows: list[ShardLease] = []
     by_stream: dict[StreamName | None, dict[ShardId, Lease]] = {}
@@ -207,7 +253,12 @@ def shard_leases(
             for _, lease in sorted(own.items())
         ]
         if listed is not None and name is not None:
-            rows += _without_lease(name, own, listed)
+            rows += [
+                replace(row, state=State.MALFORMED)
+                if any(key.rpartition(":")[2] == row.shard for key in malformed)
+                else row
+                for row in _without_lease(name, own, listed)
+            ]
     return sorted(rows, key=lambda row: (row.stream or "", row.shard))
 
 

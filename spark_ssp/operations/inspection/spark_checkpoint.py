@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -93,7 +94,8 @@ class Checkpoint:
 def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointFolderError if it is none or damaged, and
     IncompatibleStateError for an offset of a later release."""
-    offsets, commits = (batches_of(folder.names(name)) for name in ("offsets", "commits"))
+    # Commits first: a running query writes the offsets of a batch before its commit.
+    commits, offsets = (batches_of(folder.names(name)) for name in ("commits", "offsets"))
     root = folder.names()
     if not offsets and not commits and "metadata" not in root:
         raise _foreign(location, root)
@@ -237,7 +239,7 @@ def _source(index: int, committed: str | None, planned: str | None) -> Source:
     source = Source(index=index, format=name)
     if not source.is_readable:
         return source
-    before, after = (None if document is None else _decode(document) for document in documents)
+    before, after = map(decode_offset, documents)
     return Source(index=index, format=name, committed=before, planned=after)
 
 
@@ -251,7 +253,11 @@ def parse_offset(text: str | None) -> Any:
         return text
 
 
-def _decode(document: Any) -> SourceOffset:
+def decode_offset(document: Any) -> SourceOffset | None:
+    """Decode the offset of a source that can be read; None without one. Raises
+    IncompatibleStateError."""
+    if document is None:
+        return None
     return decode_kinesis(document) if is_offset(document) else decode_any(document)
 
 
@@ -293,6 +299,10 @@ class Folder(Protocol):
 
     def read(self, path: str) -> bytes:
         """Return the content of a file that `names` returned."""
+
+    def modified_ms(self, path: str) -> int | None:
+        """Return the time at which a file was last written, by the clock of the storage, in
+        milliseconds since the epoch; None if there is no such file, or the storage has no times."""
 
     def close(self) -> None:
         """Release connections."""
@@ -336,6 +346,14 @@ class _LocalFolder:
         except OSError as error:
             raise self._error(path, error) from None
 
+    def modified_ms(self, path: str) -> int | None:
+        try:
+            return (self._path / path).stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise self._error(path, error) from None
+
     def close(self) -> None:
         pass
 
@@ -376,6 +394,13 @@ class _S3Folder:
         folder, _, name = path.rpartition("/")
         return self._files(folder).read(name)
 
+    def modified_ms(self, path: str) -> int | None:
+        key = f"{self._path}/{path}"
+        request = {"Bucket": self._bucket, "Prefix": key, "MaxKeys": 1}
+        found = self._calls.ask("ListObjectsV2", request).get("Contents", ())
+        times = [entry["LastModified"] for entry in found if entry["Key"] == key]
+        return _millis(times[0]) if times else None
+
     def close(self) -> None:
         self._calls.close()
 
@@ -415,6 +440,14 @@ class _FsspecFolder:
         except Exception as error:
             raise self._error(error) from error
 
+    def modified_ms(self, path: str) -> int | None:
+        try:
+            return _millis(self._system.modified(f"{self._path}/{path}"))
+        except (FileNotFoundError, NotImplementedError):
+            return None
+        except Exception as error:
+            raise self._error(error) from error
+
     def close(self) -> None:
         pass
 
@@ -425,3 +458,8 @@ class _FsspecFolder:
             expected="a folder that fsspec can list and read",
             next_step="check the URI, the credentials that fsspec's package finds, and the network",
         )
+
+
+def _millis(time: datetime) -> int | None:
+    """Return a time in milliseconds since the epoch; None if it has no zone."""
+    return None if time.tzinfo is None else round(time.timestamp() * 1000)

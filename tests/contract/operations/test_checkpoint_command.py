@@ -17,7 +17,7 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import Offset, encode
 from spark_ssp.kafka_source.model.topic import partition_of
 from spark_ssp.kinesis_source.client.boto3_client import disconnect
-from spark_ssp.operations.commands.topics import describe_topics
+from spark_ssp.operations.inspection.topics import describe_topics
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.operations.command import run
@@ -202,6 +202,8 @@ def test_a_checkpoint_in_s3(moto: str, tmp_path: Path) -> None:
         if file.is_file():
             key = f"checkpoints/orders/{file.relative_to(source)}"
             client.put_object(Bucket="lake", Key=key, Body=file.read_bytes())
+    key = "checkpoints/orders/commits/1"
+    written = client.head_object(Bucket="lake", Key=key)["LastModified"]
     client.close()
     environment = KEYS | {"AWS_ENDPOINT_URL_S3": moto}
     local = run("checkpoint", str(source), columns=100)
@@ -209,6 +211,9 @@ def test_a_checkpoint_in_s3(moto: str, tmp_path: Path) -> None:
         "checkpoint", "s3a://lake/checkpoints/orders/", columns=100, environment=environment
     )
     assert found.out.splitlines()[1:] == local.out.splitlines()[1:]
+    status = run("status", "s3://lake/checkpoints/orders", "--json", environment=environment)
+    (query,) = status.document()["queries"]
+    assert query["committedAtMs"] // 1_000 == written.timestamp()
     empty = run("checkpoint", "s3://lake/checkpoints", environment=environment)
     assert "an empty folder" in empty.err
     missing = run("checkpoint", "s3://nowhere-bucket/x", environment=environment)

@@ -127,6 +127,7 @@ def test_a_second_reading_shows_renewals_and_stale_leases(orders: Cloud) -> None
     assert patient[2] == "held"
     text = orders.run(*arguments[:-1], sleep=pause, now_ms=orders.clock.now_ms).out
     assert "< 15 s ago" in text
+    assert "1 of 5 shards read" in text
     assert "> 15 s ago" in text
 
 
@@ -166,6 +167,9 @@ def test_max_lag(orders: Cloud) -> None:
     found = orders.run("leases", "etl", "--max-lag", "80s")
     assert "too far behind: orders/shardId-000000000001" in found.out
     assert "too far behind" not in orders.run("leases", "etl", "--max-lag", "2m").out
+    assert "lag not known: orders/shardId-000000000002\n" in found.out  # at the KCL's LATEST
+    neither = orders.run("leases", "etl", "--max-lag", "2m", "--no-lag")
+    assert (neither.code, neither.out) == (2, "")
     wrong = orders.run("leases", "etl", "--max-lag", "soon")
     assert (wrong.code, wrong.out) == (2, "")
     assert "duration" in wrong.err

@@ -33,7 +33,7 @@ from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.writer import SinkColumns, write_rows
 from spark_ssp.kafka_source.source import KafkaBatchReader, KafkaStreamReader
-from spark_ssp.operations.commands.topics import read_topics
+from spark_ssp.operations.inspection.topics import read_topics
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBrokers
 from tests.support.servers.process import Server

@@ -36,7 +36,7 @@ from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
-from spark_ssp.operations.commands.topics import topic_options
+from spark_ssp.operations.inspection.topics import topic_options
 from tests.support.waiting import until
 
 CANARY = "Canary-wJalrXUtnFEMI"

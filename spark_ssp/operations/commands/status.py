@@ -1,0 +1,287 @@
+"""`spark-ssp status`: The health of queries: one verdict each, its reasons and remedies.
+
+The rules are in `spark_ssp.operations.health`; this command reads the values and shows the answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Final
+
+import click
+
+from spark_ssp.common.errors import SspError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.times import duration_text
+from spark_ssp.operations.arguments import (
+    Given,
+    aws_options,
+    connection,
+    dynamodb_connection,
+    kafka_options,
+    options_file,
+    s3_connection,
+    to_millis,
+)
+from spark_ssp.operations.health import Behind, Health, Limits, Part, Query, Verdict, assess
+from spark_ssp.operations.inspection.kinesis_parts import ObservedTable
+from spark_ssp.operations.inspection.lease_table import LeaseTable, observe
+from spark_ssp.operations.inspection.query_facts import Surroundings, lease_tables, read_query
+from spark_ssp.operations.inspection.spark_checkpoint import Folder, open_folder, read_checkpoint
+from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
+
+EXIT_CODES: Final = {
+    Verdict.OK: 0,
+    Verdict.BEHIND: 1,
+    Verdict.STALLED: 3,
+    Verdict.FAILED: 4,
+    Verdict.LOSING: 5,
+    Verdict.UNKNOWN: 6,
+}
+"""By verdict. 2 is a wrong call or a failure, as for every command."""
+_LONGER_MS: Final = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    location: str
+    query_id: str | None
+    query: Query
+    health: Health
+
+
+@click.command(
+    "status",
+    epilog="Exit codes, by the gravest verdict: "
+    + ", ".join(f"{code} {verdict}" for verdict, code in EXIT_CODES.items())
+    + "; 2 for a wrong call or a failure.",
+)
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--max-delay",
+    callback=to_millis,
+    default="10m",
+    show_default=True,
+    help="A query whose oldest uncommitted record is older is BEHIND.",
+)
+@click.option(
+    "--stuck-after",
+    callback=to_millis,
+    default="15m",
+    show_default=True,
+    help="A query that commits nothing for longer, with records to read, is STALLED. Longer than "
+    "the trigger's interval, and than the longest usual batch.",
+)
+@click.option(
+    "--failover",
+    callback=to_millis,
+    default="10s",
+    show_default=True,
+    help="With leases: the workers' failover time. A lease that is not renewed for longer has no "
+    "live owner.",
+)
+@click.option(
+    "--wait",
+    callback=to_millis,
+    help="With leases: the table is read twice, this far apart. Default: 5 s more than --failover.",
+)
+@click.option(
+    "--retention",
+    callback=to_millis,
+    help="Of Kafka: the topics' retention.ms, as in 7d, after which records expire.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@options_file
+@aws_options
+@kafka_options
+@click.pass_context
+def status_command(
+    context: click.Context,
+    paths: tuple[str, ...],
+    max_delay: int,
+    stuck_after: int,
+    failover: int,
+    wait: int | None,
+    retention: int | None,
+    as_json: bool,
+    aws: Given,
+    kafka: Given,
+) -> None:
+    """Show the health of the queries whose checkpoints are at each PATH, with remedies.
+
+    PATH is a folder, or a URI such as s3://bucket/folder. The queries may run anywhere, or be
+    stopped. Their streams, topics and lease tables are read; nothing is written.
+    """
+    wait = failover + _LONGER_MS if wait is None else wait
+    if wait <= failover:
+        raise click.UsageError(
+            f"--wait is {duration_text(wait)}, and --failover {duration_text(failover)}: a lease "
+            "whose owner is dead shows only in a longer wait. Give --wait more than --failover"
+        )
+    environment: Environment = context.obj
+    limits = Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after)
+    with ExitStack() as stack:
+        folders = {path: _open(path, aws, stack) for path in paths}
+        names = {
+            name
+            for path, folder in folders.items()
+            for name in lease_tables(read_checkpoint(folder, path))
+        }
+        tables: Mapping[str, ObservedTable | SspError] = {}
+        if names:
+            tables = _observed(sorted(names), dynamodb_connection(aws), environment, wait, failover)
+        around = Surroundings(
+            kinesis=connection(aws),
+            kafka=kafka.options,
+            kafka_retention_ms=retention,
+            tables=tables,
+            limits=limits,
+            now_ms=environment.now_ms(),
+        )
+        answers = [_answer(path, folder, around) for path, folder in folders.items()]
+    if as_json:
+        write_json({"queries": [_document(answer) for answer in answers]})
+    else:
+        _show(Screen(), answers)
+    worst = max((answer.health.verdict for answer in answers), key=lambda one: one.gravity)
+    context.exit(EXIT_CODES[worst])
+
+
+def _open(path: str, aws: Given, stack: ExitStack) -> Folder:
+    folder = open_folder(path, s3_connection(aws))
+    stack.callback(folder.close)
+    return folder
+
+
+def _observed(
+    names: Sequence[str],
+    dynamodb: ConnectionOptions,
+    environment: Environment,
+    wait_ms: int,
+    failover_ms: int,
+) -> Mapping[str, ObservedTable | SspError]:
+    """Read lease tables twice: a row has a counter and no time."""
+    tables = {name: LeaseTable(name, name, dynamodb) for name in names}
+    found: dict[str, ObservedTable | SspError] = {}
+    times: dict[str, int] = {}
+    with ExitStack() as stack:
+        for table in tables.values():
+            stack.callback(table.close)
+        for pause in (None, wait_ms):
+            if pause is not None:
+                environment.sleep(pause / 1000)
+            for name, table in tables.items():
+                before = found.get(name)
+                renewals = before.renewals if isinstance(before, ObservedTable) else {}
+                try:
+                    rows = table.read().rows
+                except SspError as error:
+                    found[name] = error
+                    continue
+                now = environment.now_ms()
+                renewals = observe(renewals, rows.leases, now, times.get(name))
+                found[name] = ObservedTable(rows=rows, renewals=renewals, failover_ms=failover_ms)
+                times[name] = now
+    return found
+
+
+def _answer(path: str, folder: Folder, around: Surroundings) -> _Answer:
+    checkpoint = read_checkpoint(folder, path)
+    query = read_query(folder, checkpoint, around)
+    return _Answer(
+        location=path,
+        query_id=checkpoint.query,
+        query=query,
+        health=assess(query, around.limits, around.now_ms),
+    )
+
+
+# --- Output ---------------------------------------------------------------------------------------
+
+
+def _show(screen: Screen, answers: Sequence[_Answer]) -> None:
+    screen.table(
+        ("VERDICT", "CHECKPOINT", "STATE", "DELAY", "PLANNED DELAY", "LAST COMMIT", "LAST TRIGGER"),
+        [
+            (
+                answer.health.verdict,
+                answer.location,
+                answer.health.state,
+                _delay(answer.health.committed, answer.health),
+                _delay(answer.health.planned, answer.health),
+                _ago(answer.health.commit_age_ms),
+                _ago(answer.health.trigger_age_ms),
+            )
+            for answer in answers
+        ],
+        wrapped=("CHECKPOINT",),
+    )
+    for answer in answers:
+        for finding in answer.health.findings:
+            screen.line()
+            screen.line(f"{answer.location}: {finding.verdict}: {finding.reason}")
+            screen.line(f"  -> {finding.remedy}")
+
+
+def _delay(behind: Behind, health: Health) -> str:
+    """Return the largest delay; with a sign if others are unknown."""
+    if behind.ms is None and behind.offsets is None:
+        return "unknown"
+    delay = "unknown" if behind.ms is None else duration_text(behind.ms)
+    offsets = "" if behind.offsets is None else f" ({behind.offsets} offsets)"
+    return f"{'at least ' if health.unmeasured and behind.ms is not None else ''}{delay}{offsets}"
+
+
+def _ago(millis: int | None) -> str:
+    return "unknown" if millis is None else f"{duration_text(millis)} ago"
+
+
+def _document(answer: _Answer) -> dict[str, Any]:
+    query, health = answer.query, answer.health
+    return {
+        "location": answer.location,
+        "query": answer.query_id,
+        "verdict": str(health.verdict),
+        "state": str(health.state),
+        "process": str(query.process),
+        "stuckIn": [str(phase) for phase in health.stuck_in],
+        "findings": [to_document(finding) for finding in health.findings],
+        "committedDelay": to_document(health.committed),
+        "plannedDelay": to_document(health.planned),
+        "unmeasured": health.unmeasured,
+        "committedBatch": query.committed,
+        "committedAtMs": query.committed_at_ms,
+        "batchInProgress": query.in_progress,
+        "plannedAtMs": query.planned_at_ms,
+        "commitAgeMs": health.commit_age_ms,
+        "triggerAgeMs": health.trigger_age_ms,
+        **_future(health.outlook.until_caught_up_ms, health.outlook.until_expiry_ms),
+        "notRead": {str(reader): list(names) for reader, names in health.not_read.items()},
+        "parts": [_part(part) for part in query.parts],
+    }
+
+
+def _future(caught_up: float | None, expiry: float | None) -> dict[str, Any]:
+    return {
+        "catchesUp": None if caught_up is None else caught_up != math.inf,
+        "untilCaughtUpMs": _millis(caught_up),
+        "untilExpiryMs": _millis(expiry),
+    }
+
+
+def _millis(value: float | None) -> int | None:
+    return None if value is None or value == math.inf else round(value)
+
+
+def _part(part: Part) -> dict[str, Any]:
+    return {
+        "name": part.name,
+        "reader": str(part.reader),
+        "committedDelay": to_document(part.committed),
+        "plannedDelay": to_document(part.planned),
+        "retentionMs": part.retention_ms,
+        "lost": part.is_lost,
+    }

@@ -1,0 +1,228 @@
+"""Measures the shards that a query reads, or that its application shares by leases: the delay,
+the reader and the pace of each.
+
+A delay in milliseconds is also the amount that remains to be read: a query that reads an hour of
+records in half an hour reads twice as fast as they were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.common.errors import SspError, StreamNotFoundError
+from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import (
+    Latest,
+    Position,
+    ShardEnd,
+    TrimHorizon,
+    is_behind,
+)
+from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.operations.health import (
+    Behind,
+    Finding,
+    Pace,
+    Part,
+    Reader,
+    not_the_same,
+)
+from spark_ssp.operations.inspection.lease_table import Renewals, shard_leases
+from spark_ssp.operations.inspection.positions import Earlier, ShardRow, shard_rows
+from spark_ssp.operations.inspection.spark_checkpoint import Source
+from spark_ssp.operations.inspection.streams import ListedStream, lags_of, list_streams
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedTable:
+    """A lease table after its last reading."""
+
+    rows: Rows
+    renewals: Renewals
+    failover_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shard:
+    """A shard whose delay is to be measured."""
+
+    key: ShardKey
+    reader: Reader
+    retention_ms: int
+    committed: Position | None
+    """None: unknown."""
+    planned: Position | None = None
+    """None: no batch is planned that reads it."""
+    is_lost: bool = False
+    is_own: bool = True
+
+
+def kinesis_parts(
+    source: Source,
+    earlier: Earlier,
+    *,
+    connection: ConnectionOptions,
+    tables: Mapping[str, ObservedTable | SspError],
+    limit_ms: int,
+    now_ms: int,
+) -> tuple[list[Part], list[Finding]]:
+    """Measure the shards of a source that has an offset. `limit_ms`: the delay from which on the
+    pace is measured too. Raises the error of a table that could not be read. Needs the permissions
+    of `list_streams` and `lags_of`."""
+    newest = source.planned or source.committed
+    if not isinstance(newest, Offset):
+        return [], []
+    rows = shard_rows(source)
+    shards: list[_Shard] = []
+    findings: list[Finding] = []
+    for name, entry in sorted(newest.streams.items()):
+        try:
+            stream = list_streams([name], connection)[name]
+        except StreamNotFoundError:
+            findings.append(not_the_same(f"stream {name}", "deleted", "dropStreams"))
+            continue
+        if stream.description.created != entry.created:
+            change = "deleted and created again"
+            findings.append(not_the_same(f"stream {name}", change, "dropStreams"))
+            continue
+        own = {
+            ShardId(row.shard): row
+            for row in rows
+            if row.stream == name and row.state != "other worker"
+        }
+        if entry.leases is None:
+            shards += _own_shards(name, own, stream)
+        else:
+            table = tables[entry.leases]
+            if isinstance(table, SspError):
+                raise table
+            shards += _shared_shards(name, own, stream, table, now_ms)
+    return list(_measured(shards, earlier, limit_ms, now_ms, connection)), findings
+
+
+def _own_shards(
+    name: StreamName, rows: Mapping[ShardId, ShardRow], stream: ListedStream
+) -> Iterable[_Shard]:
+    """Yield the shards of a query that reads all of them: those of the offset, and those listed
+    since, which it reads after their parents."""
+    listed = {shard.shard_id: shard for shard in stream.shards}
+    for shard, row in sorted(rows.items()):
+        if not isinstance(row.committed, ShardEnd):
+            yield _shard(
+                name,
+                shard,
+                stream,
+                reader=Reader.WAITING if row.state == "waiting" else Reader.QUERY,
+                committed=_known(row.committed),
+                planned=row.planned,
+                is_lost=shard not in listed,
+            )
+    for shard in sorted(listed.keys() - rows.keys() - ancestors(listed, rows.keys())):
+        yield _shard(name, shard, stream, reader=Reader.WAITING, committed=TrimHorizon())
+
+
+def _shared_shards(
+    name: StreamName,
+    rows: Mapping[ShardId, ShardRow],
+    stream: ListedStream,
+    table: ObservedTable,
+    now_ms: int,
+) -> Iterable[_Shard]:
+    """Yield the shards of the whole application. The checkpoint of a lease follows the commit of a
+    batch, so the later of the two positions counts."""
+    listings = {name: stream.shards}
+    leases = shard_leases(table.rows, listings, table.renewals, now_ms, table.failover_ms)
+    for lease in leases:
+        if lease.stream != name or lease.reader is Reader.ENDED:
+            continue
+        row = rows.get(lease.shard)
+        before = None if row is None else _known(row.committed)
+        committed = lease.position
+        if before is not None and (committed is None or is_behind(committed, before)):
+            committed = before
+        if not isinstance(committed, ShardEnd):
+            yield _shard(
+                name,
+                lease.shard,
+                stream,
+                reader=lease.reader,
+                committed=committed,
+                planned=None if row is None else row.planned,
+                is_own=row is not None,
+            )
+
+
+def _shard(
+    name: StreamName,
+    shard: ShardId,
+    stream: ListedStream,
+    *,
+    reader: Reader,
+    committed: Position | None,
+    planned: Position | None = None,
+    is_lost: bool = False,
+    is_own: bool = True,
+) -> _Shard:
+    return _Shard(
+        key=ShardKey(stream=name, shard=shard),
+        reader=reader,
+        retention_ms=stream.description.retention_ms,
+        committed=committed,
+        planned=planned,
+        is_lost=is_lost,
+        is_own=is_own,
+    )
+
+
+def _known(position: Position | Latest | None) -> Position | None:
+    return None if isinstance(position, Latest) else position
+
+
+def _measured(
+    shards: Sequence[_Shard],
+    earlier: Earlier,
+    limit_ms: int,
+    now_ms: int,
+    connection: ConnectionOptions,
+) -> Iterable[Part]:
+    """Yield the shards with their delays: a probe of each, one more of those that are behind and in
+    a planned batch, and one more of those that are too far behind, for their pace."""
+    known = {
+        shard.key: shard.committed
+        for shard in shards
+        if shard.committed is not None and not shard.is_lost
+    }
+    committed = lags_of(known, connection)
+    chosen = {
+        shard.key: shard.planned
+        for shard in shards
+        if shard.planned is not None and shard.planned != shard.committed
+        if committed.get(shard.key)
+    }
+    planned = lags_of(chosen, connection)
+    states = earlier.offset.states if isinstance(earlier.offset, Offset) else {}
+    late = {
+        key: states[key].position
+        for key, lag in committed.items()
+        if key in states and earlier.shows_pace(lag, limit_ms, now_ms)
+    }
+    before = lags_of(late, connection)
+    for shard in shards:
+        lag, then = committed.get(shard.key), before.get(shard.key)
+        pace = None
+        if lag is not None and then is not None:
+            pace = Pace(backlog=lag, read=max(0, then - lag) / earlier.elapsed_ms, written=1)
+        yield Part(
+            name=str(shard.key),
+            reader=shard.reader,
+            committed=Behind(ms=lag),
+            planned=Behind(ms=planned.get(shard.key, lag)),
+            retention_ms=shard.retention_ms,
+            pace=pace,
+            is_lost=shard.is_lost,
+            is_own=shard.is_own,
+        )

@@ -1,0 +1,367 @@
+"""`spark-ssp status` on checkpoints of queries of a stream, with and without leases; it only
+reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    Position,
+    SequenceNumber,
+    ShardEnd,
+    TrimHorizon,
+)
+from spark_ssp.testing.kinesis.state.faults import InternalFailure
+from tests.contract.operations.conftest import Cloud
+from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
+
+MINUTE = 60_000
+HOUR = 60 * MINUTE
+WORKER = "7c6f1a52-8f0b-4a2e-9a59-0b1de1c1f1c4"
+
+
+class Orders:
+    """A query of the stream `orders`, which has two shards and a record in each."""
+
+    def __init__(self, cloud: Cloud, path: Path) -> None:
+        self.cloud = cloud
+        self.checkpoint = WrittenCheckpoint(path=path)
+        cloud.client.create_stream(StreamName="orders", ShardCount=2)
+        cloud.clock.advance(MINUTE)
+        self.last = {n: self.put(n) for n in (0, 1)}
+
+    def put(self, shard: int) -> Position:
+        """Put a record, and return the position after it."""
+        number = self.cloud.put("orders", "key", shard << 127)
+        return AfterRecord(sequence_number=SequenceNumber(number))
+
+    def end(self, positions: dict[int, Position], **more: Any) -> dict[str, Any]:
+        found = self.cloud.client.describe_stream_summary(StreamName="orders")
+        created = found["StreamDescriptionSummary"]["StreamCreationTimestamp"]
+        return kinesis_end(positions, round(created.timestamp() * 1000), **more)
+
+    def run_batch(self, batch: int, positions: dict[int, Position], **more: Any) -> None:
+        now = self.cloud.clock.now_ms()
+        self.checkpoint.plan(batch, self.end(positions, **more), now - 2_000)
+        self.checkpoint.commit(batch, now)
+
+    def status(self, *arguments: str, **more: Any) -> Any:
+        """Return the exit code, and the answer."""
+        found = self.cloud.run("status", str(self.checkpoint.path), "--json", *arguments, **more)
+        assert found.out, found.err
+        (query,) = found.document()["queries"]
+        return found.code, query
+
+
+@pytest.fixture
+def orders(cloud: Cloud, tmp_path: Path) -> Orders:
+    return Orders(cloud, tmp_path / "checkpoint")
+
+
+def _verdicts(query: Any) -> list[str]:
+    return [finding["verdict"] for finding in query["findings"]]
+
+
+def test_a_query_in_time(orders: Orders) -> None:
+    orders.run_batch(0, orders.last)
+    orders.cloud.clock.advance(5_000)
+    code, query = orders.status()
+    assert (code, query["verdict"], query["state"], query["findings"]) == (0, "OK", "waiting", [])
+    assert (query["committedDelay"]["ms"], query["plannedDelay"]["ms"]) == (0, 0)
+    assert (query["commitAgeMs"], query["triggerAgeMs"]) == (5_000, 7_000)
+    assert query["process"] == "unknown"
+    assert [part["reader"] for part in query["parts"]] == ["query", "query"]
+
+
+def test_records_that_are_planned_and_not_committed_are_late(orders: Orders) -> None:
+    """A sink that hangs: the driver has planned everything, so a lag after the plan is 0."""
+    orders.run_batch(0, orders.last)
+    newer = {n: orders.put(n) for n in (0, 1)}
+    orders.checkpoint.plan(1, orders.end(newer), orders.cloud.clock.now_ms())
+    orders.cloud.clock.advance(12 * MINUTE)
+    code, query = orders.status()
+    assert (code, query["verdict"], query["state"]) == (1, "BEHIND", "running")
+    assert query["committedDelay"]["ms"] == pytest.approx(12 * MINUTE, abs=2_000)
+    assert query["plannedDelay"]["ms"] == 0
+    assert "sink" in query["findings"][0]["remedy"]
+
+    orders.cloud.clock.advance(12 * MINUTE)
+    code, query = orders.status()
+    assert (code, query["state"], query["stuckIn"]) == (3, "stuck", ["tasks", "sink"])
+    assert _verdicts(query) == ["STALLED", "BEHIND"]
+    assert "or stopped; which of them is not known" in query["findings"][0]["reason"]
+    assert orders.status("--stuck-after", "1h", "--max-delay", "1h")[0] == 0
+
+
+def test_nothing_is_planned_while_records_wait(orders: Orders) -> None:
+    orders.run_batch(0, orders.last)
+    orders.cloud.clock.advance(2 * HOUR)
+    assert orders.status()[0] == 0
+    orders.put(1)
+    orders.cloud.clock.advance(20 * MINUTE)
+    code, query = orders.status()
+    assert (code, query["state"], query["stuckIn"]) == (3, "stuck", ["planning"])
+    late = [part["name"] for part in query["parts"] if part["committedDelay"]["ms"]]
+    assert late == ["orders/shardId-000000000001"]
+
+
+@pytest.mark.parametrize(("minutes", "code", "catches_up"), [(10, 1, True), (60, 5, False)])
+def test_the_pace_of_the_last_batches(
+    orders: Orders, minutes: int, code: int, catches_up: bool
+) -> None:
+    """The batch has read records of 30 minutes, in 10 minutes and in 60."""
+    clock = orders.cloud.clock
+    at = [orders.put(0)]
+    for _ in range(4):
+        clock.advance(30 * MINUTE)
+        at.append(orders.put(0))
+    orders.run_batch(0, {0: at[1], 1: orders.last[1]})
+    clock.advance(minutes * MINUTE)
+    orders.run_batch(1, {0: at[2], 1: orders.last[1]})
+    found, query = orders.status()
+    assert (found, query["catchesUp"]) == (code, catches_up)
+    if catches_up:  # three times as fast: behind by 40 minutes, it needs 20
+        assert query["untilCaughtUpMs"] == pytest.approx(20 * MINUTE, rel=0.01)
+    else:
+        assert "read 0.50 times as fast" in query["findings"][0]["reason"]
+
+
+def test_a_delay_since_the_last_commit_says_nothing_about_the_pace(orders: Orders) -> None:
+    """Nothing was written to the shard for long, so the batches have read nothing of it."""
+    for batch in (0, 1):
+        orders.run_batch(batch, orders.last)
+        orders.cloud.clock.advance(HOUR)
+    orders.checkpoint.plan(2, orders.end({**orders.last, 0: orders.put(0)}), _now(orders)())
+    orders.cloud.clock.advance(12 * MINUTE)
+    code, query = orders.status()
+    assert (code, query["verdict"]) == (1, "BEHIND")
+    assert "how fast it reads is not known" in query["findings"][0]["reason"]
+
+
+def test_beyond_half_of_the_retention_a_query_that_stands_loses_records(orders: Orders) -> None:
+    orders.run_batch(0, orders.last)
+    orders.put(0)
+    orders.cloud.clock.advance(11 * HOUR)
+    assert orders.status()[1]["verdict"] == "STALLED"
+    orders.cloud.clock.advance(2 * HOUR)
+    code, query = orders.status()
+    assert (code, query["verdict"]) == (5, "LOSING")
+    assert query["untilExpiryMs"] == pytest.approx(11 * HOUR, abs=2_000)
+    assert "raise the retention" in query["findings"][0]["remedy"]
+
+
+def test_children_that_the_query_has_not_seen_count(orders: Orders) -> None:
+    orders.cloud.split("orders", 0, 1 << 126)
+    orders.run_batch(0, {0: ShardEnd(), 1: orders.last[1]})
+    orders.cloud.put("orders", "key", 0)
+    orders.cloud.clock.advance(12 * MINUTE)
+    code, query = orders.status()
+    assert code == 1
+    readers = {part["name"][-1]: part["reader"] for part in query["parts"]}
+    assert readers == {"1": "query", "2": "waiting", "3": "waiting"}
+
+
+def test_an_expired_shard_and_another_stream(orders: Orders) -> None:
+    orders.run_batch(0, {7: TrimHorizon(), **orders.last})
+    code, query = orders.status()
+    assert (code, query["verdict"]) == (5, "LOSING")
+    assert "orders/shardId-000000000007" in query["findings"][0]["reason"]
+
+    orders.cloud.client.delete_stream(StreamName="orders")
+    orders.cloud.clock.advance(MINUTE)
+    code, query = orders.status()
+    assert (code, query["verdict"]) == (4, "FAILED")
+    assert "stream orders was deleted" in query["findings"][0]["reason"]
+    orders.cloud.client.create_stream(StreamName="orders", ShardCount=2)
+    orders.cloud.clock.advance(MINUTE)
+    code, query = orders.status()
+    assert (code, query["committedDelay"]["ms"]) == (4, None)
+    assert "deleted and created again" in query["findings"][0]["reason"]
+
+
+def test_a_service_that_does_not_answer_is_unknown_and_not_well(orders: Orders) -> None:
+    orders.run_batch(0, orders.last)
+    orders.cloud.kinesis.faults.add(InternalFailure(), operation="GetShardIterator", count=None)
+    code, query = orders.status("--option", "retry.maxAttempts=1")
+    orders.cloud.kinesis.faults.clear()
+    assert (code, query["verdict"], query["committedDelay"]["ms"]) == (6, "UNKNOWN", None)
+    orders.checkpoint.plan(1, orders.end(orders.last), orders.cloud.clock.now_ms())
+    orders.cloud.clock.advance(HOUR)
+    orders.cloud.kinesis.faults.add(InternalFailure(), operation="GetShardIterator", count=None)
+    code, query = orders.status("--option", "retry.maxAttempts=1")
+    orders.cloud.kinesis.faults.clear()
+    assert (code, _verdicts(query)) == (3, ["STALLED", "UNKNOWN"])
+
+
+def test_a_query_without_a_batch_is_unknown(orders: Orders) -> None:
+    orders.checkpoint.path.mkdir()
+    (orders.checkpoint.path / "metadata").write_text('{"id": "query-1"}')
+    assert orders.status()[0] == 6
+
+
+# --- Leases ---------------------------------------------------------------------------------------
+
+
+def _lease(shard: int, checkpoint: str, owner: str | None = WORKER) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "leaseKey": {"S": f"shardId-{shard:012}"},
+        "leaseCounter": {"N": "7"},
+        "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        "checkpoint": {"S": checkpoint},
+        "checkpointSubSequenceNumber": {"N": "0"},
+        "sspStream": {"S": "orders"},
+    }
+    return row if owner is None else row | {"leaseOwner": {"S": owner}}
+
+
+def _number(position: Position) -> str:
+    assert isinstance(position, AfterRecord)
+    return position.sequence_number
+
+
+def _shared(orders: Orders, *rows: dict[str, Any]) -> None:
+    """The query has shard 0, by the lease table `etl`."""
+    orders.cloud.table("etl", list(rows))
+    orders.run_batch(0, {0: orders.last[0]}, leases="etl")
+
+
+def _now(orders: Orders) -> Any:
+    return orders.cloud.clock.now_ms
+
+
+def test_every_shard_of_the_application_is_measured(orders: Orders) -> None:
+    _shared(orders, *(_lease(n, _number(orders.last[n])) for n in (0, 1)))
+    pause = orders.cloud.renew("etl", 0, 1)
+    code, query = orders.status(sleep=pause, now_ms=_now(orders))
+    assert (code, query["verdict"]) == (0, "OK")
+    assert [part["reader"] for part in query["parts"]] == ["renewed", "renewed"]
+
+    orders.put(1)
+    orders.cloud.clock.advance(12 * MINUTE)
+    code, query = orders.status(sleep=pause, now_ms=_now(orders))
+    assert (code, query["verdict"]) == (1, "BEHIND")
+    assert "orders/shardId-000000000001" in query["findings"][0]["reason"]
+
+
+def test_a_lease_that_is_ahead_of_the_checkpoint_counts(orders: Orders) -> None:
+    """Another worker has taken the shard, and read on."""
+    after = {n: orders.put(n) for n in (0, 1)}
+    orders.cloud.table("etl", [_lease(n, _number(after[n])) for n in (0, 1)])
+    orders.run_batch(0, {0: orders.last[0]}, leases="etl")
+    orders.cloud.clock.advance(12 * MINUTE)
+    pause = orders.cloud.renew("etl", 0, 1)
+    assert orders.status(sleep=pause, now_ms=_now(orders))[0] == 0
+
+
+def test_an_owner_that_was_not_observed_for_long_is_unknown(orders: Orders) -> None:
+    _shared(orders, *(_lease(n, _number(orders.last[n])) for n in (0, 1)))
+    code, query = orders.status(sleep=lambda _: None)  # the clock stands
+    assert (code, query["verdict"], query["notRead"]) == (6, "UNKNOWN", {})
+    assert [part["reader"] for part in query["parts"]] == ["unknown", "unknown"]
+
+
+def test_a_lease_table_that_is_gone_is_unknown(orders: Orders) -> None:
+    orders.run_batch(0, orders.last, leases="deleted")
+    code, query = orders.status(sleep=lambda _: None)
+    assert (code, query["verdict"]) == (6, "UNKNOWN")
+    assert "lease table deleted" in query["findings"][0]["reason"]
+
+
+@pytest.mark.parametrize(
+    ("row", "reader"),
+    [
+        ("dead", "stale"),
+        ("free", "free"),
+        ("none", "no lease"),
+        ("malformed", "malformed lease"),
+    ],
+)
+def test_a_shard_that_nobody_reads_has_a_reason(orders: Orders, row: str, reader: str) -> None:
+    """The lag is 0: nothing was written since."""
+    number = _number(orders.last[1])
+    rows = {
+        "dead": [_lease(1, number, "a worker that has died")],
+        "free": [_lease(1, number, None)],
+        "none": [],
+        "malformed": [{"leaseKey": {"S": "shardId-000000000001"}}],
+    }
+    _shared(orders, _lease(0, _number(orders.last[0])), *rows[row])
+    code, query = orders.status(sleep=orders.cloud.renew("etl", 0), now_ms=_now(orders))
+    assert (code, query["verdict"]) == (3, "STALLED")
+    assert query["notRead"] == {reader: ["orders/shardId-000000000001"]}
+
+
+def test_the_wait_is_longer_than_the_failover_time(orders: Orders) -> None:
+    _shared(orders, *(_lease(n, _number(orders.last[n])) for n in (0, 1)))
+    arguments = ("status", str(orders.checkpoint.path), "--wait", "5s")
+    found = orders.cloud.run(*arguments)
+    assert (found.code, found.out) == (2, "")
+    assert "--failover" in found.err
+    quick = orders.cloud.renew("etl", 0)
+    code, query = orders.status("--failover=4m", "--wait=5m", sleep=quick, now_ms=_now(orders))
+    assert (code, query["notRead"]) == (3, {"stale": ["orders/shardId-000000000001"]})
+
+
+def test_the_later_position_of_checkpoint_and_lease_counts(orders: Orders) -> None:
+    before, after = orders.last[0], orders.put(0)
+    orders.cloud.table("etl", [_lease(n, _number(orders.last[n])) for n in (0, 1)])
+    pause = orders.cloud.renew("etl", 0, 1)
+    for batch, position, code in ((0, before, 1), (1, after, 0)):
+        orders.run_batch(batch, {0: position}, leases="etl")
+        orders.cloud.clock.advance(12 * MINUTE)
+        assert orders.status(sleep=pause, now_ms=_now(orders))[0] == code
+
+
+# --- Several checkpoints, output ------------------------------------------------------------------
+
+
+def test_the_gravest_of_several_queries_is_the_exit_code(orders: Orders, tmp_path: Path) -> None:
+    orders.run_batch(0, orders.last)
+    slow = WrittenCheckpoint(path=tmp_path / "slow")
+    slow.plan(0, orders.end({0: TrimHorizon(), 1: TrimHorizon()}), orders.cloud.clock.now_ms())
+    slow.commit(0, orders.cloud.clock.now_ms())
+    orders.cloud.clock.advance(12 * MINUTE)
+    paths = (str(orders.checkpoint.path), str(slow.path))
+    found = orders.cloud.run("status", *paths)
+    assert found.code == 1
+    head, first, second, *rest = found.out.splitlines()
+    assert head.split()[:4] == ["VERDICT", "CHECKPOINT", "STATE", "DELAY"]
+    assert (first.split()[0], second.split()[0]) == ("OK", "BEHIND")
+    assert rest[1].startswith(f"{slow.path}: BEHIND: orders/shardId-00000000000")
+    assert rest[2].startswith("  -> ")
+    queries = orders.cloud.run("status", *paths, "--json").document()["queries"]
+    assert [query["verdict"] for query in queries] == ["OK", "BEHIND"]
+    narrow = orders.cloud.run("status", *paths, columns=80)
+    assert max(map(len, narrow.out.splitlines())) <= 80
+
+
+def test_only_reads(orders: Orders) -> None:
+    _shared(orders, *(_lease(n, _number(orders.last[n])) for n in (0, 1)))
+    files = sorted(path.read_text() for path in orders.checkpoint.path.rglob("*") if path.is_file())
+    items = orders.cloud.dynamodb.scan(TableName="etl")["Items"]
+    orders.cloud.kinesis.calls.reset()
+    advance = orders.cloud.clock.advance
+    orders.status(sleep=lambda seconds: advance(round(seconds * 1000)), now_ms=_now(orders))
+    assert orders.cloud.kinesis.calls.by_operation().keys() == {
+        "DescribeStreamSummary",
+        "ListShards",
+        "GetShardIterator",
+        "GetRecords",
+    }
+    assert orders.cloud.dynamodb.scan(TableName="etl")["Items"] == items
+    assert files == sorted(
+        path.read_text() for path in orders.checkpoint.path.rglob("*") if path.is_file()
+    )
+
+
+def test_neither_credentials_nor_records_are_shown(orders: Orders) -> None:
+    orders.run_batch(0, orders.last)
+    orders.cloud.put("orders", "secret-key", 0, b"secret-data")
+    orders.cloud.clock.advance(HOUR)
+    found = orders.cloud.run("status", str(orders.checkpoint.path), "--json")
+    assert "secret" not in json.dumps(found.document()) + found.err

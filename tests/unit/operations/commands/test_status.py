@@ -1,0 +1,116 @@
+"""`spark-ssp status` on checkpoints of Kafka queries, without brokers: what a checkpoint shows by
+itself."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from spark_ssp.operations.commands.status import EXIT_CODES
+from spark_ssp.operations.health import Verdict
+from tests.architecture.layers import ROOT
+from tests.support.fakes.kafka_fake import FakeKafka
+from tests.support.kafka.topics import Record
+from tests.support.operations.checkpoints import WrittenCheckpoint
+from tests.support.operations.command import run
+from tests.support.operations.reports import kafka_end_offset
+
+NOW = 1_795_464_000_000
+HOUR = 3_600_000
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> WrittenCheckpoint:
+    """A query that committed a batch an hour ago."""
+    found = WrittenCheckpoint(path=tmp_path / "orders")
+    found.plan(0, kafka_end_offset("orders", 2, 7), NOW - HOUR)
+    found.commit(0, NOW - HOUR)
+    return found
+
+
+def test_without_brokers_nothing_is_known_and_nothing_is_ok(checkpoint: WrittenCheckpoint) -> None:
+    found = run("status", str(checkpoint.path), now_ms=NOW)
+    assert found.code == 6
+    assert "UNKNOWN" in found.out
+    assert "give --bootstrap-servers" in found.out
+    assert "1 h ago" in found.out
+
+
+def test_a_hung_batch_shows_without_brokers(checkpoint: WrittenCheckpoint) -> None:
+    checkpoint.plan(1, kafka_end_offset("orders", 2, 9), NOW - HOUR + 1)
+    found = run("status", str(checkpoint.path), "--json", now_ms=NOW)
+    (query,) = found.document()["queries"]
+    assert (found.code, query["verdict"], query["batchInProgress"]) == (3, "STALLED", 1)
+    assert [finding["verdict"] for finding in query["findings"]] == ["STALLED", "UNKNOWN"]
+
+
+@pytest.mark.parametrize(
+    ("retention", "code", "verdict"),
+    [(None, 1, "BEHIND"), ("70m", 5, "LOSING"), ("7d", 1, "BEHIND")],
+)
+def test_the_delay_of_partitions(
+    checkpoint: WrittenCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    retention: str | None,
+    code: int,
+    verdict: str,
+) -> None:
+    """By a model of the brokers. A record is unread in the second partition, for 40 minutes."""
+    kafka = FakeKafka()
+    kafka.create(2, name="orders")
+    kafka.fill("orders", 7, 7)
+    late = Record(value=b"s3cr3t", partition=1, time_ms=NOW - 40 * 60_000)
+    kafka.put("orders", [late])
+    monkeypatch.setattr(
+        "spark_ssp.operations.inspection.query_facts.connect", lambda options: kafka
+    )
+    arguments = ["status", str(checkpoint.path), "--bootstrap-servers=localhost:9092"]
+    if retention is not None:
+        arguments.append(f"--retention={retention}")
+    found = run(*arguments, "--json", "--stuck-after=2h", now_ms=NOW)
+    (query,) = found.document()["queries"]
+    assert (found.code, query["verdict"], query["committedDelay"]["offsets"]) == (code, verdict, 1)
+    assert 40 * 60_000 <= query["committedDelay"]["ms"] <= 80 * 60_000
+    assert [part["name"] for part in query["parts"]] == ["orders-0", "orders-1"]
+    text = run(*arguments, "--stuck-after=2h", now_ms=NOW)
+    assert "orders-1 is " in text.out
+    assert "(1 offsets)" in text.out
+    assert "s3cr3t" not in found.out + text.out
+
+
+def test_a_source_of_another_package_is_not_measured(tmp_path: Path) -> None:
+    other = WrittenCheckpoint(path=tmp_path)
+    other.plan(0, {"logOffset": 3}, NOW)
+    other.commit(0, NOW)
+    found = run("status", str(tmp_path), now_ms=NOW)
+    assert found.code == 6
+    assert "nothing that it reads could be measured" in found.out
+
+
+def test_the_time_of_a_commit_is_that_of_its_file(checkpoint: WrittenCheckpoint) -> None:
+    """Also in a storage of fsspec's, which has times of its own."""
+    system = fsspec.filesystem("memory")
+    system.put(str(checkpoint.path), "/orders", recursive=True)
+    times = [
+        run("status", path, "--json", now_ms=NOW).document()["queries"][0]["committedAtMs"]
+        for path in (str(checkpoint.path), "memory://orders")
+    ]
+    written = round(system.modified("/orders/commits/0").timestamp() * 1000)
+    system.rm("/orders", recursive=True)
+    assert times == [NOW - HOUR, written]
+
+
+def test_what_is_no_checkpoint_is_a_failure(tmp_path: Path) -> None:
+    found = run("status", str(tmp_path / "missing"))
+    assert (found.code, found.out) == (2, "")
+    assert "no such folder" in found.err
+    assert run("status").code == 2
+
+
+def test_the_guide_has_the_exit_codes() -> None:
+    guide = (ROOT / "docs" / "guide" / "command.md").read_text(encoding="utf-8")
+    for verdict in Verdict:
+        assert re.search(rf"^\| {EXIT_CODES[verdict]} \| `{verdict}` \|", guide, re.MULTILINE)
