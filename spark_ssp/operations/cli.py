@@ -24,6 +24,7 @@ from typing import Any, Final
 import click
 
 from spark_ssp.common.errors import SspError, printable
+from spark_ssp.common.spark.requirement import missing_module
 from spark_ssp.operations.terminal import SYSTEM
 
 FINDING: Final = 1
@@ -85,7 +86,7 @@ class _Commands(click.Group):
         except Exception as error:
             if ctx.params.get("traceback"):
                 raise
-            raise FailureError(_defect(error)) from None
+            raise FailureError(_unexpected(error)) from None
 
 
 def _summary(command: str) -> str:
@@ -112,8 +113,10 @@ def _check_not_blank(arguments: Sequence[str]) -> None:
         )
 
 
-def _defect(error: Exception) -> str:
+def _unexpected(error: Exception) -> str:
     """Describe an unexpected error without its text, which may contain record data."""
+    if isinstance(error, ModuleNotFoundError) and not (error.name or "").startswith("spark_ssp"):
+        return str(missing_module("spark-ssp", error))
     frames = traceback.extract_tb(error.__traceback__)
     place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     return printable(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
@@ -31,6 +33,17 @@ PROVIDER: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateSt
 def is_rocksdb(provider: str | None) -> bool:
     """Return whether a provider is RocksDB: Spark's class, or a vendor's of the same name."""
     return provider is not None and provider.rpartition(".")[2] == PROVIDER.rpartition(".")[2]
+
+
+def missing_module(user: str, error: ModuleNotFoundError) -> UnsupportedError:
+    """Return the error for a module of another package that `user` imports."""
+    return UnsupportedError(
+        user,
+        found=f"no module {error.name} for the Python at {sys.executable}",
+        expected="the packages that spark-ssp requires, installed for this Python",
+        next_step=f"run {shlex.quote(sys.executable)} -m pip check, which names what is missing, "
+        "and install it",
+    )
 
 
 def missing_extra(user: str, extra: str, *packages: str | None) -> UnsupportedError:

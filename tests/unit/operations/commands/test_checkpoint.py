@@ -7,6 +7,7 @@ import contextlib
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -235,3 +236,16 @@ def test_an_unexpected_error_shows_neither_its_text_nor_a_traceback(
     assert "s3cr3t" not in text
     with pytest.raises(ValueError, match="s3cr3t"):
         run("--traceback", "checkpoint", str(CHECKPOINTS / "kinesis"))
+
+
+def test_a_missing_package_is_named_with_the_python_that_lacks_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ModuleNotFoundError("No module named 'orjson'", name="orjson")
+
+    monkeypatch.setattr("spark_ssp.operations.cli.import_module", fail)
+    text = _one_line(CHECKPOINTS / "kinesis")
+    assert "[unsupported]" in text
+    assert "orjson" in text
+    assert sys.executable in text
