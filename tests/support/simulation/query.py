@@ -154,7 +154,14 @@ class SimulatedReader(KinesisStreamReader):
         assert isinstance(partition, SlotPartition)
         shards = partition.value.shards
         time = ReadingTime(self.world.clock, shards)
-        with patch.multiple(reader_module, MAX_THREADS=len(shards), ReadOrder=time.order):
+        many = len(shards)
+        with patch.multiple(
+            reader_module,
+            MAX_THREADS=many,
+            MAX_SUBSCRIPTIONS=many,
+            _MIN_WINDOW=1,
+            ReadOrder=time.order,
+        ):
             try:
                 yield from self._read(partition, time.clock)
             except SspError:
