@@ -34,7 +34,7 @@ NOT_EXECUTED: Final[Mapping[str, Mapping[str, str]]] = {
 """Blocks of these pages that are not executed, by a part of their text, and the reason."""
 
 ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
-    "README": (1, "test_orders_job.py runs the same query; the stream is the reader's"),
+    "README": (1, "test_orders_job.py runs it"),
     "command": (1, "a fragment of a job"),
     "databricks": (1, "needs Databricks"),
     "declarative-pipelines": (1, "test_declarative_pipeline.py runs the example that it shows"),

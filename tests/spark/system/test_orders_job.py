@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from spark_ssp import register
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.architecture.layers import ROOT
+from tests.support.guides import blocks
 from tests.support.kinesis.feeds import EmbeddedFeed
 from tests.support.platforms import WITH_SETTINGS, spark_settings
 from tests.support.spark.drivers import committed_rows
@@ -51,15 +52,31 @@ def test_spark_knows_the_settings_of_a_definition(spark: SparkSession, name: str
 @pytest.mark.long
 @pytest.mark.usefixtures("spark_environment")
 def test_the_job_reads_every_record_once(kinesis: EmbeddedKinesis, tmp_path: Path) -> None:
-    feed = EmbeddedFeed(kinesis)
+    feed, output = EmbeddedFeed(kinesis), tmp_path / "output"
     feed.create("orders", shards=2)
     for _ in range(2):
         feed.put("orders", 20)
         with _job(kinesis, tmp_path):
             wait_until(
-                lambda: _orders(tmp_path).total() >= len(feed.records), "every record is read"
+                lambda: _orders(output).total() >= len(feed.records),
+                "every record is read",
             )
-    assert _orders(tmp_path) == Counter(record.data.decode() for record in feed.records)
+    assert _orders(output) == Counter(record.data.decode() for record in feed.records)
+
+
+@pytest.mark.usefixtures("spark_environment")
+def test_the_job_of_the_readme_reads_every_record_once(
+    kinesis: EmbeddedKinesis, tmp_path: Path
+) -> None:
+    (job,) = [block for block in blocks(ROOT / "README.md", "python") if "# orders.py" in block]
+    (tmp_path / "orders.py").write_text(job)
+    feed = EmbeddedFeed(kinesis)
+    feed.create("orders", shards=2)
+    feed.put("orders", 20)
+    output = tmp_path / "lake" / "orders"
+    with _program(kinesis, [sys.executable, "orders.py"], tmp_path):
+        wait_until(lambda: _orders(output).total() >= 20, "every record is read")
+    assert _orders(output) == Counter(record.data.decode() for record in feed.records)
 
 
 @contextmanager
@@ -71,17 +88,22 @@ def _job(kinesis: EmbeddedKinesis, folder: Path) -> Iterator[None]:
         *("--output", str(folder / "output"), "--checkpoint", str(folder / "checkpoint")),
         *("--interval", "1 second", "--records", "10"),
     ]
+    with _program(kinesis, command, ROOT):
+        yield
+
+
+@contextmanager
+def _program(kinesis: EmbeddedKinesis, command: list[str], folder: Path) -> Iterator[None]:
     settings = "--master local[2] --conf spark.ui.enabled=false pyspark-shell"
     environment = {**os.environ, **kinesis.environment(), "PYSPARK_SUBMIT_ARGS": settings}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True) as process:
+    with subprocess.Popen(command, cwd=folder, env=environment, start_new_session=True) as process:
         try:
             yield
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
 
-def _orders(folder: Path) -> Counter[str]:
-    output = folder / "output"
+def _orders(output: Path) -> Counter[str]:
     if not (output / "_spark_metadata").exists():
         return Counter()
     return Counter(row["order"] for row in committed_rows(output, ["order"]))
