@@ -15,6 +15,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
+from spark_ssp.common.logs import count_of
 from spark_ssp.common.times import duration_text, time_text
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, hash_of
 from spark_ssp.kinesis_source.model.shard import CLOCK_UNCERTAINTY_MS
@@ -199,8 +200,6 @@ def records_come_back(puts: Sequence[Put], records: Sequence[Answer]) -> Deviati
 def every_number_once(expected: Collection[str], found: Sequence[str]) -> Deviations:
     """Check that the numbers of one shard are all there, once, in their order."""
     wanted = sorted(expected, key=int)
-    if list(found) == wanted:
-        return
     missing = [number for number in wanted if number not in found]
     extra = sorted(set(found) - set(wanted), key=int)
     if missing:
@@ -208,8 +207,8 @@ def every_number_once(expected: Collection[str], found: Sequence[str]) -> Deviat
     if extra:
         yield f"not put, or not expected there: {_some(extra)}"
     if len(set(found)) < len(found):
-        yield f"{len(found) - len(set(found))} records come more than once"
-    if not missing and not extra:
+        yield f"{count_of(len(found) - len(set(found)), 'row')} too many: records come again"
+    if list(found) != sorted(found, key=int):
         yield "the records are not in the order of their numbers"
 
 
