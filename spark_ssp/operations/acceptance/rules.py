@@ -29,6 +29,8 @@ REFUSED_REQUEST: Final = frozenset({"InvalidArgumentException", "ValidationExcep
 NOT_FOUND: Final = frozenset({"ResourceNotFoundException"})
 EXPIRED: Final = frozenset({"ExpiredIteratorException"})
 IN_USE: Final = frozenset({"ResourceInUseException"})
+SUBSCRIBED: Final = IN_USE | {"LimitExceededException"}
+"""The codes of a subscription right after another: one call a second is allowed."""
 
 
 class Check(StrEnum):
@@ -381,6 +383,20 @@ def parents_come_first(batches: Sequence[Batch], shards: Sequence[Answer]) -> De
             first, last = places[child][0], places[parent][-1]
             if not (last[0] < first[0] or (last[:2] == first[:2] and last < first)):
                 yield f"rows of {child} come before the last row of its parent {parent}"
+
+
+def a_replay_is_the_same(found: Batch, before: Batch) -> Deviations:
+    """Check the rows of a batch that is read again. Shards of a task are read side by side, so
+    only the rows of each shard have an order."""
+    if [_by_shard(task) for task in found] != [_by_shard(task) for task in before]:
+        yield "found other rows, or another order in a shard, than at first"
+
+
+def _by_shard(task: Sequence[Row]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for row in task:
+        found.setdefault(row.shard, []).append(row.number)
+    return found
 
 
 # --- Parts of answers ----------------------------------------------------------------------------

@@ -43,7 +43,9 @@ from spark_ssp.kinesis_source.client.api import (
     InvalidPositionError,
     ShardNotFoundError,
     Subscriber,
+    Subscription,
     SubscriptionError,
+    ThrottledError,
 )
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -71,6 +73,7 @@ from spark_ssp.operations.acceptance.rules import Answer, Check
 from spark_ssp.operations.acceptance.stream import (
     POLL_S,
     READ_WITHIN_S,
+    TRIES,
     Answers,
     TrialStream,
 )
@@ -429,10 +432,11 @@ class _Run:
             (Check.FOREIGN_NUMBER, "of another shard", here | foreign, rules.REFUSED_REQUEST),
             (Check.FUTURE_TIME, "a minute ahead", here | future, rules.REFUSED_REQUEST),
         ):
-            code = self._stream.code_of("GetShardIterator", request)
+            code = self._stream.code_of("GetShardIterator", request, expected)
             self._check(check, rules.is_refused(situation, code, expected))
         for token in _MADE_UP:
-            code = self._stream.code_of("GetRecords", {"ShardIterator": token})
+            request = {"ShardIterator": token}
+            code = self._stream.code_of("GetRecords", request, rules.REFUSED_REQUEST)
             refused = rules.is_refused("a made-up iterator", code, rules.REFUSED_REQUEST)
             self._check(Check.MADE_UP_ITERATOR, refused)
         self._check(Check.ERRORS, self._translations(foreign["StartingSequenceNumber"], ahead))
@@ -474,11 +478,15 @@ class _Run:
             ),
         ]
         for situation, expected, call in calls:
-            found: type[SspError] | None = None
-            try:
-                call()
-            except SspError as error:
-                found = type(error)
+            for _ in range(TRIES):
+                found: type[SspError] | None = None
+                try:
+                    call()
+                except SspError as error:
+                    found = type(error)
+                if found is None or not issubclass(found, ThrottledError):
+                    break
+                self._account.sleep(POLL_S)
             if found is not expected:
                 names = [("an answer" if each is None else each.kind) for each in (found, expected)]
                 yield f"{situation}: found {names[0]}; expected {names[1]}"
@@ -535,8 +543,9 @@ class _Run:
             self._check(Check.QUERY, rules.parents_come_first(tasks, self._stream.shards))
             new = [self._stream.put(0), self._stream.put(MAX_HASH_KEY)]
             for batch in batches:
-                again = query.replay(batch)
-                self._check(Check.REPLAY, _same(again.tasks, batch.tasks))
+                again = query.replay(batch).tasks
+                self._check(Check.REPLAY, rules.a_replay_is_the_same(again, batch.tasks))
+                self._check(Check.REPLAY, rules.parents_come_first([again], self._stream.shards))
             following = [batch.tasks for batch in query.batches(len(new))]
             added: dict[str, list[str]] = {}
             for put in new:
@@ -592,15 +601,11 @@ class _Run:
         key = ShardKey(stream=self._ref.name, shard=ShardId(shard))
         expected = self._stream.numbers(shard)
         is_open = rules.is_open(rules.by_id(self._stream.shards)[shard])
-        subscription = subscriber.subscribe(consumer, key, TrimHorizon())
+        subscription = self._subscribed(subscriber, consumer, key)
         try:
             if is_open:
-                code: str | None = None
-                try:
-                    subscriber.subscribe(consumer, key, TrimHorizon()).close()
-                except SubscriptionError as error:
-                    code = error.code
-                refused = rules.is_refused("a second subscription", code, rules.IN_USE)
+                code = self._second_subscription(subscriber, consumer, key)
+                refused = rules.is_refused("a second subscription", code, rules.SUBSCRIBED)
                 self._check(Check.SECOND_SUBSCRIPTION, refused)
             found: list[str] = []
             continuation: str | None = ""
@@ -623,6 +628,33 @@ class _Run:
         else:
             ended = [] if continuation is None else ["found a continuation; expected the end"]
             self._check(Check.PUSHED_END, ended)
+
+    def _subscribed(
+        self, subscriber: Subscriber, consumer: ConsumerArn, key: ShardKey
+    ) -> Subscription:
+        """Subscribe, again after a fault once the consumer may."""
+        for _ in range(TRIES - 1):
+            try:
+                return subscriber.subscribe(consumer, key, TrimHorizon())
+            except SubscriptionError:
+                self._account.sleep(_SUBSCRIBE_AGAIN_S)
+        return subscriber.subscribe(consumer, key, TrimHorizon())
+
+    def _second_subscription(
+        self, subscriber: Subscriber, consumer: ConsumerArn, key: ShardKey
+    ) -> str | None:
+        """Return the code of the refusal; None if there was none."""
+        code: str | None = None
+        for _ in range(TRIES):
+            try:
+                subscriber.subscribe(consumer, key, TrimHorizon()).close()
+            except SubscriptionError as error:
+                code = error.code
+            else:
+                return None
+            if code in rules.SUBSCRIBED:
+                break
+        return code
 
     def _auto(self) -> None:
         checks = (Check.AUTO_SUMMARY, Check.AUTO_PLACEMENT, Check.AUTO_KEYLESS)
@@ -671,7 +703,7 @@ class _Run:
         iterator, opened = self._old
         rest = opened + _ITERATOR_LIFE_S - self._account.monotonic()
         self._account.sleep(max(0.0, rest))
-        code = self._stream.code_of("GetRecords", {"ShardIterator": iterator})
+        code = self._stream.code_of("GetRecords", {"ShardIterator": iterator}, rules.EXPIRED)
         life = seconds_text(_ITERATOR_LIFE_S)
         refused = rules.is_refused(f"an iterator opened {life} ago", code, rules.EXPIRED)
         self._check(Check.EXPIRED_ITERATOR, refused)
@@ -704,10 +736,6 @@ class _Run:
 
     def _check(self, check: Check, deviations: Iterable[str]) -> None:
         self.found.setdefault(check, []).extend(deviations)
-
-
-def _same(found: object, before: object) -> Iterable[str]:
-    return [] if found == before else ["found other rows, or another order, than at first"]
 
 
 def _lease_writes(store: LeaseStore) -> Iterable[str]:

@@ -7,7 +7,7 @@ all comparisons.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from spark_ssp.common.errors import ServiceUnavailableError
@@ -24,8 +24,8 @@ READ_WITHIN_S: Final = 20.0
 POLL_S: Final = 2.0
 _PAUSE_S: Final = 0.25
 """Between two reads of a shard, which allows five a second."""
-_PUTS: Final = 5
-"""The attempts to put a record."""
+TRIES: Final = 5
+"""The attempts of a call that is not repeated as it is."""
 _CONSUMER: Final = "acceptance"
 
 
@@ -49,7 +49,7 @@ class TrialStream:
     def put(self, hash_key: int | None) -> Put:
         """Put a record until an answer says that it is stored. None: without explicit hash key."""
         code = ""
-        for _ in range(_PUTS):
+        for _ in range(TRIES):
             key, data = "key", self.new_data()
             placing = {} if hash_key is None else {"ExplicitHashKey": str(hash_key)}
             request = self.named | {"PartitionKey": key, "Data": data} | placing
@@ -69,7 +69,7 @@ class TrialStream:
     def put_batch(self, size: int) -> list[Put]:
         """Put records of several keys by PutRecords, until all of a request are stored."""
         code = ""
-        for _ in range(_PUTS):
+        for _ in range(TRIES):
             entries = [(f"key-{n}", self.new_data()) for n in range(size)]
             records = [{"PartitionKey": key, "Data": data} for key, data in entries]
             request: dict[str, Any] = {**self.named, "Records": records}
@@ -226,11 +226,19 @@ class TrialStream:
             raise refused(operation, answer.code)
         return answer
 
-    def code_of(self, operation: str, request: Mapping[str, Any]) -> str | None:
-        """Return the code of the refusal; None for an answer."""
-        self._account.sleep(_PAUSE_S)
-        answer = self.call(operation, request, retry=False)
-        return answer.code if isinstance(answer, Refusal) else None
+    def code_of(
+        self, operation: str, request: Mapping[str, Any], expected: Collection[str]
+    ) -> str | None:
+        """Return the code of the refusal, None for an answer. Another code than expected may be
+        that of a fault which passes, so the call is repeated."""
+        code: str | None = None
+        for _ in range(TRIES):
+            self._account.sleep(_PAUSE_S)
+            answer = self.call(operation, request, retry=False)
+            code = answer.code if isinstance(answer, Refusal) else None
+            if code is None or code in expected:
+                break
+        return code
 
 
 def late(found: str, expected: str) -> ServiceUnavailableError:

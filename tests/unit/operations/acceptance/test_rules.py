@@ -268,6 +268,13 @@ def test_parents_come_first() -> None:
         deviates(rules.parents_come_first(wrong, shards), "come before")
 
 
+def test_replays() -> None:
+    one, two, other = Row(FIRST, "1"), Row(FIRST, "2"), Row(SECOND, "1")
+    assert list(rules.a_replay_is_the_same([[one, other, two]], [[other, one, two]])) == []
+    for wrong in ([[two, one, other]], [[one, two]], [[one, two], [other]]):
+        deviates(rules.a_replay_is_the_same(wrong, [[one, two, other]]), "than at first")
+
+
 def test_texts_are_without_accounts() -> None:
     text = "arn:aws:iam::123456789012:user/me may not; account 123456789012; shardId-000000000001"
     assert scrubbed(text) == "arn:*** may not; account ***; shardId-000000000001"

@@ -88,6 +88,21 @@ def test_answers_that_are_rare_and_allowed_pass() -> None:
     assert proof.passed
 
 
+@pytest.mark.parametrize("fault", [LostReply(), DropConnection(), InternalFailure(), Throttle()])
+def test_a_passing_fault_of_each_call_changes_nothing(fault: Fault) -> None:
+    """Also of a put that is stored without an answer, or a reshard that takes effect."""
+    world = InProcessAccount()
+    run(world)
+    for operation, calls in world.state.calls.by_operation().items():
+        for nth in range(1, calls + 1, calls // 6 + 1):
+            world = InProcessAccount()
+            world.state.faults.add(fault, operation=operation, nth=nth)
+            proof = run(world)
+            found = list(findings(proof))
+            assert found == [], (operation, nth)
+            assert world.left == set()
+
+
 # --- Deviations ----------------------------------------------------------------------------------
 
 
