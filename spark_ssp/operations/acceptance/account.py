@@ -1,8 +1,8 @@
 """The calls of `spark-ssp acceptance` to an account, and the deletion of everything that it made.
 
 Each name is noted before the call that creates it, so that an answer that was lost, an error or
-Ctrl-C at any moment leaves nothing that is not known. A name has sixteen random digits: what has it
-was made here.
+Ctrl-C at any moment leaves nothing that is not known. A name has sixteen random digits, so only
+things that were made here have it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Final, Protocol
 
 from spark_ssp.checkpoint.agent.tables import connect_tables
 from spark_ssp.checkpoint.leases.lease_store import LeaseStore, TableSettings
@@ -32,9 +32,6 @@ from spark_ssp.kinesis_source.client.api import KinesisService, Subscriber
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.client.messages import register_exact_times
 from spark_ssp.kinesis_source.client.subscriptions import open_subscriber
-
-if TYPE_CHECKING:
-    from botocore.client import BaseClient
 
 NOT_OFFERED: Final = frozenset(
     {
@@ -125,7 +122,7 @@ def connect_account(
 
 
 class RefusedError(SspError):
-    """A call was refused, with the service's code: check what the acceptance found."""
+    """A call was refused, with the service's code: see the report of the acceptance."""
 
     kind = "refused"
     code: str = ""
@@ -147,7 +144,7 @@ def refused(operation: str, code: str) -> RefusedError:
 class ServiceAccount:
     """`Calls` on a client of the SDK, which must have botocore's retries off."""
 
-    def __init__(self, client: BaseClient, retry: RetrySettings, subject: str) -> None:
+    def __init__(self, client: Any, retry: RetrySettings, subject: str) -> None:
         log = RetryLog(time.monotonic)
         self._patient = _Calls(client, Retrier(retry, log=log), subject=subject)
         once = RetrySettings(max_attempts=1, max_backoff=0.0)
@@ -171,11 +168,11 @@ class _Calls(ServiceCalls):
         return refused(operation, code_of(error))
 
 
-# --- What was made -------------------------------------------------------------------------------
+# --- Things that were made -----------------------------------------------------------------------
 
 
 class Kind(StrEnum):
-    """What is deleted at the end. A consumer is deleted with its stream."""
+    """The kinds of things that are deleted. A consumer is deleted with its stream."""
 
     STREAM = "stream"
     TABLE = "table"
@@ -228,7 +225,7 @@ class Ledger:
         self._confirmed.add(thing)
 
     def delete_all(self) -> tuple[LeftBehind, ...]:
-        """Delete everything, newest first; return what is left. Ctrl-C does not stop this before
+        """Delete everything, newest first; return the rest. Ctrl-C does not stop this before
         it is pressed again. Calling it again is safe."""
         presses = 0
         while self._made:

@@ -90,7 +90,7 @@ class Query:
         self._planner.close()
 
     def batches(self, rows: int) -> list[PlannedBatch]:
-        """Run triggers until the batches have so many rows, or nothing comes any more."""
+        """Run triggers until the batches have this number of rows, or none follow."""
         found: list[PlannedBatch] = []
         empty = 0
         while empty < _EMPTY_TRIGGERS and sum(batch.rows for batch in found) < rows:
@@ -194,7 +194,7 @@ def read_tasks(
 _COLUMNS: Final = ("shardId", "sequenceNumber", "data")
 
 
-# --- What was pushed -----------------------------------------------------------------------------
+# --- Pushed shards -------------------------------------------------------------------------------
 
 
 class _Watched:
@@ -210,7 +210,7 @@ class _Watched:
 
 
 class _WatchedSubscriber:
-    """A `Subscriber` that notes what its subscriptions return: a task whose subscription fails
+    """A `Subscriber` that notes the shards of its subscriptions: a task whose subscription fails
     reads the same records by GetRecords."""
 
     def __init__(self, subscriber: Subscriber, watched: _Watched) -> None:

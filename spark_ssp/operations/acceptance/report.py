@@ -1,4 +1,4 @@
-"""The texts of `spark-ssp acceptance`: what it will do and cost, its results, the file to send.
+"""The texts of `spark-ssp acceptance`: the plan and its cost, the results, the file to send.
 
 The file has no account id, no ARN, no credentials, no names of the account's and no data of
 records: codes, shard ids, sequence numbers and times only.
@@ -88,7 +88,7 @@ def findings(proof: Proof) -> Iterator[str]:
 
 
 def left_behind(proof: Proof, connection: Connection) -> Iterator[str]:
-    """Yield what could not be deleted, with the command that deletes it."""
+    """Yield the things that could not be deleted, with the command that deletes it."""
     for left in proof.left:
         yield f"left behind: {left.thing.kind} {left.thing.name}: {scrubbed(left.reason)}"
         yield f"  {deletion_command(left.thing, connection[left.thing.kind])}"

@@ -34,7 +34,7 @@ SUBSCRIBED: Final = IN_USE | {"LimitExceededException"}
 
 
 class Check(StrEnum):
-    """What is assumed. The name is for programs, the value for people."""
+    """An assumption. The name is for programs, the value for people."""
 
     NEW_SHARDS = "the shards of a new stream share all hash keys and are open"
     SUMMARY = "DescribeStreamSummary has name, ARN, status, retention, creation and open shards"
@@ -43,9 +43,9 @@ class Check(StrEnum):
     RECORDS = "GetRecords returns every record once, as it was put, in the order of the numbers"
     ARRIVALS = "arrival times have the order of the records and are those of the service's clock"
     PAGES = "pages follow each other without gap or repetition, within their limit"
-    POSITIONS = "AT begins with the record, AFTER with the next, LATEST with what comes later"
+    POSITIONS = "AT begins with the record, AFTER with the next, LATEST with later ones"
     TIMES = "AT_TIMESTAMP begins with the first record that arrived then or later"
-    TIP = "MillisBehindLatest is 0 at the latest record"
+    NO_LAG = "MillisBehindLatest is 0 at the latest record"
     LAG = "MillisBehindLatest counts from the last record of the page to now"
     CONTINUATION = "a page of an open shard has an iterator, also if it is empty"
     ABSENT = "a stream or shard that does not exist is not found"
@@ -60,15 +60,15 @@ class Check(StrEnum):
     MERGE = "a merge closes two shards and opens one child with both as parents"
     LISTING = "the pages of ListShards have every shard once"
     QUERY = "a query's batches return every record once, parents before children"
-    NEXT_BATCH = "the next batch returns what was put since, and the one after it nothing"
+    NEXT_BATCH = "the next batch returns the records put since, and the one after it none"
     REPLAY = "a batch that is read again returns the same rows"
     BATCH = "a batch read returns every record once"
     LEASES = "a write to the lease table takes effect only if the row is as observed"
-    PUSHED = "a subscription pushes every record once, and a continuation from which to go on"
+    PUSHED = "a subscription pushes every record once, and a continuation after the last"
     PUSHED_END = "a subscription to a closed shard ends after its last record"
     SECOND_SUBSCRIPTION = "a second subscription within five seconds is refused"
     PUSHED_QUERY = "a batch read by subscriptions returns every record once"
-    AUTO_SUMMARY = "DescribeStreamSummary tells the record distribution strategy"
+    AUTO_SUMMARY = "DescribeStreamSummary has the record distribution strategy"
     AUTO_PLACEMENT = "under AUTO the service spreads the records of a key"
     AUTO_KEYLESS = "under AUTO a record needs no key, and comes back without one"
     EXPIRED_ITERATOR = "an iterator that is older than five minutes has expired"
@@ -194,9 +194,9 @@ def records_come_back(puts: Sequence[Put], records: Sequence[Answer]) -> Deviati
     for record in records:
         put = expected.get(record["SequenceNumber"])
         if put is not None and record["Data"] != put.data:
-            yield f"record {put.number}: the data differs from what was put"
+            yield f"record {put.number}: other data than was put"
         if put is not None and record.get("PartitionKey") != put.key:
-            yield f"record {put.number}: the partition key differs from what was put"
+            yield f"record {put.number}: another partition key than was put"
 
 
 def every_number_once(expected: Collection[str], found: Sequence[str]) -> Deviations:
@@ -257,7 +257,7 @@ def numbers_from(records: Sequence[Answer], at_ms: int) -> list[str]:
     return []
 
 
-def the_tip_has_no_lag(page: Answer) -> Deviations:
+def the_latest_page_has_no_lag(page: Answer) -> Deviations:
     """Check a page after which no record follows."""
     if page.get("MillisBehindLatest") != 0:
         yield _differ("MillisBehindLatest at the latest record", page.get("MillisBehindLatest"), 0)

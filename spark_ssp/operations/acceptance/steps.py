@@ -1,7 +1,7 @@
-"""The steps of `spark-ssp acceptance`: what is done to the service, and the checks of its answers.
+"""The steps of `spark-ssp acceptance`: calls of the service, and the checks of its answers.
 
-A step that fails does not end the run: those that need it are not run, the others are. Whatever
-happens, everything that was made is deleted at the end.
+A step that fails does not end the run: those that need it are not run, the others are. Everything
+that was made is deleted at the end, also after an error or Ctrl-C.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Final
@@ -47,6 +46,7 @@ from spark_ssp.kinesis_source.client.api import (
     SubscriptionError,
     ThrottledError,
 )
+from spark_ssp.kinesis_source.client.messages import to_datetime
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -101,7 +101,7 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A check of a step, and what was found."""
+    """A check of a step, with its deviations."""
 
     step: str
     check: Check
@@ -119,7 +119,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is to be made and proven. `name` is that of everything that is made."""
+    """The parts of a run. `name` is that of everything that is made."""
 
     name: str
     lease_table: bool = False
@@ -127,7 +127,7 @@ class Plan:
 
     @property
     def things(self) -> tuple[Thing, ...]:
-        """What will be created and deleted."""
+        """The things to create and delete."""
         table = (Thing(kind=Kind.TABLE, name=self.name),) if self.lease_table else ()
         return (Thing(kind=Kind.STREAM, name=self.name), *table)
 
@@ -161,8 +161,8 @@ class _Step:
 def prove(
     plan: Plan, account: Account, options: KinesisOptions, say: Callable[[str], None]
 ) -> Proof:
-    """Run the acceptance, and delete what it made whatever happens. `options` are those of a query
-    of the stream of this name; `say` shows the progress."""
+    """Run the acceptance, and delete everything that it made in any case. `options` are those of a
+    query of the stream of this name; `say` shows the progress."""
     began = account.monotonic()
     ledger = Ledger(account, say)
     run = _Run(plan, account, options, ledger)
@@ -234,7 +234,7 @@ def _results(steps: Sequence[_Step], run: _Run, bad: Mapping[str, Status]) -> It
 
 
 class _Run:
-    """The state of a run: the stream, what was put, and the deviations of each check so far."""
+    """The state of a run: the stream, and the deviations of each check so far."""
 
     def __init__(
         self, plan: Plan, account: Account, options: KinesisOptions, ledger: Ledger
@@ -265,7 +265,7 @@ class _Run:
                     Check.PAGES,
                     Check.POSITIONS,
                     Check.TIMES,
-                    Check.TIP,
+                    Check.NO_LAG,
                     Check.LAG,
                     Check.CONTINUATION,
                 ),
@@ -384,7 +384,7 @@ class _Run:
         times = [rules.arrival_ms(record) for record in records]
         self._account.sleep(POLL_S)
         for at in sorted({times[0] - 1000, *times, times[-1] + 1}):
-            moment = datetime.fromtimestamp(at / 1000, UTC)
+            moment = to_datetime(EpochMillis(at))
             check(Check.TIMES, "AT_TIMESTAMP", rules.numbers_from(records, at), Timestamp=moment)
         latest = self._stream.iterator(FIRST, "LATEST")
         put = self._stream.put(0)
@@ -398,11 +398,11 @@ class _Run:
 
     def _read_lag(self) -> Answers:
         self._account.sleep(_AGE_S)
-        tip = self._stream.read(FIRST, "TRIM_HORIZON", until=self._stream.numbers(FIRST))
-        second = [record for page in tip for record in page["Records"]][1]
-        while tip[-1].get("MillisBehindLatest") and len(tip) < READ_WITHIN_S:
-            tip += self._stream.pages(tip[-1]["NextShardIterator"], until=())
-        self._check(Check.TIP, rules.the_tip_has_no_lag(tip[-1]))
+        latest = self._stream.read(FIRST, "TRIM_HORIZON", until=self._stream.numbers(FIRST))
+        second = [record for page in latest for record in page["Records"]][1]
+        while latest[-1].get("MillisBehindLatest") and len(latest) < READ_WITHIN_S:
+            latest += self._stream.pages(latest[-1]["NextShardIterator"], until=())
+        self._check(Check.NO_LAG, rules.the_latest_page_has_no_lag(latest[-1]))
         (page, *_) = (
             page
             for page in self._stream.pages(
@@ -414,7 +414,7 @@ class _Run:
         )
         age = self._now() - rules.arrival_ms(second)
         self._check(Check.LAG, rules.lag_counts_to_now(page, age))
-        return tip
+        return latest
 
     def _refusals(self) -> None:
         latest: dict[str, Any] = {"ShardIteratorType": "LATEST"}
@@ -427,7 +427,7 @@ class _Run:
         ahead = EpochMillis(self._now() + 60_000)
         future = {
             "ShardIteratorType": "AT_TIMESTAMP",
-            "Timestamp": datetime.fromtimestamp(ahead / 1000, UTC),
+            "Timestamp": to_datetime(ahead),
         }
         here = self._stream.named | {"ShardId": FIRST}
         for check, situation, request, expected in (
@@ -672,8 +672,8 @@ class _Run:
                 raise refused("UpdateStreamRecordDistributionStrategy", answer.code)
             self.not_supported.update(checks)
             return
-        told = self._stream.settled(lambda s: s.get("RecordDistributionStrategy") == "AUTO")
-        strategy = told.get("RecordDistributionStrategy")
+        described = self._stream.settled(lambda s: s.get("RecordDistributionStrategy") == "AUTO")
+        strategy = described.get("RecordDistributionStrategy")
         self._check(
             Check.AUTO_SUMMARY,
             [] if strategy == "AUTO" else [f"found {strategy or 'none'}; expected AUTO"],
@@ -717,7 +717,7 @@ class _Run:
         self._account.reader.describe(self._ref)
         return self._account.reader.service_time()
 
-    # --- Parts of steps ---
+    # --- Parts of steps --------------------------------------------------------------------------
 
     def _put_child(self, child: Answer, *parents: str) -> None:
         last = [max(self._stream.numbers(parent), key=int, default="0") for parent in parents]

@@ -1,4 +1,4 @@
-"""The stream of the acceptance: what is put into it and read from it, and its changes.
+"""The stream of the acceptance: its records, its shards and its changes.
 
 Reshards, registrations and changes are recognised by their effect and not by the answer to the
 call, which may be lost. A record whose put had no answer may be there or not, so it is left out of
@@ -25,7 +25,7 @@ POLL_S: Final = 2.0
 _PAUSE_S: Final = 0.25
 """Between two reads of a shard, which allows five a second."""
 TRIES: Final = 5
-"""The attempts of a call that is not repeated as it is."""
+"""The attempts of a call that must not be repeated unchanged."""
 _CONSUMER: Final = "acceptance"
 
 
@@ -47,7 +47,7 @@ class TrialStream:
     # --- Writing ---------------------------------------------------------------------------------
 
     def put(self, hash_key: int | None) -> Put:
-        """Put a record until an answer says that it is stored. None: without explicit hash key."""
+        """Put a record until an answer confirms it. None: without explicit hash key."""
         code = ""
         for _ in range(TRIES):
             key, data = "key", self.new_data()
@@ -202,10 +202,10 @@ class TrialStream:
                 raise late(f"consumer {found['ConsumerStatus']}", "an active consumer")
             self._account.sleep(POLL_S)
 
-    # --- What was put, and calls -----------------------------------------------------------------
+    # --- Numbers and calls -----------------------------------------------------------------------
 
     def numbers(self, shard: str) -> list[str]:
-        """Return the numbers of what was put into a shard, in their order."""
+        """Return the numbers of the records put into a shard, in their order."""
         return sorted((put.number for put in self.puts if put.shard == shard), key=int)
 
     def numbers_by_shard(self) -> dict[str, list[str]]:

@@ -1,7 +1,7 @@
 """`spark-ssp acceptance`: Proof that a Kinesis service answers as assumed.
 
 The only command that writes: it creates a stream, and on request a lease table and a consumer, and
-deletes them whatever happens.
+deletes them in any case.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def acceptance_command(
 ) -> None:
     """Prove that this service answers as spark-ssp assumes: write, read, reshard, query.
 
-    Shows first what it will create and what that costs, and asks. Everything that it creates is
+    Shows first its plan and the cost, and asks. Everything that it creates is
     deleted at the end, also after an error or Ctrl-C.
 
     Exit code 1 if a check failed or something was left behind.

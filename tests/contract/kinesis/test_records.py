@@ -241,9 +241,9 @@ def test_lag_is_zero_only_at_the_latest_record(service: Service) -> None:
     service.put(stream, *"b")
     token = service.iterator(stream)
     for at_latest in (token, service.iterator(stream, kind="LATEST")):
-        assert list(rules.the_tip_has_no_lag(service.page(at_latest))) == []
+        assert list(rules.the_latest_page_has_no_lag(service.page(at_latest))) == []
     service.advance(9000)
-    assert list(rules.the_tip_has_no_lag(service.page(token))) == []
+    assert list(rules.the_latest_page_has_no_lag(service.page(token))) == []
     page = service.page(token, limit=1)
     if service.has(Quirk.LAG_TO_THE_LAST_RECORD):
         assert 4000 <= page["MillisBehindLatest"] < 9000

@@ -48,7 +48,7 @@ def reshards() -> Reshards:
 
 
 def deviates(found: Iterable[str], text: str) -> None:
-    """There is exactly one deviation, and it says so."""
+    """There is exactly one deviation, with this text."""
     (only,) = found
     assert text in only
 
@@ -194,13 +194,13 @@ def test_numbers() -> None:
 def test_records_and_no_data_in_the_texts() -> None:
     puts = [put(1), put(2)]
     assert list(rules.records_come_back(puts, [record(1), record(2)])) == []
-    found = list(rules.records_come_back(puts, [record(1), record(2, data=b"other")]))
-    deviates(found, "record 2: the data differs")
+    found = list(rules.records_come_back(puts, [record(1), record(2, data=b"foreign")]))
+    deviates(found, "record 2: other data")
     keyless = record(2)
     del keyless["PartitionKey"]
     found += rules.records_come_back(puts, [record(1), keyless])
     assert "secret" not in "".join([*found, repr(puts)])
-    assert "other" not in "".join(found)
+    assert "foreign" not in "".join(found)
 
 
 def test_arrivals() -> None:
@@ -232,8 +232,8 @@ def test_pages() -> None:
 
 
 def test_lag() -> None:
-    assert list(rules.the_tip_has_no_lag(page())) == []
-    deviates(rules.the_tip_has_no_lag(page(lag=5)), "found 5; expected 0")
+    assert list(rules.the_latest_page_has_no_lag(page())) == []
+    deviates(rules.the_latest_page_has_no_lag(page(lag=5)), "found 5; expected 0")
     assert list(rules.lag_counts_to_now(page(lag=9000), 9000)) == []
     deviates(rules.lag_counts_to_now(page(lag=0), 9000), "MillisBehindLatest")
     deviates(rules.lag_counts_to_now(page(lag=900_000), 9000), "MillisBehindLatest")
