@@ -159,9 +159,11 @@ def scrubbed(text: str) -> str:
     return _ACCOUNT.sub("***", _ARN.sub("arn:***", text))
 
 
-def cli_options(region: str, endpoints: Mapping[Kind, str | None]) -> Connection:
+def cli_options(
+    region: str, endpoints: Mapping[Kind, str | None], profile: str | None = None
+) -> Connection:
     """Return the options of the AWS CLI that reach the service of each kind of thing."""
+    chosen = f"--region {region}" + (f" --profile {profile}" if profile else "")
     return {
-        kind: f"--region {region}" + (f" --endpoint-url {url}" if url else "")
-        for kind, url in endpoints.items()
+        kind: chosen + (f" --endpoint-url {url}" if url else "") for kind, url in endpoints.items()
     }

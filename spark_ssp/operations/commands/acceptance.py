@@ -75,7 +75,9 @@ def acceptance_command(
     plan = Plan(name=name, lease_table=lease_table, fan_out=fan_out)
     region = connect(kinesis).client.meta.region_name
     reached = report.cli_options(
-        region, {Kind.STREAM: kinesis.endpoint_url, Kind.TABLE: dynamodb.endpoint_url}
+        region,
+        {Kind.STREAM: kinesis.endpoint_url, Kind.TABLE: dynamodb.endpoint_url},
+        kinesis.aws_profile,
     )
     account = connect_account(
         kinesis,

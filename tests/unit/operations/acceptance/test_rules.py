@@ -11,8 +11,10 @@ import pytest
 
 from spark_ssp.grouping.identifiers import hash_of
 from spark_ssp.operations.acceptance import rules
-from spark_ssp.operations.acceptance.report import scrubbed
+from spark_ssp.operations.acceptance.account import Kind
+from spark_ssp.operations.acceptance.report import cli_options, costs, scrubbed
 from spark_ssp.operations.acceptance.rules import Put, Row
+from spark_ssp.operations.acceptance.steps import Plan
 from spark_ssp.testing.kinesis import KinesisState
 from tests.support.kinesis.embedded_calls import FIRST, ORDERS, SECOND, answered
 
@@ -280,3 +282,17 @@ def test_texts_are_without_accounts() -> None:
     assert scrubbed(text) == "arn:*** may not; account ***; shardId-000000000001"
     number = "49670000000000000000000000000000000000000000000000000002"
     assert scrubbed(number) == number
+
+
+def test_the_options_of_the_aws_cli() -> None:
+    found = cli_options("r", {Kind.STREAM: None, Kind.TABLE: "http://localhost:1"}, "me")
+    assert found == {
+        Kind.STREAM: "--region r --profile me",
+        Kind.TABLE: "--region r --profile me --endpoint-url http://localhost:1",
+    }
+
+
+def test_the_cost_has_every_part() -> None:
+    plain = costs(Plan(name="trial", lease_table=True))
+    assert round(sum(cost.usd for cost in plain), 2) == 0.12
+    assert round(sum(cost.usd for cost in costs(Plan(name="trial", fan_out=True))), 2) == 0.19

@@ -36,6 +36,7 @@ from spark_ssp.testing.kinesis.state.faults import (
     Throttle,
     TrimRecords,
 )
+from tests.support.leases.memory_store import MemoryLeaseStore
 from tests.support.operations.in_process_account import InProcessAccount
 
 NAME: Final = "trial"
@@ -77,6 +78,17 @@ def test_what_was_not_requested_is_not_made() -> None:
         Check.SECOND_SUBSCRIPTION,
     }
     assert set(statuses(proof)) == set(Check) - absent
+
+
+def test_other_streams_and_tables_are_not_touched() -> None:
+    world = InProcessAccount()
+    others = ("orders", f"{NAME}-absent-minded", f"{NAME}2")
+    for name in others:
+        world.state.create_stream(name)
+    world.tables["orders"] = MemoryLeaseStore()
+    assert run(world).passed
+    assert world.left == set(others)
+    assert [world.state.calls.count(stream=name) for name in others] == [0, 0, 0]
 
 
 def test_answers_that_are_rare_and_allowed_pass() -> None:
