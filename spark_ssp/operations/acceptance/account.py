@@ -261,7 +261,7 @@ class Ledger:
                 return None  # the service deletes it: only that cannot be watched
             if account.monotonic() >= deadline:
                 waited = seconds_text(_DELETED_WITHIN_S)
-                return f"{code or 'it still exists'} for {waited}"
+                return f"{code or 'it still exists'}, after {waited}"
             if code in _DENIED:
                 return f"{code} on {_DELETE[thing.kind][0]}"
             account.sleep(_POLL_S)

@@ -6,6 +6,7 @@ Ctrl-C and faults come at every call and every wait; the clock waits in no time.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from random import Random
 from typing import Any, Final
 
@@ -37,7 +38,7 @@ from spark_ssp.testing.kinesis.state.faults import (
     TrimRecords,
 )
 from tests.support.leases.memory_store import MemoryLeaseStore
-from tests.support.operations.in_process_account import InProcessAccount
+from tests.support.operations.in_process_account import DELAYS, InProcessAccount
 
 NAME: Final = "trial"
 WHOLE: Final = Plan(name=NAME, lease_table=True, fan_out=True)
@@ -59,6 +60,7 @@ def test_everything_passes_and_nothing_is_left() -> None:
     assert list(findings(proof)) == []
     assert proof.passed
     assert statuses(proof) == dict.fromkeys(Check, Status.PASSED)
+    assert world.state.stream_names() == [], "it waits for the end of the deletion"
     assert world.left == set()
     assert proof.took_s < 600
 
@@ -329,7 +331,10 @@ def test_what_cannot_be_deleted_is_named_with_its_command() -> None:
     world.table_codes["DeleteTable"] = "AccessDeniedException"
     proof = run(world)
     assert {left.thing for left in proof.left} == set(WHOLE.things)
-    assert {left.reason.partition(" ")[0] for left in proof.left} == {"AccessDeniedException"}
+    assert {left.reason for left in proof.left} == {
+        "AccessDeniedException on DeleteStream",
+        "AccessDeniedException on DeleteTable",
+    }
     assert not proof.passed
     assert [deletion_command(thing, "--region r") for thing in WHOLE.things] == [
         f"aws kinesis delete-stream --stream-name {NAME} --enforce-consumer-deletion --region r",
@@ -342,7 +347,26 @@ def test_a_service_that_is_gone_at_the_end_is_waited_for_and_named() -> None:
     world.state.faults.add(DropConnection(), operation="DeleteStream", count=None)
     proof = run(world, Plan(name=NAME))
     (left,) = proof.left
-    assert left.reason == "ConnectionClosedError for 5 min"
+    assert left.reason == "ConnectionClosedError, after 5 min"
+
+
+def test_a_deletion_that_does_not_end_is_named() -> None:
+    world = InProcessAccount(delays=replace(DELAYS, delete_ms=3_600_000))
+    proof = run(world, Plan(name=NAME))
+    (left,) = proof.left
+    assert left.reason == "it still exists, after 5 min"
+
+
+def test_a_deletion_that_cannot_be_watched_has_taken_place() -> None:
+    world = InProcessAccount()
+    deleted = world.state.calls
+
+    def due(call: Call) -> bool:
+        return call.operation == "DescribeStreamSummary" and deleted.count("DeleteStream") > 0
+
+    world.state.faults.add(AccessDenied(), when=due, count=None)
+    assert run(world).passed
+    assert world.left == set()
 
 
 def test_an_answer_that_cannot_be_read_ends_a_step_only(monkeypatch: pytest.MonkeyPatch) -> None:
