@@ -18,7 +18,7 @@ from spark_ssp.operations.acceptance.queries import query_options
 from spark_ssp.operations.acceptance.report import findings
 from spark_ssp.operations.acceptance.rules import Check
 from spark_ssp.operations.acceptance.steps import Plan, Proof, Status, prove
-from spark_ssp.testing.kinesis import UnusualAnswers
+from spark_ssp.testing.kinesis import Limits, UnusualAnswers
 from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
     Call,
@@ -80,6 +80,13 @@ def test_what_was_not_requested_is_not_made() -> None:
         Check.SECOND_SUBSCRIPTION,
     }
     assert set(statuses(proof)) == set(Check) - absent
+
+
+def test_it_passes_within_the_limits_of_the_service() -> None:
+    """Which refuse some calls: these are repeated."""
+    world = InProcessAccount()
+    world.state.set_limits(Limits.strict())
+    assert run(world).passed
 
 
 def test_other_streams_and_tables_are_not_touched() -> None:
