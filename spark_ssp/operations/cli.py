@@ -29,7 +29,7 @@ from spark_ssp.operations.terminal import SYSTEM
 
 FINDING: Final = 1
 FAILURE: Final = 2
-_INTERRUPTED: Final = 130
+INTERRUPTED: Final = 130
 _PIPE_CLOSED: Final = 141
 
 _COMMANDS: Final = "spark_ssp.operations.commands"
@@ -80,7 +80,7 @@ class _Commands(click.Group):
             ctx.exit(_PIPE_CLOSED)
         except (KeyboardInterrupt, click.Abort):
             click.echo(err=True)
-            ctx.exit(_INTERRUPTED)
+            ctx.exit(INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit):
             raise
         except Exception as error:
@@ -128,7 +128,7 @@ def _unexpected(error: Exception) -> str:
 @click.group(
     cls=_Commands,
     epilog="Exit codes: 0 without findings, 1 with a finding (status: one for each verdict), 2 for "
-    "a wrong call or a failure. Every command only reads.",
+    "a wrong call or a failure. Every command only reads, except acceptance, which asks first.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(version("spark-ssp"), prog_name="spark-ssp")

@@ -128,9 +128,13 @@ class Service:
             token = page.get("NextShardIterator")
         return found
 
+    def listing(self, stream: str) -> list[ShardTypeDef]:
+        """ListShards."""
+        return self.client.list_shards(StreamName=stream)["Shards"]
+
     def shards(self, stream: str) -> dict[str, ShardTypeDef]:
         """ListShards, by id, in the order of the answer."""
-        return {s["ShardId"]: s for s in self.client.list_shards(StreamName=stream)["Shards"]}
+        return {shard["ShardId"]: shard for shard in self.listing(stream)}
 
     def open_shards(self, stream: str) -> list[str]:
         return [

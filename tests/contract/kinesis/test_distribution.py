@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from botocore.exceptions import ClientError
 
+from spark_ssp.operations.acceptance import rules
 from tests.contract.services import FIRST, MIDDLE, SECOND, Quirk, Service, refusal
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ def test_the_strategy_places_the_records_that_come_after_the_switch(service: Ser
     switch(service, stream, "AUTO")
     assert service.summary(stream)["RecordDistributionStrategy"] == "AUTO"
     found = shards_of(service, stream, 8)
-    assert sorted(found) == sorted(service.open_shards(stream) * 2)
+    opened = service.open_shards(stream)
+    assert list(rules.auto_spreads_a_key(found, opened)) == []
+    assert sorted(found) == sorted(opened * 2)
     switch(service, stream, "USER_PARTITION_KEY")
     assert set(shards_of(service, stream, 8)) == {home}
     kept = {shard: len(service.read(stream, shard)) for shard in service.open_shards(stream)}

@@ -3,18 +3,18 @@ shards and streams."""
 
 from __future__ import annotations
 
-import hashlib
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from spark_ssp.operations.acceptance import rules
+from spark_ssp.operations.acceptance.rules import Put
 from tests.contract.services import FIRST, MIDDLE, SECOND, Quirk, Service, refusal, texts
 
 if TYPE_CHECKING:
     from types_boto3_kinesis.type_defs import PutRecordsRequestEntryTypeDef
 
 HOUR_MS = 3_600_000
-ENDS: Final = ("StartingHashKey", "EndingHashKey")
 
 
 # --- Putting --------------------------------------------------------------------------------------
@@ -25,17 +25,17 @@ def test_a_record_comes_back_as_it_was_put(service: Service) -> None:
     data = bytes(range(256))
     before = service.now_ms()
     put = service.client.put_record(StreamName=stream, PartitionKey='k"\\€', Data=data)
-    (record,) = service.page(service.iterator(stream))["Records"]
-    assert (record["Data"], record["PartitionKey"]) == (data, 'k"\\€')
-    assert (put["ShardId"], record["SequenceNumber"]) == (FIRST, put["SequenceNumber"])
-    arrival = round(record["ApproximateArrivalTimestamp"].timestamp() * 1000)
-    assert before <= arrival <= service.now_ms()
+    records = service.page(service.iterator(stream))["Records"]
+    expected = Put(shard=put["ShardId"], number=put["SequenceNumber"], key='k"\\€', data=data)
+    assert expected.shard == FIRST
+    assert list(rules.records_come_back([expected], records)) == []
+    assert before <= rules.arrival_ms(records[0]) <= service.now_ms()
 
 
 def test_puts_keep_their_order_and_their_numbers_grow(service: Service) -> None:
     stream = service.stream()
     numbers = service.put(stream, *"abcdefghij")
-    assert [int(n) for n in numbers] == sorted({int(n) for n in numbers})
+    assert list(rules.numbers_grow(numbers)) == []
     assert service.read(stream) == "abcdefghij"
 
 
@@ -46,26 +46,28 @@ def test_a_batch_is_answered_record_by_record(service: Service) -> None:
         StreamName=stream, Records=[{"PartitionKey": k, "Data": k.encode()} for k in keys]
     )
     assert answer["FailedRecordCount"] == 0
-    expected = [
-        FIRST if int(hashlib.md5(k.encode()).hexdigest(), 16) < MIDDLE else SECOND for k in keys
+    puts = [
+        Put(shard=put["ShardId"], number=put["SequenceNumber"], key=key, data=key.encode())
+        for put, key in zip(answer["Records"], keys, strict=True)
     ]
-    assert [record["ShardId"] for record in answer["Records"]] == expected
+    assert list(rules.keys_place_records(puts, service.listing(stream))) == []
     for shard in (FIRST, SECOND):
-        wanted = [k for k, s in zip(keys, expected, strict=True) if s == shard]
+        wanted = [put.key for put in puts if put.shard == shard]
+        assert wanted
         assert service.read(stream, shard) == "".join(wanted)
 
 
 def test_an_explicit_hash_key_decides(service: Service) -> None:
     stream = service.stream(2)
-    for shard, description in service.shards(stream).items():
-        for end in ENDS:
-            answer = service.client.put_record(
-                StreamName=stream,
-                PartitionKey="same",
-                Data=b"x",
-                ExplicitHashKey=description["HashKeyRange"][end],
-            )
-            assert answer["ShardId"] == shard
+    shards = service.listing(stream)
+    puts = []
+    for hash_key in (key for shard in shards for key in rules.hash_range(shard)):
+        answer = service.client.put_record(
+            StreamName=stream, PartitionKey="same", Data=b"x", ExplicitHashKey=str(hash_key)
+        )
+        shard, number = answer["ShardId"], answer["SequenceNumber"]
+        puts.append(Put(shard=shard, number=number, key="same", data=b"x", hash_key=hash_key))
+    assert list(rules.keys_place_records(puts, shards)) == []
 
 
 def test_puts_that_cannot_be_are_refused(service: Service) -> None:
@@ -101,13 +103,14 @@ def test_a_batch_holds_500_records(service: Service) -> None:
 
 def test_pages_follow_each_other_without_gap_or_repetition(service: Service) -> None:
     stream = service.stream()
-    service.put(stream, *"abcdefg")
-    token, found = service.iterator(stream), []
+    numbers = service.put(stream, *"abcdefg")
+    token, pages = service.iterator(stream), []
     for _ in range(4):
-        page = service.page(token, limit=2)
-        found.append(texts(page))
-        token = page["NextShardIterator"]
-    assert found == ["ab", "cd", "ef", "g"]
+        pages.append(service.page(token, limit=2))
+        token = pages[-1]["NextShardIterator"]
+    assert list(rules.pages_follow_each_other(pages, 2, numbers)) == []
+    assert list(rules.open_pages_go_on(pages)) == []
+    assert [texts(page) for page in pages] == ["ab", "cd", "ef", "g"]
     service.put(stream, "h")
     assert texts(service.page(token)) == "h"
 
@@ -153,18 +156,22 @@ def test_at_timestamp(service: Service) -> None:
     service.put(stream, *"ab")
     service.advance(5000)
     service.put(stream, *"cd")
-    page = service.page(service.iterator(stream))
-    arrivals = [r["ApproximateArrivalTimestamp"].timestamp() for r in page["Records"]]
-
-    def at(moment: float) -> str:
-        return service.read(stream, kind="AT_TIMESTAMP", Timestamp=moment)
-
-    assert at(arrivals[0] - 1000) == "abcd"
-    assert at(arrivals[0]) == "abcd"
-    assert at(arrivals[1] + 1) == "cd"
-    assert at(arrivals[2]) == "cd"
+    records = service.page(service.iterator(stream))["Records"]
+    arrivals = [rules.arrival_ms(record) for record in records]
+    assert list(rules.arrivals_keep_order(records, arrivals[0], service.now_ms())) == []
     service.advance(2000)
-    assert at(arrivals[3] + 1) == ""
+    for at, expected in (
+        (arrivals[0] - 1_000_000, "abcd"),
+        (arrivals[0], "abcd"),
+        (arrivals[1] + 1000, "cd"),
+        (arrivals[2], "cd"),
+        (arrivals[3] + 1000, ""),
+    ):
+        numbers = rules.numbers_from(records, at)
+        assert "abcd"[len("abcd") - len(numbers) :] == expected
+        page = service.page(service.iterator(stream, kind="AT_TIMESTAMP", Timestamp=at / 1000))
+        found = rules.numbers_of([page])
+        assert list(rules.a_position_begins_at("AT_TIMESTAMP", found, numbers)) == []
 
 
 def test_at_timestamp_is_refused_ahead_of_the_clock(service: Service) -> None:
@@ -179,7 +186,7 @@ def test_at_timestamp_is_refused_ahead_of_the_clock(service: Service) -> None:
     if service.has(Quirk.FUTURE_OF_AN_EMPTY_SHARD):
         get(**ahead)
     else:
-        assert refusal(get, **ahead) == "InvalidArgumentException"
+        assert refusal(get, **ahead) in rules.REFUSED_REQUEST
     service.put(stream, "a")
     assert refusal(get, **ahead) == "InvalidArgumentException"
 
@@ -191,15 +198,15 @@ def test_an_iterator_lives_five_minutes(service: Service) -> None:
     service.advance(290_000)
     following = service.page(token)["NextShardIterator"]
     service.advance(11_000)
-    assert refusal(service.page, iterator=token) == "ExpiredIteratorException"
+    assert refusal(service.page, iterator=token) in rules.EXPIRED
     assert texts(service.page(following)) == ""
 
 
 @pytest.mark.parametrize("token", ["nonsense", "AAAAAAAAAAE=", "A" * 224])
 def test_a_made_up_iterator_is_refused(service: Service, token: str) -> None:
     quirk = service.has(Quirk.MADE_UP_ITERATOR_IS_500)
-    expected = "500" if quirk else "InvalidArgumentException"
-    assert refusal(service.page, iterator=token) == expected
+    expected = {"500"} if quirk else rules.REFUSED_REQUEST
+    assert refusal(service.page, iterator=token) in expected
 
 
 def test_iterators_that_cannot_be_are_refused(service: Service) -> None:
@@ -208,16 +215,16 @@ def test_iterators_that_cannot_be_are_refused(service: Service) -> None:
     get = service.client.get_shard_iterator
     here: dict[str, Any] = {"StreamName": stream, "ShardId": FIRST}
     absent = here | {"ShardId": "shardId-000000000009", "ShardIteratorType": "LATEST"}
-    assert refusal(get, **absent) == "ResourceNotFoundException"
+    assert refusal(get, **absent) in rules.NOT_FOUND
     gone = here | {"StreamName": "absent", "ShardIteratorType": "LATEST"}
-    assert refusal(get, **gone) == "ResourceNotFoundException"
+    assert refusal(get, **gone) in rules.NOT_FOUND
     by_number = here | {"ShardIteratorType": "AFTER_SEQUENCE_NUMBER"}
     assert refusal(get, **by_number) == "InvalidArgumentException"
     foreign = by_number | {"StartingSequenceNumber": other}
     if service.has(Quirk.FOREIGN_NUMBERS_PASS):
         get(**foreign)
     else:
-        assert refusal(get, **foreign) == "InvalidArgumentException"
+        assert refusal(get, **foreign) in rules.REFUSED_REQUEST
     at_time = here | {"ShardIteratorType": "AT_TIMESTAMP"}
     assert refusal(get, **at_time) == "InvalidArgumentException"
 
@@ -231,15 +238,16 @@ def test_lag_is_zero_only_at_the_latest_record(service: Service) -> None:
     service.advance(4000)
     service.put(stream, *"b")
     token = service.iterator(stream)
-    assert service.page(token)["MillisBehindLatest"] == 0
-    assert service.page(service.iterator(stream, kind="LATEST"))["MillisBehindLatest"] == 0
+    for at_latest in (token, service.iterator(stream, kind="LATEST")):
+        assert list(rules.the_latest_page_has_no_lag(service.page(at_latest))) == []
     service.advance(9000)
-    assert service.page(token)["MillisBehindLatest"] == 0
-    behind = service.page(token, limit=1)["MillisBehindLatest"]
+    assert list(rules.the_latest_page_has_no_lag(service.page(token))) == []
+    page = service.page(token, limit=1)
     if service.has(Quirk.LAG_TO_THE_LAST_RECORD):
-        assert 4000 <= behind < 9000
+        assert 4000 <= page["MillisBehindLatest"] < 9000
+        assert list(rules.lag_counts_to_now(page, 12_000))
     else:
-        assert 9000 <= behind < HOUR_MS
+        assert list(rules.lag_counts_to_now(page, 9000)) == []
 
 
 def test_a_page_has_limits(service: Service) -> None:

@@ -3,61 +3,44 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from spark_ssp.operations.acceptance import rules
 from tests.contract.services import FIRST, MIDDLE, SECOND, Quirk, Service, refusal, texts
 
 if TYPE_CHECKING:
-    from types_boto3_kinesis.type_defs import GetRecordsOutputTypeDef
+    pass
 
 MAX_HASH_KEY = 2**128 - 1
 MAX_LONG = 2**63 - 1
 
 
-def is_last(page: GetRecordsOutputTypeDef) -> bool:
-    """Return whether this is the last page of a closed shard."""
-    return page.get("NextShardIterator") is None
-
-
-def is_last_and_empty(page: GetRecordsOutputTypeDef) -> bool:
-    return is_last(page) and not page["Records"]
-
-
 def test_the_shards_of_a_new_stream_share_the_hash_keys(service: Service) -> None:
-    stream = service.stream(3)
-    shards = service.shards(stream)
-    assert list(shards) == [FIRST, SECOND, "shardId-000000000002"]
-    ranges = [s["HashKeyRange"] for s in shards.values()]
-    assert (ranges[0]["StartingHashKey"], ranges[-1]["EndingHashKey"]) == ("0", str(MAX_HASH_KEY))
-    for lower, upper in pairwise(ranges):
-        assert int(lower["EndingHashKey"]) + 1 == int(upper["StartingHashKey"])
-    for shard in shards.values():
-        assert set(shard) == {"ShardId", "HashKeyRange", "SequenceNumberRange"}
+    shards = service.listing(service.stream(3))
+    assert len(shards) == 3
+    assert list(rules.new_shards_share_the_hash_keys(shards)) == []
+    for shard in shards:
         assert set(shard["SequenceNumberRange"]) == {"StartingSequenceNumber"}
 
 
 def test_a_split_closes_the_parent_and_opens_two_children(service: Service) -> None:
     stream = service.stream()
     (before,) = service.put(stream, "a")
+    whole = service.listing(stream)
     lower, upper = service.split(stream, FIRST, MIDDLE)
-    shards = service.shards(stream)
-    assert list(shards) == [FIRST, lower, upper]
-    assert service.open_shards(stream) == [lower, upper]
-    assert [shards[c]["HashKeyRange"] for c in (lower, upper)] == [
-        {"StartingHashKey": "0", "EndingHashKey": str(MIDDLE - 1)},
-        {"StartingHashKey": str(MIDDLE), "EndingHashKey": str(MAX_HASH_KEY)},
-    ]
-    for child in (lower, upper):
-        assert shards[child]["ParentShardId"] == FIRST
-        assert "AdjacentParentShardId" not in shards[child]
-        starting = shards[child]["SequenceNumberRange"]["StartingSequenceNumber"]
-        assert int(starting) > int(before)
-    ending = int(shards[FIRST]["SequenceNumberRange"]["EndingSequenceNumber"])
+    shards = service.listing(stream)
+    assert [shard["ShardId"] for shard in shards] == [FIRST, lower, upper]
+    assert list(rules.a_split_opens_two_children(FIRST, MIDDLE, whole, shards)) == []
+    for child in shards[1:]:
+        starting = child["SequenceNumberRange"]["StartingSequenceNumber"]
+        assert list(rules.numbers_grow([before, starting])) == []
+    deviations = list(rules.the_end_is_not_before(shards[0], before))
     if service.has(Quirk.ENDING_NUMBER_IS_MAX_LONG):
-        assert ending == MAX_LONG
+        assert deviations
+        ending = shards[0]["SequenceNumberRange"]["EndingSequenceNumber"]
+        assert int(ending) == MAX_LONG
     else:
-        assert int(before) <= ending
+        assert deviations == []
 
 
 def test_puts_after_a_split_go_to_the_children(service: Service) -> None:
@@ -73,27 +56,19 @@ def test_numbers_after_a_split_are_larger(service: Service) -> None:
     stream = service.stream()
     numbers = service.put(stream, *"ab")
     service.split(stream, FIRST, MIDDLE)
-    assert int(service.put(stream, "c")[0]) > int(numbers[-1])
+    assert list(rules.numbers_grow([*numbers, *service.put(stream, "c")])) == []
 
 
 def test_the_last_page_of_a_closed_shard_names_its_children(service: Service) -> None:
     stream = service.stream()
     service.put(stream, *"ab")
     early = service.iterator(stream)
-    lower, upper = service.split(stream, FIRST, MIDDLE)
+    service.split(stream, FIRST, MIDDLE)
     first = service.page(early, limit=1)
-    assert texts(first) == "a"
-    assert not first.get("ChildShards")
     page = service.page(first["NextShardIterator"])
-    assert texts(page) == "b"
-    assert is_last(page)
-    assert page["MillisBehindLatest"] == 0
-    children = {child["ShardId"]: child for child in page["ChildShards"]}
-    assert sorted(children) == [lower, upper]
-    shards = service.shards(stream)
-    for child_id, child in children.items():
-        assert child["ParentShards"] == [FIRST]
-        assert child["HashKeyRange"] == shards[child_id]["HashKeyRange"]
+    assert [texts(first), texts(page)] == ["a", "b"]
+    shards = service.listing(stream)
+    assert list(rules.the_end_names_the_children(FIRST, [first, page], shards)) == []
 
 
 def test_positions_at_the_end_of_a_closed_shard(service: Service) -> None:
@@ -105,29 +80,24 @@ def test_positions_at_the_end_of_a_closed_shard(service: Service) -> None:
         ("AFTER_SEQUENCE_NUMBER", {"StartingSequenceNumber": number}),
     ):
         page = service.page(service.iterator(stream, FIRST, kind, **more))
-        assert is_last_and_empty(page)
-        assert len(page["ChildShards"]) == 2
+        assert page["Records"] == []
+        shards = service.listing(stream)
+        assert list(rules.the_end_names_the_children(FIRST, [page], shards)) == []
 
 
 def test_a_merge_gives_one_child_with_two_parents(service: Service) -> None:
     stream = service.stream(2)
     service.put(stream, "a", key=0)
     (number,) = service.put(stream, "b", key=MIDDLE)
+    before = service.listing(stream)
     child = service.merge(stream, FIRST, SECOND)
-    shards = service.shards(stream)
+    shards = service.listing(stream)
     assert service.open_shards(stream) == [child]
-    assert shards[child]["ParentShardId"] == FIRST
-    assert shards[child]["AdjacentParentShardId"] == SECOND
-    assert shards[child]["HashKeyRange"] == {
-        "StartingHashKey": "0",
-        "EndingHashKey": str(MAX_HASH_KEY),
-    }
-    assert int(service.put(stream, "c")[0]) > int(number)
+    assert list(rules.a_merge_opens_one_child(FIRST, SECOND, before, shards)) == []
+    assert list(rules.numbers_grow([number, *service.put(stream, "c")])) == []
     assert [service.read(stream, s) for s in (FIRST, SECOND, child)] == ["a", "b", "c"]
     page = service.page(service.iterator(stream, SECOND, "LATEST"))
-    (announced,) = page["ChildShards"]
-    assert announced["ShardId"] == child
-    assert sorted(announced["ParentShards"]) == [FIRST, SECOND]
+    assert list(rules.the_end_names_the_children(SECOND, [page], shards)) == []
 
 
 def test_an_empty_shard_can_be_closed_too(service: Service) -> None:
@@ -135,8 +105,9 @@ def test_an_empty_shard_can_be_closed_too(service: Service) -> None:
     token = service.iterator(stream)
     service.split(stream, FIRST, MIDDLE)
     page = service.page(token)
-    assert is_last_and_empty(page)
-    assert len(page["ChildShards"]) == 2
+    assert page["Records"] == []
+    ends = rules.the_end_names_the_children(FIRST, [page], service.listing(stream))
+    assert list(ends) == []
 
 
 def test_reshards_that_cannot_be_are_refused(service: Service) -> None:
@@ -184,7 +155,7 @@ def test_list_shards_by_pages(service: Service) -> None:
     while "NextToken" in answer:
         answer = service.client.list_shards(NextToken=answer["NextToken"], MaxResults=2)
         found.append([s["ShardId"] for s in answer["Shards"]])
-    assert found == [everything[:2], everything[2:4], everything[4:]]
+    assert list(rules.listing_pages_join(found, 2, everything)) == []
     after = service.client.list_shards(StreamName=stream, ExclusiveStartShardId=everything[2])
     assert [s["ShardId"] for s in after["Shards"]] == everything[3:]
 
@@ -251,8 +222,9 @@ def test_a_stream_is_described(service: Service) -> None:
     before = service.now_ms()
     stream = service.stream(2)
     summary = service.summary(stream)
-    assert summary["StreamName"] == stream
-    assert (summary["RetentionPeriodHours"], summary["OpenShardCount"]) == (24, 2)
+    described = rules.summary_describes_the_stream(summary, name=stream, open_shards=2)
+    assert list(described) == []
+    assert summary["RetentionPeriodHours"] == 24
     created = round(summary["StreamCreationTimestamp"].timestamp() * 1000)
     assert before - 1000 <= created <= service.now_ms()
     full = service.client.describe_stream(StreamName=stream, Limit=1)["StreamDescription"]

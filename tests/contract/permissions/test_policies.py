@@ -41,6 +41,7 @@ from tests.contract.permissions.policies import (
     refused,
     unused,
 )
+from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kafka.partitions import ssps
 from tests.support.operations.command import Run, run
 from tests.support.servers.moto_server import MotoServer
@@ -59,6 +60,7 @@ UNUSED: Final = {
         "orders-etl",
     ): "of a lease whose shard has expired",
     ("dynamodb:GetItem", "orders-etl"): "after a write whose answer was lost",
+    ("dynamodb:GetItem", "spark-ssp-acceptance-*"): "after a write whose answer was lost",
     ("dynamodb:TagResource", "orders-etl"): "by CreateTable, for its tags (API reference)",
     ("dynamodb:UpdateItem", "orders-etl-WorkerMetricStats"): "beside workers of KCL 3.0 to 3.4",
     ("dynamodb:DeleteItem", "orders-etl-WorkerMetricStats"): "beside workers of KCL 3.0 to 3.4",
@@ -72,6 +74,7 @@ class Account:
     """The services of an account, each behind its proxy."""
 
     kinesis: EmbeddedKinesis
+    clock: ShiftedClock
     proxies: Mapping[str, RecordingProxy]
 
     @contextmanager
@@ -103,7 +106,8 @@ def account() -> Iterator[Account]:
         environment = resources.enter_context(pytest.MonkeyPatch.context())
         for name, value in KEYS.items():
             environment.setenv(name, value)
-        kinesis = resources.enter_context(EmbeddedKinesis(region=REGION))
+        clock = ShiftedClock()
+        kinesis = resources.enter_context(EmbeddedKinesis(region=REGION, clock=clock))
         moto = MotoServer()
         resources.callback(moto.stop)
         proxies = {
@@ -125,7 +129,7 @@ def account() -> Iterator[Account]:
             client.create_bucket(
                 Bucket="lake", CreateBucketConfiguration={"LocationConstraint": REGION}
             )
-        yield Account(kinesis=kinesis, proxies=proxies)
+        yield Account(kinesis=kinesis, clock=clock, proxies=proxies)
 
 
 def stream_query(options: Mapping[str, str], *, replays: bool = False) -> int:
@@ -300,6 +304,24 @@ def test_commands_need_what_their_sections_name(account: Account, tmp_path: Path
             assert {need.action for need in needed} <= named, section
         else:
             assert refused(needed, of_query) == [], section
+
+
+def test_the_acceptance(account: Account, tmp_path: Path) -> None:
+    (allowed,) = guide("command.md")
+    clock = account.clock
+
+    def wait(seconds: float) -> None:
+        clock.advance(int(seconds * 1000) + 1)
+
+    connection = [f"--region={REGION}", f"--endpoint-url={account.proxies['kinesis'].url}"]
+    connection.append(f"--dynamodb-endpoint-url={account.proxies['dynamodb'].url}")
+    flags = ["--yes", "--json", "--lease-table", "--fan-out", f"--report={tmp_path / 'report.md'}"]
+    names = Names(stream="spark-ssp-acceptance-0123456789abcdef", consumer="acceptance")
+    with account.calls(names) as needed:
+        done = run("acceptance", *flags, *connection, now_ms=clock.now_ms, sleep=wait)
+        assert done.document()["failures"] == []
+        assert done.document()["leftBehind"] == []
+    is_exact(needed, allowed)
 
 
 def _section(name: str, title: str) -> str:

@@ -206,6 +206,8 @@ def _translated(
             kind = ShardNotFoundError if about_shard else StreamNotFoundError
         case "InvalidArgumentException" if operation == "GetShardIterator":
             kind = InvalidPositionError
+        case "InvalidArgumentException" if "iterator" in error.message.lower():
+            kind = ExpiredIteratorError
         case _:
             kind = InvalidRequestError
     return kind(

@@ -1,0 +1,1 @@
+"""The proof that a Kinesis service answers as this project assumes."""
