@@ -20,6 +20,7 @@ import spark_ssp.grouping.fixed_tasks
 import spark_ssp.kafka_source.client.error_translation
 import spark_ssp.kinesis_source.client.api
 import spark_ssp.kinesis_source.client.consumers
+import spark_ssp.operations.acceptance.account
 import spark_ssp.operations.inspection.spark_checkpoint
 import spark_ssp.planner
 import spark_ssp.planner.running
@@ -46,6 +47,7 @@ OF_KINDS: Final = (
     spark_ssp.checkpoint.leases.lease,
     spark_ssp.kafka_source.client.error_translation,
     spark_ssp.kinesis_source.client.consumers,
+    spark_ssp.operations.acceptance.account,
     spark_ssp.operations.inspection.spark_checkpoint,
     spark_ssp.planner,
     spark_ssp.planner.running,
