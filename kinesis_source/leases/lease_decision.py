@@ -437,9 +437,10 @@ class _Stream:
         return self._from_checkpoint(key, row, inherits=entry is None)
 
     def _is_blocked(self, row: Lease) -> bool:
-        """Return whether no other worker takes the lease from its owner, who may be dead: the row
-        of an ancestor cannot be parsed."""
-        return bool(self._unreadable) and not self._unreadable.isdisjoint(self._open(row.shard))
+        """Return whether no other worker takes the lease from its owner, who may be dead: an
+        ancestor is not read, since a row cannot be parsed."""
+        blocked = self._unreadable | (self._unclear.keys() & self._missing)
+        return bool(blocked) and not blocked.isdisjoint(self._open(row.shard))
 
     def _from_checkpoint(self, key: ShardKey, row: Lease, *, inherits: bool) -> Read:
         position = from_checkpoint(row.progress, self._facts.option)

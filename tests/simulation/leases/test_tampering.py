@@ -401,6 +401,11 @@ def test_a_parent_that_was_not_read_when_the_merged_shard_got_its_row_is_read() 
     _run("TRIM_HORIZON", [("merge", 0), ("delete", 1), ("to the tip", 0), ("delete", 0)])
 
 
+def test_the_sibling_of_a_damaged_row_is_reported_by_all_if_their_parents_is_gone() -> None:
+    acts = [("drain", 19), ("damage", 4), ("join", 0), ("delete", 26), ("delete", 24), ("join", 0)]
+    _run("AT_TIMESTAMP", acts)
+
+
 def test_a_row_that_is_damaged_before_it_is_handed_over_stops_nobody() -> None:
     _run("TRIM_HORIZON", [("join", 0), ("to the tip", 0), ("damage", 1), ("drain", 1)])
 
