@@ -10,7 +10,7 @@ A listed shard that has no entry is *finished* if one of its descendants has an 
 * its entry is at SHARD_END: it was read to the end and committed by Spark; or
 * it is finished, and so is every ancestor of it that has an entry (a start by shard may skip a
   generation: LATEST for a closed shard whose own parent is read from the beginning); or
-* it has no entry and is no longer listed: it expired with all its records.
+* it is no longer listed: it expired with all its records.
 
 A new shard inherits its parents' latest `last_caught_up_ms`: they were open then, so its records
 are younger.
@@ -193,7 +193,7 @@ def advance_lineage(listed: Collection[Shard], states: States, waiting: States) 
     unread = [
         shard_id
         for shard_id, state in entries.items()
-        if shard_id in waiting or not isinstance(state.position, ShardEnd)
+        if shard_id in by_id and (shard_id in waiting or not isinstance(state.position, ShardEnd))
     ]
     undone = {*unread, *_descendants_through(unread, children, finished)}
 

@@ -251,8 +251,11 @@ CASES = {
     "an entry that expired unread has vanished": Case(
         shards=[listed(5)], states={0: READING, 5: READING}, then={5: READING}, vanished=[0]
     ),
-    "children of a vanished parent come in a step later": Case(
-        shards=[listed(1, 0), listed(2, 0)], states={0: READING}, then={}, vanished=[0]
+    "children of a vanished parent come in at once": Case(
+        shards=[listed(1, 0), listed(2, 0)],
+        states={0: READING},
+        then={1: TRIM, 2: TRIM},
+        vanished=[0],
     ),
     "a waiting shard that expired has vanished too": Case(
         shards=[closed(0), listed(5)],
