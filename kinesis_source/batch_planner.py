@@ -314,7 +314,9 @@ class BatchPlanner:
         self._end_finder.targets.complete(active.states.keys())
         verified = self._end_finder.verify_positions(active.states, listings, start)
         active.restart_at(verified.states, verified.starts)
+        pending = {key: active.states[key] for key in verified.pending & active.states.keys()}
         active.postpone(verified.pending, start)
+        postponed = {key: state for key, state in pending.items() if key not in active.states}
         slots, previous = self._slots_and_previous(start)
         batch = _BatchEnds(
             active=active,
@@ -327,7 +329,8 @@ class BatchPlanner:
             self._chain_children(start, batch, limits, slots, excluded=result.resolved)
         if self._options.align_batches and not reach_targets:
             batch.advances = self._end_finder.align(
-                active,
+                active.states,
+                active.waiting | postponed,
                 listings,
                 batch.advances,
                 batch.results,

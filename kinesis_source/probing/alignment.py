@@ -683,6 +683,12 @@ class BatchAlignment:
             )
         patient = self.targets.are_fixed
         found = self.prober.run(probes, patient=patient) if probing else {}
+        if probing and not patient:
+            self.prober.starved.repeat(
+                probes.keys(),
+                found,
+                lambda keys: self.prober.run({key: probes[key] for key in keys}, patient=False),
+            )
         for key, result in found.items():
             self.prober.limiter.record_probe(key, calls=result.fetches, size=result.fetched_bytes)
             aligned[key] = self._advance_until(states[key], advances[key], result, until)

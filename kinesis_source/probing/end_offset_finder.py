@@ -20,7 +20,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
-from spark_ssp.kinesis_source.planning.active_shards import ActiveShards, Listings
+from spark_ssp.kinesis_source.planning.active_shards import Listings
 from spark_ssp.kinesis_source.planning.data_loss import (
     Evidence,
     check_absent_start,
@@ -114,6 +114,8 @@ class EndOffsetFinder:
         )
         self.results: dict[ShardKey, ProbeResult] = {}
         """The probes from which the advances found last follow."""
+        self._began: EpochMillis | None = None
+        """The service's time at the first probe for the next batch."""
         self._debt = 0
         """The bytes by which the last batches had to exceed `maxBytesPerTrigger`."""
         self._far_logged = False
@@ -126,8 +128,7 @@ class EndOffsetFinder:
     def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
         """Sleep until one of the shards may be probed, unless no probe is needed; until all may, if
         they wait for each other."""
-        outcome = self.alignment.outcome
-        is_held = self._is_aligned and outcome is not None and outcome.holds_back is not None
+        is_held = self._is_held
         if not self.targets.are_fixed or limits.is_bounded or is_held:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
             catches_up = limits.is_bounded or self._are_far or is_held
@@ -179,6 +180,8 @@ class EndOffsetFinder:
         self, eligible: Mapping[ShardKey, ShardState], listings: Listings, limits: Limits
     ) -> dict[ShardKey, ShardAdvance]:
         """Return the advance of each shard; shards without a result are left out."""
+        if self._began is None:
+            self._began = self._prober.service_time()
         if limits.is_bounded:
             within = self._find_ends_within(eligible, limits)
             return with_last_caught_up(within, self._last_caught_up_ms)
@@ -209,11 +212,21 @@ class EndOffsetFinder:
                 probes[key] = self._probe(key, state)
         results = self._probe_all(eligible, probes)
         if not self.targets.are_fixed:
-            self._prober.starved.repeat(
-                probes.keys() - targets.keys() - far,
+            starved, special = self._prober.starved, far | targets.keys()
+            starved.repeat(
+                [
+                    key
+                    for key in probes
+                    if (self._is_held and key not in self._left_behind)
+                    or (key in starved and key not in special)
+                ],
                 results,
                 lambda keys: self._probe_all(
-                    eligible, {key: self._probe(key, eligible[key]) for key in keys}
+                    eligible,
+                    {
+                        key: probes[key] if key in special else self._probe(key, eligible[key])
+                        for key in keys
+                    },
                 ),
             )
         for key in far & results.keys():
@@ -233,7 +246,8 @@ class EndOffsetFinder:
 
     def align(
         self,
-        active: ActiveShards,
+        states: Mapping[ShardKey, ShardState],
+        waiting: Mapping[ShardKey, ShardState],
         listings: Listings,
         advances: Mapping[ShardKey, ShardAdvance],
         results: Mapping[ShardKey, ProbeResult],
@@ -244,8 +258,8 @@ class EndOffsetFinder:
         """Return the advances of a batch, which follow from `results`, cut to one instant; see
         `alignment.py`."""
         aligned = self.alignment.align(
-            active.states,
-            active.waiting,
+            states,
+            waiting,
             listings,
             advances,
             results,
@@ -253,8 +267,7 @@ class EndOffsetFinder:
             limited=limits.is_bounded,
         )
         self._has_stalled = self.alignment.bound is not None and all(
-            advance.state.position == active.states[key].position
-            for key, advance in aligned.items()
+            advance.state.position == states[key].position for key, advance in aligned.items()
         )
         return with_last_caught_up(aligned, self._last_caught_up_ms)
 
@@ -295,6 +308,12 @@ class EndOffsetFinder:
         else:
             shares = even_shares(behind, limits)
         results = self._scan_all(behind, shares)
+        if self._is_held and not self.targets.are_fixed:
+            self._prober.starved.repeat(
+                behind.keys() - self._left_behind,
+                results,
+                lambda keys: self._scan_all(behind, {key: shares[key] for key in keys}),
+            )
         if not self._is_aligned or not any(each.found_by_time for each in results.values()):
             # A larger share would move ends that are found by time away from the others.
             more = second_shares(results, shares, limits)
@@ -317,6 +336,13 @@ class EndOffsetFinder:
             at_start = cursor.position == state.position
             found[key] = cursor if at_start else replace(cursor, reached_ms=None)
         return found
+
+    @property
+    def _is_held(self) -> bool:
+        """Return whether the last batch was cut, so that each shard which fails now holds all
+        others: without repeated probes, one batch in many would be free of failures."""
+        outcome = self.alignment.outcome
+        return self._is_aligned and outcome is not None and outcome.holds_back is not None
 
     @property
     def _left_behind(self) -> frozenset[ShardKey]:
@@ -450,7 +476,9 @@ class EndOffsetFinder:
             self._prober.cursors[key] = advance.cursor
             if advance.at_latest and advance.state.last_caught_up_ms is not None:
                 self._last_caught_up_ms[key] = advance.state.last_caught_up_ms
-        self.history.record_plan(advances, self._prober.service_time())
+        # Probes may be repeated for seconds: a lag counts from before the first one.
+        began, self._began = self._began, None
+        self.history.record_plan(advances, began or self._prober.service_time())
         for table in (self._last_caught_up_ms, self._expected):
             for key in table.keys() - keys:
                 del table[key]

@@ -184,8 +184,8 @@ PAUSE_S: Final = 0.1
 
 
 class StarvedShards:
-    """The starved shards of one query; none if it is not `enabled`. `monotonic` and `sleep` are in
-    seconds."""
+    """The shards of one query whose probes were throttled in the last minute. They count as starved
+    if that is `enabled`. `monotonic` and `sleep` are in seconds."""
 
     def __init__(
         self, *, enabled: bool, monotonic: Callable[[], float], sleep: Callable[[float], None]
@@ -196,13 +196,16 @@ class StarvedShards:
         self._throttled: dict[ShardKey, float] = {}
 
     def __contains__(self, key: ShardKey) -> bool:
+        return self._enabled and self.was_throttled(key)
+
+    def was_throttled(self, key: ShardKey) -> bool:
+        """Return whether a probe of the shard was throttled in the last minute."""
         throttled = self._throttled.get(key)
         return throttled is not None and self._monotonic() - throttled < STARVED_S
 
     def record_throttle(self, key: ShardKey) -> None:
         """Record a probe that was throttled."""
-        if self._enabled:
-            self._throttled[key] = self._monotonic()
+        self._throttled[key] = self._monotonic()
 
     def repeat(
         self,
@@ -210,9 +213,10 @@ class StarvedShards:
         results: dict[ShardKey, ProbeResult],
         probe_again: Callable[[Sequence[ShardKey]], Mapping[ShardKey, ProbeResult]],
     ) -> None:
-        """Probe those of the shards again that are starved and have no result; add the results."""
+        """Probe those of the shards again that were throttled and have no result; add the
+        results."""
         for _ in range(RETRIES):
-            missing = [key for key in keys if key in self and key not in results]
+            missing = [key for key in keys if key not in results and self.was_throttled(key)]
             if not missing:
                 return
             self._sleep(PAUSE_S)

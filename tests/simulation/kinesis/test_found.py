@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import random
 from contextlib import ExitStack
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from spark_ssp.common.errors import DataLossError, ServiceUnavailableError
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.kinesis_source.client.api import ThrottledError
 from spark_ssp.kinesis_source.model.offset import decode
 from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
 from spark_ssp.kinesis_source.model.shard import EpochMillis, ShardEnd, StreamRef, TrimHorizon
@@ -340,3 +344,31 @@ def test_a_parent_is_read_at_once_while_its_children_are_throttled(
     orders.world.state.faults.clear()
     orders.run(10)
     orders.check_all_read()
+
+
+@pytest.mark.parametrize("limit", [{}, {"maxRecordsPerTrigger": "2000"}])
+def test_a_query_keeps_up_while_a_third_of_its_calls_are_throttled(
+    scenes: ExitStack, limit: dict[str, str]
+) -> None:
+    """Other consumers use up the calls of eight shards; a failed probe of each would hold the other
+    seven back."""
+    orders = scene(scenes, shards=8, **limit)
+    orders.put(5)
+    luck, service = random.Random(7), orders.world.service
+    answer = service.get_records
+
+    def get_records(*arguments: Any, **options: Any) -> Any:
+        if service.listening and luck.random() < 0.35:
+            raise ThrottledError("GetRecords", found="it", expected="less", next_step="wait")
+        return answer(*arguments, **options)
+
+    with patch.object(service, "get_records", get_records):
+        orders.start()
+        for number in range(60):
+            for key in range(80):
+                orders.put(1, key=f"key-{(80 * number + key) % 97}")
+                orders.world.pass_time(12)
+            orders.run(1)
+        assert sum(orders.judge.missing().values()) < 1000
+        orders.run(20)
+        orders.check_all_read()
