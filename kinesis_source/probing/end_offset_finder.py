@@ -213,11 +213,12 @@ class EndOffsetFinder:
         results = self._probe_all(eligible, probes)
         if not self.targets.are_fixed:
             starved, special = self._prober.starved, far | targets.keys()
+            is_held, left_behind = self._is_held, self._left_behind
             starved.repeat(
                 [
                     key
                     for key in probes
-                    if (self._is_held and key not in self._left_behind)
+                    if (is_held and key not in left_behind)
                     or (key in starved and key not in special)
                 ],
                 results,
