@@ -479,11 +479,14 @@ class BatchAlignment:
         """Return the arrival of the first record of each shard that waits, probed once. One that
         does not answer is added to `unknown`."""
         now = self.prober.service_time()
+        ended_before = {
+            key for key, state in waiting.items() if isinstance(state.position, ShardEnd)
+        }
         while True:
             found = [
                 key
                 for key in {*self._next_generation(states, listings), *waiting}
-                if key not in self._empty and not self._is_ignored(key)
+                if key not in self._empty | ended_before and not self._is_ignored(key)
             ]
             begin = {
                 key: waiting.get(key, ShardState(position=TrimHorizon()))
@@ -588,6 +591,7 @@ class BatchAlignment:
             if (
                 advance is not None
                 and isinstance(advance.state.position, ShardEnd)
+                and not isinstance(states[key].position, ShardEnd)
                 and self._end_time(key, advance, results.get(key)) is None
             ):
                 cursor, retention = self.prober.cursor(key), self.prober.retention_ms(key)

@@ -421,8 +421,8 @@ class Histories(RuleBasedStateMachine):
         """Go on until nothing is new twice in a row, the second time with a fresh listing."""
         quiet = 0
         # By then no shard is spared any more because tasks use up its calls.
-        self.world.pass_time(MINUTE_MS)
-        for _ in range(30):
+        self.world.pass_time(10 * MINUTE_MS)
+        for _ in range(300):  # records that may be left out are read within the limit, too
             self.world.pass_time(11_000)
             quiet = quiet + 1 if self._step(UNDISTURBED) is Outcome.NO_NEWS else 0
             if quiet == 2:

@@ -372,3 +372,19 @@ def test_a_query_keeps_up_while_a_third_of_its_calls_are_throttled(
         assert sum(orders.judge.missing().values()) < 1000
         orders.run(20)
         orders.check_all_read()
+
+
+def test_a_shard_that_closes_while_its_latest_record_is_looked_up_waits_at_its_end(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes)
+    orders.world.split(STREAM, 0)
+    first, second = orders.world.open_shards(STREAM)
+    by_shard = {first.shard: "trim_horizon", second.shard: "latest"}
+    position = json.dumps({STREAM: by_shard, "default": "trim_horizon"})
+    orders.world.service.interrupt(second, 1, lambda: orders.world.split(STREAM, 1))
+    orders.start(startingPosition=position)
+    orders.run()
+    orders.put(20)
+    orders.run(20)
+    orders.check_all_read()

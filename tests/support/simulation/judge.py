@@ -77,6 +77,8 @@ class Judge:
         """`page`: limits of at most this number of records must be met exactly."""
         self.world = world
         self.losses: list[str] = []
+        self.left_behind = False
+        """True if this process has warned that a shard no longer holds the others back."""
         self._page = page
         self._options: KinesisOptions | None = None
         self._unlimited = False
@@ -99,6 +101,7 @@ class Judge:
         self._options = parse_options(options)
         self._unlimited = unlimited
         self._run_slots = None
+        self.left_behind = False
 
     def lost(self, message: str) -> None:
         """Record a reported loss."""
@@ -127,7 +130,9 @@ class Judge:
         self._ends[batch] = after
         options = self._options
         self._seen[batch] = dict(self._visible)
-        self._aligned[batch] = options.align_batches and not self._unlimited
+        self._aligned[batch] = (
+            options.align_batches and not self._unlimited and not self.left_behind
+        )
         self._limits[batch] = (
             (None, None)
             if self._unlimited
@@ -394,13 +399,16 @@ class _Ear(logging.Handler):
         self._judge = judge
 
     def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
         if record.name.endswith(".data_loss"):
-            self._judge.lost(record.getMessage())
+            self._judge.lost(message)
+        if "(alignmentTimeout)" in message:
+            self._judge.left_behind = True
 
 
 @contextmanager
 def listening(judge: Judge) -> Iterator[None]:
-    """Pass the warnings of the data-loss log to the judge only."""
+    """Pass the warnings to the judge only."""
     logger = logging.getLogger("spark_ssp")
     ear = _Ear(judge)
     propagate, logger.propagate = logger.propagate, False
