@@ -45,7 +45,13 @@ def test_available_now_reads_all_in_one_run_or_refuses_a_limit(trial: Trial) -> 
             continue
         await_end(start(trial.load(changed), trial.sink, trial.checkpoint, "available now"))
         trial.check()
-    assert trial.sink.sizes() == ([50, 20, 20, 10, 50] if PASSES_LIMITS else [50, 100])
+    first, *limits, last = trial.sink.sizes()
+    if PASSES_LIMITS:  # a batch ends at one instant, so it may be smaller than its limit
+        assert (first, sum(limits), last) == (50, 50, 50)
+        assert max(limits) <= 20
+        assert len(limits) <= 4
+    else:
+        assert (first, limits, last) == (50, [], 100)
 
 
 def test_bytes_in_each_batch_without_and_with_records(trial: Trial) -> None:
