@@ -343,6 +343,8 @@ class _Stream:
         self._is_new = bool(self._missing) and self._was_never_read()
         if self._missing:
             self._account()
+        self._blocking = self._unreadable | (self._unclear.keys() & self._missing)
+        """Shards that are not read, since a row cannot be parsed."""
 
     def shards(self) -> list[ShardKey]:
         """Return all shards of the stream that get a verdict."""
@@ -439,8 +441,7 @@ class _Stream:
     def _is_blocked(self, row: Lease) -> bool:
         """Return whether no other worker takes the lease from its owner, who may be dead: an
         ancestor is not read, since a row cannot be parsed."""
-        blocked = self._unreadable | (self._unclear.keys() & self._missing)
-        return bool(blocked) and not blocked.isdisjoint(self._open(row.shard))
+        return bool(self._blocking) and not self._blocking.isdisjoint(self._open(row.shard))
 
     def _from_checkpoint(self, key: ShardKey, row: Lease, *, inherits: bool) -> Read:
         position = from_checkpoint(row.progress, self._facts.option)

@@ -382,7 +382,10 @@ class BatchAlignment:
         for key in unknown:
             since = self._since_ancestors(key, states, listings, advances, results, now)
             unread[key] = max(unread.get(key, since), since)
-        self._keep_cursors(unknown, states, advances)
+        # Children that the batch may not read yet, as it does not read their parents to the end,
+        # continue where these probes left off.
+        self.prober.cursors |= {key: advances[key].cursor for key in unknown & advances.keys()}
+        self.children |= unknown
         gone = self._give_up(unknown, now)
         gone |= {key for key in unread if self.prober.is_unreadable(key)}
         if gone:  # the children of such a shard wait for as long
@@ -479,14 +482,12 @@ class BatchAlignment:
         """Return the arrival of the first record of each shard that waits, probed once. One that
         does not answer is added to `unknown`."""
         now = self.prober.service_time()
-        ended_before = {
-            key for key, state in waiting.items() if isinstance(state.position, ShardEnd)
-        }
+        at_end = {key for key, state in waiting.items() if isinstance(state.position, ShardEnd)}
         while True:
             found = [
                 key
-                for key in {*self._next_generation(states, listings), *waiting}
-                if key not in self._empty | ended_before and not self._is_ignored(key)
+                for key in {*self._next_generation(states, listings), *waiting} - at_end
+                if key not in self._empty and not self._is_ignored(key)
             ]
             begin = {
                 key: waiting.get(key, ShardState(position=TrimHorizon()))
@@ -604,18 +605,6 @@ class BatchAlignment:
             if result.end is not None and not result.has_more:
                 self._ends[key] = self.prober.description(key).created, result.end.arrival
 
-    def _keep_cursors(
-        self,
-        keys: set[ShardKey],
-        states: Mapping[ShardKey, ShardState],
-        advances: Mapping[ShardKey, ShardAdvance],
-    ) -> None:
-        """Keep the cursors of children that the batch may not read yet, as it does not read their
-        parents to the end."""
-        for key in keys & advances.keys() & states.keys():
-            self.prober.cursors[key] = advances[key].cursor
-        self.children |= keys
-
     def _is_ignored(self, key: ShardKey) -> bool:
         """Return whether a run to fixed targets reads nothing of the shard."""
         if not self.targets.are_fixed:
@@ -712,11 +701,10 @@ class BatchAlignment:
         """Return the arrival of the last record that the advance reads; None if it is unknown."""
         position: Position = advance.state.position
         if isinstance(position, ShardEnd):
-            end = result.end if result is not None and result.closed else None
+            if result is not None and result.closed and result.end is not None:
+                return result.end.arrival
             created, arrival = self._ends.get(key, (None, None))
-            if end is None and created == self.prober.description(key).created:
-                return arrival
-            return None if end is None else end.arrival
+            return arrival if created == self.prober.description(key).created else None
         if advance.cursor.position == position:
             return advance.cursor.reached_ms
         target = self.targets.get(key)
