@@ -4,10 +4,8 @@ more than ends near the latest record differ by, may drop none of them."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import boto3
@@ -19,6 +17,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from spark_ssp.testing.kinesis import EmbeddedKinesis
+from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
 from tests.support.spark.queries import await_end, load, wait_until
 
@@ -41,20 +40,10 @@ class Windows:
         return sum(self.counts.values())
 
 
-@dataclass
-class SkippingClock:
-    """The machine's clock, and the time that was skipped."""
-
-    skipped_ms: int = 0
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000 + self.skipped_ms
-
-
 class Events:
     """A stream of one event a second, and its reshards."""
 
-    def __init__(self, feed: EmbeddedFeed, clock: SkippingClock) -> None:
+    def __init__(self, feed: EmbeddedFeed, clock: ShiftedClock) -> None:
         self.feed = feed
         self.count = 0
         self._clock = clock
@@ -70,7 +59,7 @@ class Events:
         for _ in range(count):
             self.feed.put_data("orders", f"key-{self.count % 97}", b"%d" % self.count)
             self.count += 1
-            self._clock.skipped_ms += 1000
+            self._clock.advance(1000)
 
     def reshard(self, shards: int) -> None:
         self._client.update_shard_count(
@@ -81,7 +70,7 @@ class Events:
 @contextmanager
 def events_of(options: dict[str, str]) -> Iterator[Events]:
     """Serve a stream of four shards, which `options` then name."""
-    clock = SkippingClock()
+    clock = ShiftedClock()
     with EmbeddedKinesis(dynamodb=True, clock=clock) as kinesis:
         feed = EmbeddedFeed(kinesis)
         feed.create("orders", shards=4)
