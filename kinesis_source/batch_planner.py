@@ -312,7 +312,7 @@ class BatchPlanner:
         result = self._active_shards(start) if leases is None else leases.active_shards(start)
         active, listings = result.active, result.listings
         self._end_finder.targets.complete(active.states.keys())
-        verified = self._end_finder.verify_positions(active.states, listings, start)
+        verified = self._end_finder.verify_positions(active.states, listings, start, active.created)
         active.restart_at(verified.states, verified.starts)
         pending = {key: active.states[key] for key in verified.pending & active.states.keys()}
         active.postpone(verified.pending, start)
@@ -391,7 +391,10 @@ class BatchPlanner:
             children = self._admitted(batch, generation, limits, slots)
             self._end_finder.targets.complete(children.keys())
             verified = self._end_finder.verify_positions(
-                {key: child.state for key, child in children.items()}, batch.listings, start
+                {key: child.state for key, child in children.items()},
+                batch.listings,
+                start,
+                batch.active.created,
             )
             batch.pending |= verified.pending
             admitted = sorted(children.keys() - verified.pending)

@@ -80,12 +80,16 @@ def plan_read(
         service, interval_ms=options.shard_discovery_interval_ms, monotonic=monotonic
     )
     finder = EndOffsetFinder(options, service, discovery, monotonic=monotonic, sleep=sleep)
+
+    def created_now() -> dict[StreamName, EpochMillis]:
+        return {ref.name: discovery.description(ref).created for ref in options.streams}
+
     try:
         _await_ends(options, service, discovery, sleep)
         # Later than the ends by time: records before them may be in shards of a last reshard.
         discovery.freeze(options.streams)
         listings = {ref.name: discovery.shards(ref) for ref in options.streams}
-        created = {ref.name: discovery.description(ref).created for ref in options.streams}
+        created = created_now()
         starts: dict[ShardKey, ShardState] = {}
         ends: dict[ShardKey, EndPoint] = {}
         now = service.service_time()
@@ -95,16 +99,15 @@ def plan_read(
             starts |= begun
             ends |= end_points(name, listing, options.ending_position or _LATEST)
         finder.targets.fix(ends)
-        positions = _verified(finder, starts, listings, sleep)
+        positions = _verified(finder, starts, listings, created, created_now, sleep)
         starts |= {key: begin for key, begin in positions.starts.items() if begin is not None}
         found = _find_ends(
             options, finder, positions.states, listings, monotonic=monotonic, sleep=sleep
         )
-        for ref in options.streams:
-            before, after = created[ref.name], discovery.description(ref).created
-            if before != after:
+        for name, after in created_now().items():
+            if created[name] != after:
                 fail = options.fail_on_data_loss
-                report_recreated_stream(ref.name, before=before, now=after, fail=fail)
+                report_recreated_stream(name, before=created[name], now=after, fail=fail)
     finally:
         finder.close()
     # A state's `resume_from` is its start.
@@ -241,12 +244,18 @@ def _verified(
     finder: EndOffsetFinder,
     starts: Mapping[ShardKey, ShardState],
     listings: Listings,
+    created: Mapping[StreamName, EpochMillis],
+    created_now: Callable[[], Mapping[StreamName, EpochMillis]],
     sleep: Callable[[float], None],
 ) -> VerifiedStates:
-    """Verify the starts, until the service has answered for every shard."""
+    """Verify the starts, until the service has answered for every shard. Left out are those that it
+    can no longer answer for, because another stream was created under the name meanwhile."""
     while True:
-        verified = finder.verify_positions(starts, listings, BEFORE_FIRST_BATCH)
-        if not verified.pending:
+        verified = finder.verify_positions(starts, listings, BEFORE_FIRST_BATCH, created)
+        now = created_now()
+        if all(created[key.stream] != now[key.stream] for key in verified.pending):
+            for key in verified.pending:
+                del verified.states[key]
             return verified
         sleep(AWAITING_PERIOD_S)
 

@@ -28,6 +28,7 @@ from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
 from spark_ssp.kinesis_source.model.shard import (
+    EpochMillis,
     Shard,
     ShardEnd,
     ShardState,
@@ -57,6 +58,11 @@ class ActiveShards:
     reads to their end."""
     waited: dict[ShardKey, ShardState] = field(default_factory=dict)
     """The entries of those that had waited."""
+
+    @property
+    def created(self) -> dict[StreamName, EpochMillis]:
+        """The creation times of the streams."""
+        return {name: entry.created for name, entry in self.streams.items()}
 
     def add(
         self,

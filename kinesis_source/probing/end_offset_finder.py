@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
-from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import (
     KinesisService,
 )
@@ -165,14 +165,21 @@ class EndOffsetFinder:
         self._prober.close()
 
     def verify_positions(
-        self, states: Mapping[ShardKey, ShardState], listings: Listings, start: Offset
+        self,
+        states: Mapping[ShardKey, ShardState],
+        listings: Listings,
+        start: Offset,
+        created: Mapping[StreamName, EpochMillis],
     ) -> VerifiedStates:
         """Verify the positions of shards that this run has not verified or planned itself; `start`
-        is the offset before the batch. See `given_positions.py`."""
+        is the offset before the batch, `created` the streams' creation times in the plan. See
+        `given_positions.py`."""
         for key, state in states.items() if self.targets.are_fixed else ():
             if self.targets.is_at(key, state.position):
                 self._positions.accept(key, state.position)
-        verified = self._positions.verify(states, listings, start, patient=self.targets.are_fixed)
+        verified = self._positions.verify(
+            states, listings, start, created, patient=self.targets.are_fixed
+        )
         self._prober.cursors |= verified.cursors
         return verified
 

@@ -28,7 +28,7 @@ from typing import Final
 
 from spark_ssp.common.errors import DataLossError, SspError
 from spark_ssp.common.logs import abbreviate
-from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import (
@@ -233,12 +233,13 @@ class GivenPositions:
         states: Mapping[ShardKey, ShardState],
         listings: Listings,
         start: Offset,
+        created: Mapping[StreamName, EpochMillis],
         *,
         patient: bool,
     ) -> VerifiedStates:
-        """Verify the positions of shards; those that may not be probed yet are pending. `patient`:
-        repeat calls that fail. Raises InvalidPositionError, and DataLossError for a trimmed record,
-        under `failOnDataLoss`."""
+        """Verify the positions of shards; those that may not be probed yet, or whose stream was not
+        `created` then, are pending. `patient`: repeat calls that fail. Raises InvalidPositionError,
+        and DataLossError for a trimmed record, under `failOnDataLoss`."""
         for key in self._prober.rejected:
             self._good.pop(key, None)
         self._prober.rejected.clear()
@@ -257,7 +258,7 @@ class GivenPositions:
                 },
                 patient=patient,
             )
-            self._settle(unverified, answers, listings, start, verified)
+            self._settle(unverified, answers, listings, start, created, verified)
         return verified
 
     def _is_unverified(self, key: ShardKey, verified: VerifiedStates) -> bool:
@@ -274,6 +275,7 @@ class GivenPositions:
         answers: Mapping[ShardKey, PositionAnswer],
         listings: Listings,
         start: Offset,
+        created: Mapping[StreamName, EpochMillis],
         verified: VerifiedStates,
     ) -> None:
         """Judge the answers, and act on the verdicts."""
@@ -288,7 +290,7 @@ class GivenPositions:
             for key in keys
         }
         bad = {key for key in keys if verdicts[key] in BAD}
-        kept = sorted(self._prober.still_listed(bad)) if bad else []
+        kept = sorted(self._prober.still_listed(bad, created)) if bad else []
         errors = {
             key: self._error(key, verified.states[key], verdicts[key], answers[key], start)
             for key in kept

@@ -165,7 +165,8 @@ class ShardProber:
     def _tolerate_missing(self, missing: Mapping[ShardKey, SspError]) -> None:
         """Leave out shards that the service could not find; raise the error of a listed one that
         it refuses again and again, since the listing may be behind."""
-        listed = self.still_listed(missing.keys())
+        created = {key.stream: self.description(key).created for key in missing}
+        listed = self.still_listed(missing.keys(), created)
         for key, error in missing.items():
             if isinstance(error, InvalidPositionError):
                 self.rejected.add(key)
@@ -235,15 +236,16 @@ class ShardProber:
             ]
         return unconfirmed
 
-    def still_listed(self, keys: Collection[ShardKey]) -> set[ShardKey]:
+    def still_listed(
+        self, keys: Collection[ShardKey], created: Mapping[StreamName, EpochMillis]
+    ) -> set[ShardKey]:
         """Refresh the streams of shards that the service refused; return those shards that are
-        listed, in streams that were not recreated."""
+        listed, in streams `created` at the same time as before."""
         listed: set[ShardKey] = set()
         for name in sorted({key.stream for key in keys}):
             ref = self._streams[name]
-            before = self._discovery.description(ref).created
             self._discovery.refresh(ref, doubt=True)
-            if self._discovery.description(ref).created != before:
+            if self._discovery.description(ref).created != created[name]:
                 continue
             listing = self._discovery.shards(ref)
             listed |= {key for key in keys if key.stream == name and key.shard in listing}

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -216,6 +217,50 @@ def test_a_trimmed_position_is_a_loss_or_the_rest_is_read(
     assert str(SHARD) in caught.value.subject
     world, left = trimmed(fail=False)
     assert sorted(trigger(world)) == sorted(left)
+
+
+class RecreatedKinesis(InProcessKinesis):
+    """Deletes the stream, and creates one of a single shard, before the first iterator is
+    opened."""
+
+    def open_iterator(self, *arguments: Any, **options: Any) -> ShardIterator:
+        if len(self._state.stream("orders").shards(self._state.clock.now_ms())) > 1:
+            self._state.delete_stream("orders")
+            self._state.create_stream("orders", 1)
+            for number in range(5):
+                self._state.put("orders", "a", f"new-{number}".encode())
+        return super().open_iterator(*arguments, **options)
+
+
+@pytest.mark.parametrize("trigger", [*STREAMING, _batch])
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_stream_recreated_while_positions_are_verified_is_a_loss(
+    trigger: Trigger, fail: bool
+) -> None:
+    """The checks of its shards fail in two ways: one shard is missing, one refuses its position."""
+    world = World(shards=2, fail_on_data_loss=fail)
+    world.put(60)
+    last = {
+        key(number): AfterRecord(
+            sequence_number=SequenceNumber(
+                world.state.records("orders", shard_id(number))[-1].sequence_number
+            )
+        )
+        for number in range(2)
+    }
+    if trigger is _batch:
+        position = StartingPosition(default=TrimHorizon(), by_shard=last)
+        world.restart(starting_position=position)
+    else:
+        assert len(world.drain()) == 60
+    world.service = RecreatedKinesis(world.state, attempts=3)
+    world.restart()
+    if fail:
+        with pytest.raises(DataLossError) as caught:
+            trigger(world)
+        assert "orders" in caught.value.subject
+    else:
+        assert trigger(world) == ([] if trigger is _batch else [f"new-{n}" for n in range(5)])
 
 
 @pytest.mark.parametrize("service", [InProcessKinesis, TolerantKinesis])
