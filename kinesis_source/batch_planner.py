@@ -467,6 +467,10 @@ class BatchPlanner:
         and shard; see `shard_lag`. Empty before the first plan."""
         return {name: self._lag_of(ref) for name, ref in sorted(self._streams.items())}
 
+    def retention_ms(self, stream: str) -> int:
+        """Return the retention of a stream that was planned."""
+        return self._discovery.description(self._streams[StreamName(stream)]).retention_ms
+
     def _lag_of(self, ref: StreamRef) -> dict[ShardId, int]:
         planned = self.last_batch
         if planned is None or ref.name not in planned.offset.streams:

@@ -139,6 +139,7 @@ class KinesisStreamReader(PlanningStreamReader):
         return {
             stream: {
                 **progress_entry(shards),
+                **({"retentionMillis": self._planner.retention_ms(stream)} if shards else {}),
                 **self._activity.entry(StreamName(stream), shards.keys()),
                 **self._worker_entry(),
                 **({} if self._fan_out is None else self._fan_out.entry(StreamName(stream))),

@@ -65,11 +65,18 @@ class State(StrEnum):
 
 
 class Phase(StrEnum):
-    """A part of a batch that can hang."""
+    """What a query does. A batch can hang in the first three."""
 
     PLANNING = "planning"
     TASKS = "tasks"
     SINK = "sink"
+    BATCH = "batch"
+    """In its tasks or its sink: Spark does not say in which."""
+    WAITING = "waiting"
+    """For its next trigger, or for records."""
+
+
+_IN_BATCH: Final = Phase.TASKS, Phase.SINK
 
 
 class Process(StrEnum):
@@ -348,7 +355,7 @@ def _state(
             return State.UNKNOWN, ()
         if age <= limits.stuck_after_ms:
             return State.RUNNING, ()
-        return State.STUCK, (Phase.TASKS, Phase.SINK) if query.phase is None else (query.phase,)
+        return State.STUCK, _IN_BATCH if query.phase in (None, Phase.BATCH) else (query.phase,)
     if query.committed is None:
         return State.UNKNOWN, ()
     return _between_batches(query, parts, limits, now_ms)
@@ -359,6 +366,8 @@ def _between_batches(
 ) -> tuple[State, tuple[Phase, ...]]:
     """Return the state of a query without a batch in progress. It is stuck if it has planned none
     although a record has waited for one: without records, Spark plans none."""
+    if query.phase is Phase.WAITING:
+        return State.WAITING, ()
     idle = exceeds(_age(query.committed_at_ms, now_ms), limits.stuck_after_ms)
     waits = [exceeds(part.committed.ms, limits.stuck_after_ms) for part in parts if part.is_own]
     if idle is False or (query.parts and all(wait is False for wait in waits)):

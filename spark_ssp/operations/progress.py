@@ -7,13 +7,15 @@ JVM, and converts it.
 A classic session calls the listener from a thread of the JVM's event bus, and Spark Connect from a
 thread of the client. Neither is a query's own thread, but events queue up behind a slow listener:
 so it does no more than compute values. A second thread reads what Spark does not pass to a
-listener (`StatusPoller`).
+listener: a missing status, and what each query does now (`StatusPoller`).
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -30,14 +32,19 @@ from pyspark.sql.streaming.listener import (
 
 from spark_ssp.common.spark.query_lag import source_statuses
 from spark_ssp.common.spark.reader_status import Status, lacks_status, status_in
+from spark_ssp.operations.observed_queries import ObservedQueries, phase_of
 from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 
 _REMEMBERED_RUNS: Final = 1000
+_OWN_ERROR: Final = re.compile(r"\bspark_ssp\.[\w.]+: \[(?P<kind>[a-z-]+)\]")
 _log = logging.getLogger(__name__)
 
 
 class Consumer(Protocol):
     """A consumer of snapshots. Called by one thread at a time."""
+
+    def attach(self, queries: ObservedQueries) -> None:
+        """Take the queries of the session, before the first snapshot."""
 
     def publish(self, snapshot: QuerySnapshot) -> None:
         """Take a query's state after a trigger; again with the same trigger if its status was
@@ -50,12 +57,16 @@ class Consumer(Protocol):
 class ProgressListener(StreamingQueryListener):
     """The listener of one session."""
 
-    def __init__(self, session: SparkSession) -> None:
+    def __init__(
+        self, session: SparkSession, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 10**6
+    ) -> None:
         self._session = session
+        self._now_ms = now_ms
+        self.queries = ObservedQueries()
         self._consumers: list[tuple[str, Consumer]] = []
         """With their names for warnings."""
         self._guard = FailureGuard()
-        self._poller = StatusPoller(self._read_statuses, self._publish_later)
+        self._poller = StatusPoller(self._read_statuses, self._publish_later, observe=self._observe)
         self._lock = threading.RLock()
         self._reports: dict[str, Any] = {}
         """The last report of each run that lacks a status."""
@@ -63,8 +74,10 @@ class ProgressListener(StreamingQueryListener):
 
     def add(self, name: str, consumer: Consumer) -> None:
         """Add a consumer, for the reports from now on."""
+        consumer.attach(self.queries)
         with self._lock:
             self._consumers.append((name, consumer))
+        self._poller.start()
 
     def remove(self, consumer: Consumer) -> bool:
         """Remove a consumer, which is not called again. Return whether there are others."""
@@ -90,7 +103,9 @@ class ProgressListener(StreamingQueryListener):
         return super()._jlistener
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
-        """Do nothing: a query without a progress report has no snapshot."""
+        """Note the query, which has no snapshot before its first report."""
+        self.queries.started(str(event.runId), str(event.id), event.name, self._now_ms())
+        self._poller.start()
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
         """Publish a trigger."""
@@ -107,7 +122,10 @@ class ProgressListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Report the end of a query's run."""
-        run_id, failed = str(event.runId), event.exception is not None
+        run_id, error = str(event.runId), event.exception
+        failed = error is not None
+        failure = None if error is None else failure_kind(error, event.errorClassOnException)
+        self.queries.ended(run_id, failure, self._now_ms())
         self._poller.forget(run_id)
         with self._lock:
             self._ended.append(run_id)
@@ -129,9 +147,21 @@ class ProgressListener(StreamingQueryListener):
 
     def _publish(self, progress: Any, statuses: Statuses) -> None:
         snapshot = query_snapshot(progress, statuses)
+        self.queries.publish(snapshot)
         with self._lock:
             for name, consumer in self._consumers:
                 self._guard.run(name, lambda: consumer.publish(snapshot))  # noqa: B023
+
+    def _observe(self) -> bool:
+        """Note what each query does now; return whether there is one."""
+        active = self._session.streams.active
+        known = self.queries.running()
+        for query in active:
+            run_id, now = str(query.runId), self._now_ms()
+            if run_id not in known:  # it ran before this listener
+                self.queries.started(run_id, str(query.id), query.name, now)
+            self.queries.observe(run_id, phase_of(query.status["message"]), now)
+        return bool(active)
 
     def _read_report(self, query_id: str) -> Any:
         query = self._session.streams.get(query_id)
@@ -150,6 +180,13 @@ class ProgressListener(StreamingQueryListener):
             waiting = self._reports.get(run_id, progress)
             newest = max(progress, waiting, key=lambda one: str(one["timestamp"]))
             self._guard.run("a status", lambda: self._publish(newest, statuses))
+
+
+def failure_kind(text: str, error_class: str | None) -> str:
+    """Return the kind of an error that ended a query: of this package, else Spark's class of it.
+    Its text is in the driver's log: an error of the user's code may contain data."""
+    found = _OWN_ERROR.search(text)
+    return found["kind"] if found else error_class or "error"
 
 
 # --- The listener of each session -----------------------------------------------------------------
@@ -222,6 +259,8 @@ ReadStatuses = Callable[[Any], Statuses]
 """Returns the statuses of the sources of a report. May raise any exception."""
 Changed = Callable[[str, Any, Statuses], None]
 """Takes the run of a query, its report and its statuses."""
+Observe = Callable[[], bool]
+"""Reads what each query does, and returns whether there is one. May raise any exception."""
 
 
 class StatusPoller:
@@ -233,14 +272,23 @@ class StatusPoller:
       of its shards fail, it plans no batch. Its last report, which Spark renews, is requested
       instead.
 
+    * A batch that hangs sends no report. So what each query does now is read in every period, as
+      long as there is one.
+
     All queries together are read at most once in `PERIOD_S`. The thread starts when it is first
     needed.
     """
 
     def __init__(
-        self, read_statuses: ReadStatuses, changed: Changed, *, period_s: float = PERIOD_S
+        self,
+        read_statuses: ReadStatuses,
+        changed: Changed,
+        *,
+        observe: Observe = lambda: False,
+        period_s: float = PERIOD_S,
     ) -> None:
-        """`changed` is called from the thread."""
+        """`changed` and `observe` are called from the thread."""
+        self._observe = observe
         self._read_statuses = read_statuses
         self._changed = changed
         self._period_s = period_s
@@ -256,14 +304,19 @@ class StatusPoller:
         """Request the statuses of a run, and return those that were read before."""
         with self._lock:
             self._requested[run_id] = read_report
+            found = self._statuses.get(run_id)
+        self.start()
+        return found
+
+    def start(self) -> None:
+        """Start the thread, or wake it: a query may have started."""
+        with self._lock:
             if self._thread is None and not self._stopped.is_set():
                 self._thread = threading.Thread(
                     target=self._run, name="spark-ssp status", daemon=True
                 )
                 self._thread.start()
-            found = self._statuses.get(run_id)
         self._wake.set()
-        return found
 
     def forget(self, run_id: str) -> None:
         """Drop the statuses of a run that has ended."""
@@ -277,8 +330,10 @@ class StatusPoller:
         self._wake.set()
 
     def _run(self) -> None:
+        has_queries = False
         while not self._stopped.is_set():
-            self._wake.wait()
+            if not has_queries:
+                self._wake.wait()
             self._wake.clear()
             with self._lock:
                 requested, self._requested = self._requested, {}
@@ -286,7 +341,15 @@ class StatusPoller:
                 if self._stopped.is_set():
                     return
                 self._refresh(run_id, read_report)
+            has_queries = self._has_queries()
             self._stopped.wait(self._period_s)
+
+    def _has_queries(self) -> bool:
+        try:
+            return self._observe()
+        except Exception as error:  # noqa: BLE001 - Spark may raise any exception
+            self._warn(error)
+            return True  # perhaps: ask again
 
     def _refresh(self, run_id: str, read_report: ReadReport) -> None:
         try:
@@ -295,15 +358,18 @@ class StatusPoller:
         except Exception as error:  # noqa: BLE001 - Spark may raise any exception
             with self._lock:
                 self._statuses.pop(run_id, None)
-            if not self._warned and not self._stopped.is_set():
-                self._warned = True
-                _log.warning(
-                    "the status of a query could not be read (%s); its lag is missing or "
-                    "old until it can",
-                    type(error).__name__,
-                )
+            self._warn(error)
             return
         if found is not None:
             with self._lock:
                 self._statuses[run_id] = found
             self._changed(run_id, report, found)
+
+    def _warn(self, error: Exception) -> None:
+        if not self._warned and not self._stopped.is_set():
+            self._warned = True
+            _log.warning(
+                "the status of a query could not be read (%s); its lag is missing or old until it "
+                "can",
+                type(error).__name__,
+            )

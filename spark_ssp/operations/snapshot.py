@@ -62,6 +62,8 @@ class ShardSnapshot:
     """In the unit of its source; None if the report does not show it."""
     owner: str | None = None
     """The worker that holds its lease; None without leases."""
+    position: int | None = None
+    """Of a partition: the next offset to be read."""
     parents: tuple[str, ...] | None = None
     """The shards that it came from. None if the report does not contain them: it does so for some
     minutes after a reshard."""
@@ -123,6 +125,8 @@ class StreamSnapshot:
     """None without enhanced fan-out."""
     alignment: AlignmentSnapshot | None = None
     """None if batches are not aligned."""
+    retention_ms: int | None = None
+    """None if the report does not contain it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +173,16 @@ class QuerySnapshot:
     def label(self) -> str:
         """The name of the query if it has one, else its id."""
         return self.name or self.query_id
+
+    @property
+    def ran_batch(self) -> bool:
+        """Whether the trigger has run a batch; else it has found nothing to read."""
+        return "addBatch" in self.phases_ms
+
+    @property
+    def end_ms(self) -> int:
+        """The end of the trigger, or its start if the duration is not known."""
+        return self.time_ms + self.phases_ms.get("triggerExecution", 0)
 
 
 def short_name(shard: str) -> str:
@@ -283,6 +297,7 @@ def _kinesis_stream(
         leases=_leases(entry.get("leases")),
         fan_out=_fan_out(entry.get("fanOut")),
         alignment=_alignment(entry.get("alignment")),
+        retention_ms=entry.get("retentionMillis"),
     )
 
 
@@ -341,9 +356,11 @@ def _alignment(document: Mapping[str, Any] | None) -> AlignmentSnapshot | None:
 def _kafka_source(end: kafka_offset.Offset, status: Status, rows: int | None) -> SourceSnapshot:
     lags = status.get("topics") or {}
     owners = end.assignment.owners()
-    partitions: dict[StreamName, dict[int, str | None]] = {name: {} for name in end.topics}
-    for ssp in end.positions:
-        partitions[ssp.stream][ssp.partition] = owners.get(ssp)
+    partitions: dict[StreamName, dict[int, tuple[str | None, int]]] = {
+        name: {} for name in end.topics
+    }
+    for ssp, position in end.positions.items():
+        partitions[ssp.stream][ssp.partition] = owners.get(ssp), position
     return SourceSnapshot(
         format=SourceFormat.KAFKA,
         streams=tuple(
@@ -362,7 +379,9 @@ def _task_order(task: str) -> tuple[str, int, str]:
 
 
 def _topic(
-    name: StreamName, tasks: Mapping[int, str | None], entry: Mapping[str, Any]
+    name: StreamName,
+    partitions: Mapping[int, tuple[str | None, int]],
+    entry: Mapping[str, Any],
 ) -> StreamSnapshot:
     lag: Mapping[str, int] = entry.get("offsetsBehindLatest") or {}
     return StreamSnapshot(
@@ -371,12 +390,13 @@ def _topic(
             ShardSnapshot(
                 shard=str(partition),
                 state=ReadState.OPEN,
-                task=tasks[partition],
+                task=task,
                 lag=lag.get(str(partition)),
+                position=position,
             )
-            for partition in sorted(tasks)
+            for partition, (task, position) in sorted(partitions.items())
         ),
         max_lag=entry.get("maxOffsetsBehindLatest"),
         total_lag=entry.get("sumOffsetsBehindLatest"),
-        states=_states({ReadState.OPEN: len(tasks)}, ()),
+        states=_states({ReadState.OPEN: len(partitions)}, ()),
     )

@@ -170,6 +170,7 @@ EDGE: Final[dict[str, str]] = {
     "operations.commands.acceptance": "draws a name, handles signals, writes the report",
     "operations.commands.doctor": "reads the environment and settings, starts Java",
     "operations.inspection.access_checks": "calls STS",
+    "operations.observed_queries": "shared by threads",
     "operations.inspection.streams": "calls the service, from several threads",
     "operations.live_page.serve": "logs the address",
     "operations.live_page.server": "serves HTTP in a thread",

@@ -8,6 +8,7 @@ from typing import Final
 
 from spark_ssp.operations.live_page.page import body
 from spark_ssp.operations.live_page.timeline import QueryTimeline
+from spark_ssp.operations.observed_queries import ObservedQueries
 from spark_ssp.operations.snapshot import QuerySnapshot
 
 _MAX_QUERIES: Final = 50
@@ -21,8 +22,13 @@ class Timelines:
         self.version = 0
         """Increases with each change."""
         self._lock = threading.Lock()
+        self._observed: ObservedQueries | None = None
         self._queries: dict[str, QueryTimeline] = {}
         """By run, in the order of their first reports."""
+
+    def attach(self, queries: ObservedQueries) -> None:
+        """Take the queries of the session, for their health."""
+        self._observed = queries
 
     def publish(self, snapshot: QuerySnapshot) -> None:
         """Add the snapshot of a trigger."""

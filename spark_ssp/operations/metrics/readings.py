@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.operations.metrics import catalogue
 from spark_ssp.operations.metrics.catalogue import Metric
+from spark_ssp.operations.observed_queries import ObservedQueries
 from spark_ssp.operations.progress import FailureGuard
 from spark_ssp.operations.snapshot import (
     LeaseCounts,
@@ -56,6 +57,11 @@ class QueryStates:
         self._lock = threading.Lock()
         self._states: dict[str, _State] = {}
         self._failures = 0
+        self._observed: ObservedQueries | None = None
+
+    def attach(self, queries: ObservedQueries) -> None:
+        """Take the queries of the session, for their health."""
+        self._observed = queries
 
     def update(self, snapshot: QuerySnapshot) -> Mapping[Metric, int]:
         """Replace the state of a query, and return its counts since the start of its run."""
@@ -226,6 +232,10 @@ class MetricsPublisher:
         self._states = states
         self._outputs = outputs
         self._guard = FailureGuard()
+
+    def attach(self, queries: ObservedQueries) -> None:
+        """Take the queries of the session."""
+        self._states.attach(queries)
 
     def publish(self, snapshot: QuerySnapshot) -> None:
         """Publish a query's state after a trigger."""

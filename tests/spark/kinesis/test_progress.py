@@ -28,6 +28,7 @@ def test_progress_has_the_lag_of_each_shard(trial: Trial) -> None:
             "millisBehindLatest": {FIRST: 0, SECOND: 0},
             "maxMillisBehindLatest": 0,
             "sumMillisBehindLatest": 0,
+            "retentionMillis": 86_400_000,
             "shards": {"open": 2, "closed": 0, "waiting": 0, "ended": 0},
             "alignment": {"spreadMillis": 0, "leftBehind": 0},
         }

@@ -263,6 +263,7 @@ def test_lag_stands_in_the_progress(service: Service, reader: KinesisStreamReade
             "millisBehindLatest": {shard_id(0): 3000, shard_id(1): 3000},
             "maxMillisBehindLatest": 3000,
             "sumMillisBehindLatest": 6000,
+            "retentionMillis": 86_400_000,
             "shards": {"open": 2, "closed": 0, "waiting": 0, "ended": 0},
             "counters": {"retries": 0, "throttles": 0, "reshards": 0, "dataLossWarnings": 0},
             "alignment": {"spreadMillis": 0, "leftBehind": 0},

@@ -178,7 +178,7 @@ def test_partitions_have_tasks_and_lag_in_offsets(write: Callable[[Any], str]) -
     assert source.counters == {"retries": 1}
     (topic,) = source.streams
     assert topic.shards[10] == ShardSnapshot(
-        shard="10", state=ReadState.OPEN, task="Partition 10", lag=10
+        shard="10", state=ReadState.OPEN, task="Partition 10", lag=10, position=3
     )
     assert (topic.max_lag, topic.total_lag, topic.states[ReadState.OPEN]) == (10, 55, 11)
 

@@ -41,7 +41,7 @@ class Session:
     def __init__(self) -> None:
         self.listeners: list[StreamingQueryListener] = []
         self.streams = SimpleNamespace(
-            addListener=self.listeners.append, removeListener=self.listeners.remove
+            addListener=self.listeners.append, removeListener=self.listeners.remove, active=[]
         )
 
     def as_spark(self) -> SparkSession:

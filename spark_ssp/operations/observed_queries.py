@@ -1,0 +1,418 @@
+"""The queries of a session as its driver observes them, and their health, for metrics and page.
+
+Two things are observed: the report of each trigger (`QuerySnapshot`), and what Spark says that a
+query does at the moment (`Phase`). A batch that hangs sends no report, so a delay is computed for
+the time at which it is asked for: a query that committed all records up to a time ten minutes ago
+is ten minutes behind, whatever its last report said. That is an upper bound of the age of the
+oldest record that is in no committed batch: whether one arrived in these minutes is not known.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from spark_ssp.common.logs import count_of
+from spark_ssp.common.times import duration_text
+from spark_ssp.operations.health import (
+    Behind,
+    Finding,
+    Health,
+    Limits,
+    Pace,
+    Part,
+    Phase,
+    Process,
+    Query,
+    Reader,
+    Verdict,
+    assess,
+)
+from spark_ssp.operations.snapshot import (
+    QuerySnapshot,
+    ReadState,
+    ShardSnapshot,
+    SourceFormat,
+    SourceSnapshot,
+    StreamSnapshot,
+)
+
+MAX_ENDED: Final = 50
+"""Beyond it, the queries that ended first are forgotten."""
+PHASE_VALID_MS: Final = 30_000
+"""The time for which an observed phase counts as the present one."""
+FREE_AFTER_MS: Final = 60_000
+"""Leases that are free for longer have no reader. After a reshard or a handoff they are free for
+moments."""
+_HISTORY_PERIOD_MS: Final = 10_000
+_HISTORY_POINTS: Final = 360
+_PACE_POINTS: Final = 30
+"""The points of the history by which the pace is measured: at least five minutes."""
+
+PartKey = tuple[str, str]
+"""A stream or topic, and a shard or partition of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """What was known after a trigger."""
+
+    time_ms: int
+    delays: Mapping[str, int]
+    """The largest planned delay by stream or topic, where it is known."""
+    ends: Mapping[PartKey, int]
+    """The end of each partition of Kafka whose lag the report shows: the next offset to be
+    written."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delay:
+    """A planned delay of a partition. `is_bound`: it is at least so long, and may be longer."""
+
+    ms: int
+    is_bound: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedQuery:
+    """A query from its start or first report to some time after its end."""
+
+    run_id: str
+    query_id: str
+    name: str | None
+    started_ms: int
+    """The time of its start, or of the first report if it ran before."""
+    snapshot: QuerySnapshot | None = None
+    phase: Phase | None = None
+    phase_since_ms: int = 0
+    phase_seen_ms: int = 0
+    ended_ms: int | None = None
+    failure: str | None = None
+    """The kind of error that it ended with; None if it did not."""
+    free_since: Mapping[str, int] = field(default_factory=dict)
+    """The streams that have free leases, and since when."""
+    delays: Mapping[PartKey, Delay] = field(default_factory=dict)
+    """The planned delays of partitions, from the history."""
+
+    @property
+    def label(self) -> str:
+        """The name of the query if it has one, else its id."""
+        return self.name or self.query_id
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the query has not ended."""
+        return self.ended_ms is None
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the query reads a source of this package, or may: before its first report."""
+        return self.snapshot is None or bool(self.snapshot.sources)
+
+
+class ObservedQueries:
+    """The queries of a session, those that ended last included. Thread-safe."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        """Increases with each change."""
+        self._lock = threading.Lock()
+        self._queries: dict[str, ObservedQuery] = {}
+        """By run, in the order of their start."""
+        self._histories: dict[str, deque[Point]] = {}
+
+    def started(self, run_id: str, query_id: str, name: str | None, now_ms: int) -> None:
+        """Take the start of a run."""
+        with self._lock:
+            self._replace(
+                ObservedQuery(run_id=run_id, query_id=query_id, name=name, started_ms=now_ms)
+            )
+
+    def publish(self, snapshot: QuerySnapshot) -> None:
+        """Take the state of a query after a trigger. Older ones than the last are ignored."""
+        with self._lock:
+            known = self._queries.get(snapshot.run_id)
+            if known is None:
+                known = ObservedQuery(
+                    run_id=snapshot.run_id,
+                    query_id=snapshot.query_id,
+                    name=snapshot.name,
+                    started_ms=snapshot.time_ms,
+                )
+            if known.snapshot is not None and snapshot.time_ms < known.snapshot.time_ms:
+                return
+            history = self._histories.setdefault(snapshot.run_id, deque(maxlen=_HISTORY_POINTS))
+            delays = partition_delays(snapshot, history)
+            if not history or snapshot.time_ms - history[-1].time_ms >= _HISTORY_PERIOD_MS:
+                history.append(_point(snapshot, delays))
+            self._replace(
+                replace(
+                    known,
+                    snapshot=snapshot,
+                    delays=delays,
+                    free_since={
+                        stream.name: known.free_since.get(stream.name, snapshot.time_ms)
+                        for source in snapshot.sources
+                        for stream in source.streams
+                        if stream.leases is not None and stream.leases.free
+                    },
+                )
+            )
+
+    def observe(self, run_id: str, phase: Phase | None, now_ms: int) -> None:
+        """Take what a query does now; None if Spark's answer is not understood."""
+        with self._lock:
+            known = self._queries.get(run_id)
+            if known is None:
+                return
+            since = known.phase_since_ms if phase is known.phase else now_ms
+            self._queries[run_id] = replace(
+                known, phase=phase, phase_since_ms=since, phase_seen_ms=now_ms
+            )
+
+    def ended(self, run_id: str, failure: str | None, now_ms: int) -> None:
+        """Take the end of a run. `failure`: the kind of its error, without data of records."""
+        with self._lock:
+            known = self._queries.get(run_id)
+            self._histories.pop(run_id, None)
+            if known is None:
+                return
+            self._replace(replace(known, ended_ms=now_ms, failure=failure))
+            ended = [run for run, query in self._queries.items() if not query.is_running]
+            for run in ended[: max(0, len(ended) - MAX_ENDED)]:
+                del self._queries[run]
+
+    def running(self) -> list[str]:
+        """Return the runs that have not ended."""
+        with self._lock:
+            return [run for run, query in self._queries.items() if query.is_running]
+
+    def assessed(self, limits: Limits, now_ms: int) -> list[tuple[ObservedQuery, Health]]:
+        """Return the queries with their health: of a query that was started again, the newest
+        run."""
+        with self._lock:
+            newest = {query.query_id: query for query in self._queries.values()}
+            found = [query for query in newest.values() if query.is_ours]
+            paces = {
+                query.run_id: paces_of(self._histories.get(query.run_id, ())) for query in found
+            }
+        return [
+            (query, assess(query_facts(query, paces[query.run_id], limits, now_ms), limits, now_ms))
+            for query in found
+        ]
+
+    def _replace(self, query: ObservedQuery) -> None:
+        self._queries[query.run_id] = query
+        self.version += 1
+
+
+def phase_of(message: str) -> Phase | None:
+    """Return the phase that Spark's `StreamingQueryStatus.message` names (`MicroBatchExecution` of
+    Spark 4); None for one that is not known."""
+    for beginning, phase in _PHASES:
+        if message.startswith(beginning):
+            return phase
+    return None
+
+
+_PHASES: Final = (
+    ("Waiting for", Phase.WAITING),
+    ("Getting offsets", Phase.PLANNING),
+    ("Initializing", Phase.PLANNING),
+    ("Processing new data", Phase.BATCH),
+)
+
+
+# --- Facts ----------------------------------------------------------------------------------------
+
+
+def query_facts(
+    query: ObservedQuery, paces: Mapping[str, Pace], limits: Limits, now_ms: int
+) -> Query:
+    """Return the values by which the health of a query is assessed. `paces`: by stream or topic."""
+    process = Process.RUNNING
+    if not query.is_running:
+        process = Process.ENDED if query.failure is None else Process.FAILED
+    is_seen = query.is_running and now_ms - query.phase_seen_ms <= PHASE_VALID_MS
+    phase = query.phase if is_seen else None
+    snapshot = query.snapshot
+    if snapshot is None:
+        return Query(process=process, phase=phase, findings=_first(query, phase, limits, now_ms))
+    is_in_batch = phase is Phase.BATCH
+    return Query(
+        process=process,
+        committed=_committed(snapshot),
+        committed_at_ms=snapshot.end_ms,
+        in_progress=snapshot.batch_id + snapshot.ran_batch if is_in_batch else None,
+        planned_at_ms=query.phase_since_ms if is_in_batch else snapshot.time_ms,
+        phase=phase,
+        parts=tuple(
+            part
+            for source in snapshot.sources
+            for stream in source.streams
+            for part in _parts(query, source, stream, paces.get(stream.name), limits, now_ms)
+        ),
+    )
+
+
+def _committed(snapshot: QuerySnapshot) -> int | None:
+    """Return the last committed batch: a report without one has the id of the next."""
+    batch = snapshot.batch_id - (not snapshot.ran_batch)
+    return batch if batch >= 0 else None
+
+
+def _first(
+    query: ObservedQuery, phase: Phase | None, limits: Limits, now_ms: int
+) -> tuple[Finding, ...]:
+    """Return the finding of a query whose first batch takes long."""
+    age = now_ms - query.started_ms
+    if not query.is_running or age <= limits.stuck_after_ms or phase is Phase.WAITING:
+        return ()
+    return (
+        Finding(
+            verdict=Verdict.STALLED,
+            reason=f"the query was started {duration_text(age)} ago and has committed no batch"
+            + ("" if phase is None else f": stuck in its {phase}"),
+            remedy="look at the threads of the driver and, in Spark's UI, at the running tasks",
+        ),
+    )
+
+
+def _parts(
+    query: ObservedQuery,
+    source: SourceSnapshot,
+    stream: StreamSnapshot,
+    pace: Pace | None,
+    limits: Limits,
+    now_ms: int,
+) -> Iterator[Part]:
+    snapshot = query.snapshot
+    assert snapshot is not None
+    since_ms = max(0, now_ms - snapshot.time_ms) if query.is_running else None
+    for shard in stream.shards:
+        if shard.state is ReadState.ENDED:
+            continue
+        delay = _planned(query, source.format, stream, shard)
+        offsets = shard.lag if source.format is SourceFormat.KAFKA else None
+        yield Part(
+            name=part_name(source.format, stream.name, shard.shard),
+            reader=Reader.WAITING if shard.state is ReadState.WAITING else Reader.QUERY,
+            committed=Behind(ms=_committed_ms(delay, since_ms, limits), offsets=offsets),
+            planned=Behind(ms=_committed_ms(delay, 0, limits), offsets=offsets),
+            retention_ms=stream.retention_ms,
+            pace=None if pace is None or delay is None else replace(pace, backlog=delay.ms),
+        )
+    if stream.leases is None:
+        return
+    free_since = query.free_since.get(stream.name)
+    if free_since is not None and snapshot.time_ms - free_since >= FREE_AFTER_MS:
+        yield _unread(stream.name, stream.leases.free, Reader.FREE)
+    if stream.leases.not_read:
+        yield _unread(stream.name, stream.leases.not_read, Reader.MALFORMED)
+
+
+def _unread(stream: str, count: int, reader: Reader) -> Part:
+    """Return shards without a reader, of which the report has only the number."""
+    return Part(name=f"{count_of(count, 'shard')} of {stream}", reader=reader, is_own=False)
+
+
+def part_name(format_: SourceFormat, stream: str, shard: str) -> str:
+    """Return the name of a shard or partition, as `spark-ssp status` shows it."""
+    return f"{stream}/{shard}" if format_ is SourceFormat.KINESIS else f"{stream}-{shard}"
+
+
+def _committed_ms(delay: Delay | None, since_ms: int | None, limits: Limits) -> int | None:
+    """Return a planned delay some time later, if nothing was committed since. One that is at least
+    so long is known if that is too long already."""
+    if delay is None or since_ms is None:
+        return None
+    found = delay.ms + since_ms
+    return None if delay.is_bound and found <= limits.max_delay_ms else found
+
+
+def _planned(
+    query: ObservedQuery, format_: SourceFormat, stream: StreamSnapshot, shard: ShardSnapshot
+) -> Delay | None:
+    if format_ is SourceFormat.KAFKA:
+        return query.delays.get((stream.name, shard.shard))
+    lag = stream.not_shown_max_lag if shard.lag is None else shard.lag  # an upper bound
+    return None if lag is None else Delay(ms=lag)
+
+
+# --- History --------------------------------------------------------------------------------------
+
+
+def partition_delays(snapshot: QuerySnapshot, history: Sequence[Point]) -> dict[PartKey, Delay]:
+    """Return the planned delays of Kafka's partitions in milliseconds, as far as they are known.
+
+    A report has offsets and no times. A position that was the end of the partition at an earlier
+    report is of a record that came after it, so it is at most as old as that report. The delay of
+    an older position is at least the time since the first report.
+    """
+    found: dict[PartKey, Delay] = {}
+    for key, position, end in _partitions(snapshot):
+        if position >= end:
+            found[key] = Delay(ms=0)
+            continue
+        known = [(one.ends[key], one.time_ms) for one in history if key in one.ends]
+        if not known:
+            continue
+        # The ends grow, but for a topic whose records were deleted.
+        at = bisect_right([one for one, _ in known], position)
+        since = snapshot.time_ms - known[max(0, at - 1)][1]
+        found[key] = Delay(ms=max(0, since), is_bound=at == 0)
+    return found
+
+
+def _partitions(snapshot: QuerySnapshot) -> Iterator[tuple[PartKey, int, int]]:
+    """Yield each partition of Kafka with its position and its end."""
+    for source in snapshot.sources:
+        if source.format is not SourceFormat.KAFKA:
+            continue
+        for topic in source.streams:
+            for shard in topic.shards:
+                if shard.position is not None and shard.lag is not None:
+                    key = topic.name, shard.shard
+                    yield key, shard.position, shard.position + shard.lag
+
+
+def _point(snapshot: QuerySnapshot, delays: Mapping[PartKey, Delay]) -> Point:
+    by_stream: dict[str, int] = {}
+    for (stream, _), delay in delays.items():
+        by_stream[stream] = max(delay.ms, by_stream.get(stream, 0))
+    for source in snapshot.sources:
+        if source.format is SourceFormat.KINESIS:
+            by_stream |= {
+                stream.name: stream.max_lag
+                for stream in source.streams
+                if stream.max_lag is not None
+            }
+    return Point(
+        time_ms=snapshot.time_ms,
+        delays=by_stream,
+        ends={key: end for key, _, end in _partitions(snapshot)},
+    )
+
+
+def paces_of(history: Sequence[Point]) -> dict[str, Pace]:
+    """Return the pace of each stream or topic over the last points, in milliseconds of the stream
+    for each millisecond: writers write one, and a query whose delay shrinks reads more."""
+    if len(history) < 2:
+        return {}
+    first, last = history[max(0, len(history) - _PACE_POINTS)], history[-1]
+    elapsed = last.time_ms - first.time_ms
+    if elapsed <= 0:
+        return {}
+    return {
+        stream: Pace(
+            backlog=delay,
+            read=max(0.0, 1 - (delay - first.delays[stream]) / elapsed),
+            written=1.0,
+        )
+        for stream, delay in last.delays.items()
+        if stream in first.delays
+    }
