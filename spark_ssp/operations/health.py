@@ -207,6 +207,9 @@ class Limits:
     """Longer than the interval of the trigger, and than the longest usual batch."""
 
 
+DEFAULT_LIMITS: Final = Limits(max_delay_ms=600_000, stuck_after_ms=900_000)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """The future of a delay: milliseconds until the newest record is reached (0: the delay is
@@ -235,7 +238,7 @@ class Health:
     committed: Behind
     planned: Behind
     unmeasured: int
-    """Parts whose committed delay is unknown."""
+    """Parts that have a reader, and whose committed delay is unknown."""
     trigger_age_ms: int | None
     """The time since the newest batch was planned."""
     commit_age_ms: int | None
@@ -272,7 +275,7 @@ def assess(query: Query, limits: Limits, now_ms: int) -> Health:
         findings=tuple(findings),
         committed=_largest(part.committed for part in read),
         planned=_largest(part.planned for part in read),
-        unmeasured=sum(part.committed.ms is None for part in read),
+        unmeasured=len(_unmeasured(read)),
         trigger_age_ms=_age(query.planned_at_ms, now_ms),
         commit_age_ms=_age(query.committed_at_ms, now_ms),
         outlook=Outlook(
@@ -525,7 +528,7 @@ def _unknown_findings(query: Query, parts: Sequence[Part], state: State) -> Iter
             "delay, is missing",
             "look at the query's driver",
         )
-    unmeasured = [part.name for part in parts if part.committed.ms is None and not part.is_lost]
+    unmeasured = [part.name for part in _unmeasured(parts) if not part.is_lost]
     if unmeasured:
         yield _unknown(
             f"the delay of {abbreviate(unmeasured, _NAMED)} is not known",
@@ -544,6 +547,11 @@ def _unknown_findings(query: Query, parts: Sequence[Part], state: State) -> Iter
             "was seen, and not for long enough to be stale",
             "read again with a longer --wait than --failover",
         )
+
+
+def _unmeasured(parts: Iterable[Part]) -> list[Part]:
+    """Return the parts whose delay is unknown. One without a reader is a finding already."""
+    return [part for part in parts if part.committed.ms is None and not part.reader.is_missing]
 
 
 def _unknown(reason: str, remedy: str) -> Finding:

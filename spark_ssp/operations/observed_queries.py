@@ -124,6 +124,7 @@ class ObservedQueries:
         self._queries: dict[str, ObservedQuery] = {}
         """By run, in the order of their start."""
         self._histories: dict[str, deque[Point]] = {}
+        self._failures: dict[str, int] = {}
 
     def started(self, run_id: str, query_id: str, name: str | None, now_ms: int) -> None:
         """Take the start of a run."""
@@ -181,6 +182,10 @@ class ObservedQueries:
             self._histories.pop(run_id, None)
             if known is None:
                 return
+            if failure is not None:
+                self._failures[known.label] = self._failures.pop(known.label, 0) + 1
+                for label in list(self._failures)[:-MAX_ENDED]:
+                    del self._failures[label]
             self._replace(replace(known, ended_ms=now_ms, failure=failure))
             ended = [run for run, query in self._queries.items() if not query.is_running]
             for run in ended[: max(0, len(ended) - MAX_ENDED)]:
@@ -191,11 +196,16 @@ class ObservedQueries:
         with self._lock:
             return [run for run, query in self._queries.items() if query.is_running]
 
+    def failures(self) -> dict[str, int]:
+        """Return the number of runs of each query that failed, of those that failed last."""
+        with self._lock:
+            return dict(self._failures)
+
     def assessed(self, limits: Limits, now_ms: int) -> list[tuple[ObservedQuery, Health]]:
-        """Return the queries with their health: of a query that was started again, the newest
-        run."""
+        """Return the queries with their health: of those with one id or one label, the newest."""
         with self._lock:
             newest = {query.query_id: query for query in self._queries.values()}
+            newest = {query.label: query for query in newest.values()}
             found = [query for query in newest.values() if query.is_ours]
             paces = {
                 query.run_id: paces_of(self._histories.get(query.run_id, ())) for query in found

@@ -50,7 +50,10 @@ class Consumer(Protocol):
         """Take a query's state after a trigger; again with the same trigger if its status was
         missing."""
 
-    def end(self, run_id: str, *, failed: bool) -> None:
+    def tick(self) -> None:
+        """Take that some seconds have passed, in which a query may have sent no report."""
+
+    def end(self, run_id: str) -> None:
         """Take the end of a query's run."""
 
 
@@ -123,7 +126,6 @@ class ProgressListener(StreamingQueryListener):
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         """Report the end of a query's run."""
         run_id, error = str(event.runId), event.exception
-        failed = error is not None
         failure = None if error is None else failure_kind(error, event.errorClassOnException)
         self.queries.ended(run_id, failure, self._now_ms())
         self._poller.forget(run_id)
@@ -131,7 +133,7 @@ class ProgressListener(StreamingQueryListener):
             self._ended.append(run_id)
             self._reports.pop(run_id, None)
             for name, consumer in self._consumers:
-                self._guard.run(name, lambda: consumer.end(run_id, failed=failed))  # noqa: B023
+                self._guard.run(name, lambda: consumer.end(run_id))  # noqa: B023
 
     # --- Publishing -------------------------------------------------------------------------------
 
@@ -161,6 +163,9 @@ class ProgressListener(StreamingQueryListener):
             if run_id not in known:  # it ran before this listener
                 self.queries.started(run_id, str(query.id), query.name, now)
             self.queries.observe(run_id, phase_of(query.status["message"]), now)
+        with self._lock:
+            for name, consumer in self._consumers:
+                self._guard.run(name, consumer.tick)
         return bool(active)
 
     def _read_report(self, query_id: str) -> Any:

@@ -267,10 +267,10 @@ def credentials_url_or_host(text: str) -> str:
 
 def is_loopback(endpoint_url: str | None) -> bool:
     """Return whether the endpoint is on this machine; None is a real endpoint of AWS."""
-    host = urlsplit(endpoint_url or "").hostname or ""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
     try:
+        host = urlsplit(endpoint_url or "").hostname or ""
+        if host == "localhost" or host.endswith(".localhost"):
+            return True
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False

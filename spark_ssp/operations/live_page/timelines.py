@@ -40,7 +40,10 @@ class Timelines:
                 del self._queries[run]
             self.version += 1
 
-    def end(self, run_id: str, *, failed: bool = False) -> None:
+    def tick(self) -> None:
+        """Do nothing: the page is rendered when it is asked for."""
+
+    def end(self, run_id: str) -> None:
         """Mark a query as ended."""
         with self._lock:
             if run_id in self._queries:

@@ -8,8 +8,10 @@ Two families, in one namespace:
   ShardId), and over all shards by (Operation=ApplicationTracker); `CurrentLeases` by
   (Operation=RenewAllLeases, WorkerIdentifier). The KCL's namespace is the application name. With
   several streams its dimension StreamId contains the account, which a progress report does not:
-  there the dimension is StreamName.
-* The others of this package, by Query.
+  there the dimension is StreamName. An application of the KCL is one query: if several run, the
+  dimension Query is added.
+* The others of this package, by Query. A query that sends no reports, as in a batch that hangs, has
+  those of its health.
 
 Limits of the format: 100 metrics and 100 values of a metric in a document, one value of each
 dimension, so each shard has its own document.
@@ -18,15 +20,24 @@ dimension, so each shard has its own document.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from spark_ssp.operations.health import Health, Verdict
 from spark_ssp.operations.metrics import catalogue
 from spark_ssp.operations.metrics.catalogue import Metric
-from spark_ssp.operations.metrics.readings import Output, farthest_behind, invalid_argument
+from spark_ssp.operations.metrics.readings import (
+    Output,
+    QueryStates,
+    invalid_argument,
+    with_series,
+)
 from spark_ssp.operations.snapshot import (
     QuerySnapshot,
+    ReadState,
+    ShardSnapshot,
     SourceFormat,
     SourceSnapshot,
     StreamSnapshot,
@@ -34,6 +45,8 @@ from spark_ssp.operations.snapshot import (
 
 PERIOD_S: Final = 10.0
 """The shortest time between the lines of two triggers of a query: the KCL's default buffer time."""
+QUIET_S: Final = 60.0
+"""After this time without lines, the health of a query is written."""
 MAX_VALUES: Final = 100
 _MAX_DIMENSION: Final = 1024
 _COUNTERS: Final = {
@@ -48,45 +61,97 @@ _COUNTERS: Final = {
 Document = dict[str, Any]
 
 
+@dataclass(slots=True, kw_only=True)
+class _Run:
+    """The last report of a run of a query, and what was written of it."""
+
+    snapshot: QuerySnapshot
+    counts: Mapping[Metric, int]
+    written_at: float | None = None
+    written: Mapping[Metric, int] = field(default_factory=dict)
+
+
 class CloudWatchOutput(Output):
     """Writes documents in the Embedded Metric Format, a line each. Used under a lock. `monotonic`
-    is in seconds."""
+    is in seconds, `now_ms` in epoch milliseconds."""
 
     def __init__(
         self,
         target: TextIO | Path,
+        states: QueryStates,
         *,
         namespace: str,
         series: int,
         monotonic: Callable[[], float],
+        now_ms: Callable[[], int],
     ) -> None:
         """`target`: an open stream, which is not closed, or a file, which is appended to. Raises
         InvalidOptionsError if the file cannot be opened."""
         self._namespace = namespace
         self._series = series
+        self._states = states
         self._monotonic = monotonic
+        self._now_ms = now_ms
         self._is_own = isinstance(target, Path)
         self._target = _opened(target) if isinstance(target, Path) else target
-        self._last: dict[str, tuple[float, Mapping[Metric, int]]] = {}
-        """By run of a query: the time of its last lines, and its counts then."""
+        self._runs: dict[str, _Run] = {}
+        self._quiet_since: dict[str, float] = {}
+        """The time of the last lines of each run that is or was observed."""
 
     def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
         """Write the lines of a trigger, if the period has passed."""
+        run = self._runs.setdefault(snapshot.run_id, _Run(snapshot=snapshot, counts=counts))
+        run.snapshot, run.counts = snapshot, counts
+        if run.written_at is None or self._monotonic() - run.written_at >= PERIOD_S:
+            self._write_run(run)
+
+    def tick(self) -> None:
+        """Write the health of queries that were quiet for long."""
         now = self._monotonic()
-        last, before = self._last.get(snapshot.run_id, (None, {}))
-        if last is not None and now - last < PERIOD_S:
-            return
-        self._last = {run: one for run, one in self._last.items() if now - one[0] < 60 * PERIOD_S}
-        self._last[snapshot.run_id] = (now, counts)
-        increases = {metric: max(0, n - before.get(metric, 0)) for metric, n in counts.items()}
-        found = documents(snapshot, increases, namespace=self._namespace, series=self._series)
-        self._target.write("".join(f"{json.dumps(one)}\n" for one in found))
-        self._target.flush()
+        running = [one for one in self._states.assessed() if one[0].is_running]
+        known = {query.run_id for query, _ in running}
+        self._quiet_since = {run: since for run, since in self._quiet_since.items() if run in known}
+        for query, health in running:
+            if now - self._quiet_since.setdefault(query.run_id, now) >= QUIET_S:
+                self._quiet_since[query.run_id] = now
+                bound = _Bound(self._namespace, self._now_ms())
+                self._write([bound.document({"Query": query.label}, _health(health))])
+
+    def end(self, run_id: str) -> None:
+        """Write what was counted since the last lines."""
+        run = self._runs.pop(run_id, None)
+        if run is not None and run.counts != run.written:
+            self._write_run(run)
 
     def close(self) -> None:
-        """Close the file, if it was opened here."""
+        """Write what was counted since the last lines, and close the file if it was opened here."""
+        for run_id in list(self._runs):
+            self.end(run_id)
         if self._is_own:
             self._target.close()
+
+    def _write_run(self, run: _Run) -> None:
+        increases = {
+            metric: max(0, count - run.written.get(metric, 0))
+            for metric, count in run.counts.items()
+        }
+        run.written_at, run.written = self._monotonic(), run.counts
+        self._quiet_since[run.snapshot.run_id] = run.written_at
+        assessed = {query.run_id: health for query, health in self._states.assessed()}
+        self._write(
+            documents(
+                run.snapshot,
+                increases,
+                assessed.get(run.snapshot.run_id),
+                namespace=self._namespace,
+                series=self._series,
+                is_only=len(self._runs) <= 1,
+            )
+        )
+
+    def _write(self, found: Iterable[Document]) -> None:
+        self._target.write("".join(f"{json.dumps(one)}\n" for one in found))
+        self._target.flush()
 
 
 def _opened(path: Path) -> TextIO:
@@ -107,23 +172,31 @@ def _opened(path: Path) -> TextIO:
 def documents(
     snapshot: QuerySnapshot,
     increases: Mapping[Metric, int],
+    health: Health | None,
     *,
     namespace: str,
     series: int,
+    is_only: bool,
 ) -> list[Document]:
     """Return the documents of a query after a trigger. `increases`: of its counters, since the
-    documents before. `series`: the most shards or partitions of a stream with their own."""
+    documents before. `series`: the most shards or partitions of a stream with their own. `is_only`:
+    whether no other query writes to the namespace."""
     bound = _Bound(namespace, snapshot.time_ms)
-    found = [_query(bound, snapshot, increases)]
+    found = [_query(bound, snapshot, increases, health)]
+    of_kcl = {} if is_only else {"Query": snapshot.label}
     for source in snapshot.sources:
         for stream in source.streams:
             if source.format is SourceFormat.KINESIS:
-                found += _stream(bound, snapshot.label, source, stream, series)
+                found += _stream(bound, snapshot.label, source, stream, series, of_kcl)
             else:
                 found += _topic(bound, snapshot.label, stream, series)
         if source.worker is not None:
             held = sum(_held(stream, source.worker) for stream in source.streams)
-            renewer = {"Operation": "RenewAllLeases", "WorkerIdentifier": source.worker}
+            renewer = {
+                "Operation": "RenewAllLeases",
+                **of_kcl,
+                "WorkerIdentifier": source.worker,
+            }
             found.append(bound.document(renewer, {"CurrentLeases": (held, "Count")}))
     return found
 
@@ -157,12 +230,30 @@ def _dimension(value: str) -> str:
     return f"_{text}" if not text.strip() or text.startswith(":") else text
 
 
-def _query(bound: _Bound, snapshot: QuerySnapshot, increases: Mapping[Metric, int]) -> Document:
+def _health(health: Health) -> dict[str, tuple[float | list[int], str]]:
+    """Return the values of a query's health. `Healthy` is 1 or 0, for an alarm on its minimum."""
+    values: dict[str, tuple[float | list[int], str]] = {
+        "Healthy": (int(health.verdict is Verdict.OK), "None"),
+        "UnmeasuredParts": (health.unmeasured, "Count"),
+    }
+    if health.committed.ms is not None:
+        values["CommittedDelay"] = (health.committed.ms, "Milliseconds")
+    return values
+
+
+def _query(
+    bound: _Bound,
+    snapshot: QuerySnapshot,
+    increases: Mapping[Metric, int],
+    health: Health | None,
+) -> Document:
     values: dict[str, tuple[float | list[int], str]] = {
         name: (increases[metric], "Count")
         for metric, name in _COUNTERS.items()
         if metric in increases
     }
+    if health is not None:
+        values |= _health(health)
     if "triggerExecution" in snapshot.phases_ms:
         values["TriggerTime"] = (snapshot.phases_ms["triggerExecution"], "Milliseconds")
     if snapshot.sources:
@@ -179,15 +270,19 @@ def _query(bound: _Bound, snapshot: QuerySnapshot, increases: Mapping[Metric, in
 
 
 def _stream(
-    bound: _Bound, query: str, source: SourceSnapshot, stream: StreamSnapshot, series: int
+    bound: _Bound,
+    query: str,
+    source: SourceSnapshot,
+    stream: StreamSnapshot,
+    series: int,
+    of_kcl: Mapping[str, str],
 ) -> Iterator[Document]:
-    by_stream = {"StreamName": stream.name} if len(source.streams) > 1 else {}
-    lags = [shard.lag for shard in farthest_behind(stream.shards, MAX_VALUES)]
-    known = [lag for lag in lags if lag is not None]
+    by_stream = {**of_kcl, **({"StreamName": stream.name} if len(source.streams) > 1 else {})}
+    known = _largest_lags(stream.shards)
     if known:
         tracker = {"Operation": "ApplicationTracker", **by_stream}
         yield bound.document(tracker, {"MillisBehindLatest": (known, "Milliseconds")})
-    for shard in farthest_behind(stream.shards, series):
+    for shard in with_series(stream, series):
         task = {"Operation": "ProcessTask", **by_stream, "ShardId": shard.shard}
         yield bound.document(task, {"MillisBehindLatest": (shard.lag or 0, "Milliseconds")})
     counts = {state.value: count for state, count in stream.states.items()}
@@ -201,6 +296,16 @@ def _stream(
     )
 
 
+def _largest_lags(shards: Sequence[ShardSnapshot]) -> list[int]:
+    """Return the largest known lags of shards that are read: as many as a document can have."""
+    known = [
+        shard.lag
+        for shard in shards
+        if shard.lag is not None and shard.state is not ReadState.ENDED
+    ]
+    return sorted(known, reverse=True)[:MAX_VALUES]
+
+
 def _topic(bound: _Bound, query: str, topic: StreamSnapshot, series: int) -> Iterator[Document]:
     labels = {"Query": query, "Topic": topic.name}
     if topic.max_lag is not None and topic.total_lag is not None:
@@ -211,7 +316,7 @@ def _topic(bound: _Bound, query: str, topic: StreamSnapshot, series: int) -> Ite
                 "SumOffsetsBehindLatest": (topic.total_lag, "Count"),
             },
         )
-    for partition in farthest_behind(topic.shards, series):
+    for partition in with_series(topic, series):
         yield bound.document(
             {**labels, "Partition": partition.shard},
             {"OffsetsBehindLatest": (partition.lag or 0, "Count")},

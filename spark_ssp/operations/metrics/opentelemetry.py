@@ -1,28 +1,37 @@
 """Metrics for OpenTelemetry, by its API only: the user's program brings an SDK and an exporter. The
-names are those of Prometheus without `_total`, and the unit is part of the name, since exporters to
-Prometheus append both."""
+names are those of Prometheus without the unit and `_total`, which exporters to Prometheus append.
+
+The API cannot remove an instrument, and an SDK ignores the callback of one that is created a second
+time. So a meter provider gets the instruments once, and each output adds its values to them.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 from functools import partial
+from typing import Final
+from weakref import WeakKeyDictionary
 
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
+from spark_ssp.common.version import __version__
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
 from spark_ssp.operations.metrics.readings import Output, QueryStates
 
 Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
 
-class OpenTelemetryOutput(Output):
-    """Observable gauges and counters, which the SDK reads at its own interval. After `close` they
-    have no values: the API cannot remove an instrument."""
+class Instruments:
+    """The observable gauges and counters of one meter provider, which an SDK reads at its own
+    interval."""
 
-    def __init__(self, states: QueryStates, provider: MeterProvider | None) -> None:
-        """`provider`: by default, the global one."""
-        self._states: QueryStates | None = states
-        meter = (provider or get_meter_provider()).get_meter("spark_ssp")
+    def __init__(self, provider: MeterProvider) -> None:
+        self._lock = threading.Lock()
+        self._states: list[QueryStates] = []
+        self._collected: dict[Metric, list[Observation]] = {}
+        """The values of the present collection that were not asked for yet."""
+        meter = provider.get_meter("spark_ssp", __version__)
         for metric in METRICS:
             create = (
                 meter.create_observable_counter
@@ -30,18 +39,53 @@ class OpenTelemetryOutput(Output):
                 else meter.create_observable_gauge
             )
             observe: Callback = partial(self._observe, metric)
-            create(metric.name.removesuffix("_total"), [observe], description=metric.help)
+            create(metric.base_name, [observe], unit=metric.unit, description=metric.help)
+
+    def add(self, states: QueryStates) -> None:
+        """Add the values of a session."""
+        with self._lock:
+            self._states.append(states)
+            self._collected.clear()
+
+    def remove(self, states: QueryStates) -> None:
+        """Remove the values of a session."""
+        with self._lock:
+            self._states.remove(states)
+            self._collected.clear()
 
     def _observe(self, metric: Metric, _: CallbackOptions) -> list[Observation]:
-        states = self._states
-        if states is None:
-            return []
-        return [
-            Observation(value, dict(zip(metric.labels, labels, strict=True)))
-            for found, labels, value in states.readings()
-            if found is metric
-        ]
+        """Return the values of one metric. An SDK asks for each once in a collection, so the values
+        of all are read when one is asked for again."""
+        with self._lock:
+            if metric not in self._collected:
+                self._collected = {one: [] for one in METRICS}
+                for found, labels, value in (
+                    reading for states in self._states for reading in states.readings()
+                ):
+                    attributes = dict(zip(found.labels, labels, strict=True))
+                    self._collected[found].append(Observation(value, attributes))
+            return self._collected.pop(metric)
+
+
+_lock = threading.Lock()
+_instruments: Final[WeakKeyDictionary[MeterProvider, Instruments]] = WeakKeyDictionary()
+
+
+class OpenTelemetryOutput(Output):
+    """The values of a session, in the instruments of a meter provider."""
+
+    def __init__(self, states: QueryStates, provider: MeterProvider | None) -> None:
+        """`provider`: by default, the global one."""
+        chosen = provider or get_meter_provider()
+        with _lock:
+            if chosen not in _instruments:
+                _instruments[chosen] = Instruments(chosen)
+            self._instruments = _instruments[chosen]
+        self._states: QueryStates | None = states
+        self._instruments.add(states)
 
     def close(self) -> None:
-        """Return no further values."""
-        self._states = None
+        """Return no further values. Has no effect the second time."""
+        states, self._states = self._states, None
+        if states is not None:
+            self._instruments.remove(states)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Final
 from wsgiref.simple_server import WSGIServer
+from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 
+from spark_ssp.common.options.values import is_loopback
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
 from spark_ssp.operations.metrics.readings import Output, QueryStates, invalid_argument
 
@@ -65,6 +67,25 @@ class RegistryOutput(Output):
         self._registry.unregister(self._collector)
 
 
+def _application(server: WSGIServer) -> WSGIApplication:
+    application = server.get_app()
+    assert application is not None
+    return application
+
+
+def _for_this_machine(application: WSGIApplication) -> WSGIApplication:
+    """Refuse requests for other hosts: a page of another site, whose name resolves to this machine,
+    could read the metrics."""
+
+    def answer(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
+        if is_loopback(f"http://{environment.get('HTTP_HOST', '')}"):
+            return application(environment, start)
+        start("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
+        return [b"the Host header must name this machine: 127.0.0.1, localhost or [::1]\n"]
+
+    return answer
+
+
 class ScrapeEndpoint(Output):
     """An HTTP endpoint with the metrics, and no others."""
 
@@ -83,8 +104,10 @@ class ScrapeEndpoint(Output):
             ) from error
         self._server: WSGIServer = started[0]
         self._thread: threading.Thread = started[1]
-        bound = self._server.server_port
-        self.url = f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics"
+        address = f"http://{f'[{host}]' if ':' in host else host}"
+        if is_loopback(address):
+            self._server.set_app(_for_this_machine(_application(self._server)))
+        self.url = f"{address}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
         """Stop the endpoint."""

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, TextIO
 
 from pyspark.sql import SparkSession
 
+from spark_ssp.common.options.spec import BadValueError
+from spark_ssp.common.options.values import parse_duration
 from spark_ssp.common.spark.requirement import missing_extra
+from spark_ssp.operations.health import Limits
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
 from spark_ssp.operations.metrics.readings import (
     MetricsPublisher,
@@ -54,6 +57,8 @@ def publish_metrics(
     cloudwatch: bool | str | PathLike[str] | TextIO = False,
     cloudwatch_namespace: str = "spark-ssp",
     series: int = 100,
+    max_delay: str = "10m",
+    stuck_after: str = "15m",
 ) -> PublishedMetrics:
     """Publish the metrics of all streaming queries of a session, those that run already included.
 
@@ -64,8 +69,10 @@ def publish_metrics(
     their namespace, for alarms of the Kinesis Client Library the application name. At least one of
     the three is needed.
 
-    `series`: the most shards or partitions of a stream whose lag is published, those farthest
-    behind; 0 for totals only.
+    `series`: a stream of at most so many shards or partitions has series of each; a larger one has
+    totals only. `max_delay`, `stuck_after`: the limits of a healthy query, as of `spark-ssp
+    status`: a query whose results are older is BEHIND, and one that commits nothing for longer,
+    with records to read, is STALLED.
 
     Works through Spark Connect too, where the metrics are published by the client. A failing output
     is logged once and never harms a query. Raises UnsupportedError if the packages of the extra
@@ -73,12 +80,16 @@ def publish_metrics(
     """
     if series < 0:
         raise invalid_argument("series", found=str(series), expected="0 or more")
-    states = QueryStates(series=series)
+    limits = Limits(
+        max_delay_ms=_duration("max_delay", max_delay),
+        stuck_after_ms=_duration("stuck_after", stuck_after),
+    )
+    states = QueryStates(series=series, limits=limits)
     outputs: dict[str, Output] = {}
     try:
         url = _add_prometheus(outputs, states, prometheus)
         _add_opentelemetry(outputs, states, opentelemetry)
-        _add_cloudwatch(outputs, cloudwatch, cloudwatch_namespace, series)
+        _add_cloudwatch(outputs, states, cloudwatch, cloudwatch_namespace, series)
         if not outputs:
             raise invalid_argument(
                 "prometheus, opentelemetry, cloudwatch",
@@ -135,8 +146,18 @@ def _add_opentelemetry(
     outputs["opentelemetry"] = OpenTelemetryOutput(states, None if target is True else target)
 
 
+def _duration(name: str, text: str) -> int:
+    """Return a duration in milliseconds."""
+    try:
+        return parse_duration(text)
+    except BadValueError as error:
+        fault = error.faults[0]
+        raise invalid_argument(name, found=fault.found, expected=fault.expected) from None
+
+
 def _add_cloudwatch(
     outputs: dict[str, Output],
+    states: QueryStates,
     target: bool | str | PathLike[str] | TextIO,
     namespace: str,
     series: int,
@@ -153,7 +174,12 @@ def _add_cloudwatch(
         target = sys.stdout
     stream = Path(target) if isinstance(target, str | PathLike) else target
     outputs["cloudwatch"] = CloudWatchOutput(
-        stream, namespace=namespace, series=series, monotonic=time.monotonic
+        stream,
+        states,
+        namespace=namespace,
+        series=series,
+        monotonic=time.monotonic,
+        now_ms=lambda: time.time_ns() // 10**6,
     )
 
 

@@ -1,20 +1,26 @@
-"""The values of the metrics, from the last snapshot of each running query, and the protocol of the
-outputs that publish them. The number of series is
-bounded: `series` shards or partitions of a stream, those farthest behind, have one each. A shard
-that has ended or left the query has none."""
+"""The values of the metrics, from the last snapshot of each running query and from its health now,
+and the protocol of the outputs that publish them.
+
+The number of series is bounded, and they do not come and go: shards or partitions have series of
+their own if their stream has at most `series` of them. A shard that has ended or left the query has
+none.
+"""
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.operations.health import DEFAULT_LIMITS, Health, Limits, Verdict
 from spark_ssp.operations.metrics import catalogue
 from spark_ssp.operations.metrics.catalogue import Metric
-from spark_ssp.operations.observed_queries import ObservedQueries
+from spark_ssp.operations.observed_queries import ObservedQueries, ObservedQuery
 from spark_ssp.operations.progress import FailureGuard
 from spark_ssp.operations.snapshot import (
     LeaseCounts,
@@ -49,15 +55,22 @@ class _State:
 
 
 class QueryStates:
-    """The queries of a session. `series`: the most shards or partitions of a stream whose lag is
-    published."""
+    """The values of a session's queries. `series`: the most shards or partitions of a stream that
+    have series of their own."""
 
-    def __init__(self, *, series: int) -> None:
+    def __init__(
+        self,
+        *,
+        series: int,
+        limits: Limits = DEFAULT_LIMITS,
+        now_ms: Callable[[], int] = lambda: time.time_ns() // 10**6,
+    ) -> None:
         self._series = series
+        self._limits = limits
+        self._now_ms = now_ms
         self._lock = threading.Lock()
         self._states: dict[str, _State] = {}
-        self._failures = 0
-        self._observed: ObservedQueries | None = None
+        self._observed = ObservedQueries()
 
     def attach(self, queries: ObservedQueries) -> None:
         """Take the queries of the session, for their health."""
@@ -83,22 +96,28 @@ class QueryStates:
             }
             return state.counts
 
-    def remove(self, run_id: str, *, failed: bool) -> None:
-        """Remove a query that has ended."""
+    def remove(self, run_id: str) -> None:
+        """Remove the values of a query that has ended; its verdict remains."""
         with self._lock:
-            self._failures += failed
             for label in [one for one, state in self._states.items() if state.run_id == run_id]:
                 del self._states[label]
 
     def readings(self) -> list[Reading]:
         """Return the current values of all metrics."""
-        found = []
+        found = [Reading(catalogue.RUNNING, (), len(self._observed.running()))]
+        for query, health in self.assessed():
+            found += _largest(health_readings(query, health, series=self._series))
         with self._lock:
             for label, state in self._states.items():
                 found += [Reading(*key, value) for key, value in state.gauges.items()]
                 found += [Reading(metric, (label,), n) for metric, n in state.counts.items()]
-            found.append(Reading(catalogue.QUERY_FAILURES, (), self._failures))
+        failures = self._observed.failures().items()
+        found += [Reading(catalogue.QUERY_FAILURES, (label,), count) for label, count in failures]
         return found
+
+    def assessed(self) -> list[tuple[ObservedQuery, Health]]:
+        """Return the queries with their health now."""
+        return self._observed.assessed(self._limits, self._now_ms())
 
 
 def _counts(snapshot: QuerySnapshot) -> Counter[Metric]:
@@ -117,13 +136,19 @@ def _counts(snapshot: QuerySnapshot) -> Counter[Metric]:
 def readings(
     snapshot: QuerySnapshot, *, series: int
 ) -> dict[tuple[Metric, tuple[str, ...]], float]:
-    """Return the gauges of a query after a trigger. If several of its sources read one stream, the
-    larger value counts."""
+    """Return the gauges of a query after a trigger."""
+    largest = _largest(_readings(snapshot, series))
+    return {(metric, labels): value for metric, labels, value in largest}
+
+
+def _largest(readings: Iterable[Reading]) -> list[Reading]:
+    """Return one reading of each series: if several sources of a query read one stream, the largest
+    value counts."""
     found: dict[tuple[Metric, tuple[str, ...]], float] = {}
-    for metric, labels, value in _readings(snapshot, series):
+    for metric, labels, value in readings:
         key = (metric, labels)
         found[key] = max(value, found.get(key, value))
-    return found
+    return [Reading(*key, value) for key, value in found.items()]
 
 
 def _readings(snapshot: QuerySnapshot, series: int) -> Iterator[Reading]:
@@ -131,6 +156,7 @@ def _readings(snapshot: QuerySnapshot, series: int) -> Iterator[Reading]:
     if snapshot.rows is not None:
         yield Reading(catalogue.BATCH_ROWS, (query,), snapshot.rows)
     yield Reading(catalogue.LAST_TRIGGER, (query,), snapshot.time_ms / 1000)
+    yield Reading(catalogue.LAST_COMMIT, (query,), snapshot.end_ms / 1000)
     for phase, taken in snapshot.phases_ms.items():
         yield Reading(catalogue.TRIGGER_SECONDS, (query, phase), taken / 1000)
     if snapshot.sources:
@@ -149,15 +175,16 @@ def _stream(query: str, stream: StreamSnapshot, series: int) -> Iterator[Reading
     for state, count in stream.states.items():
         yield Reading(catalogue.SHARDS, (*labels, state.value), count)
     if stream.max_lag is not None:
-        yield Reading(catalogue.MAX_MILLIS_BEHIND, labels, stream.max_lag)
-    shown = farthest_behind(stream.shards, series)
+        yield Reading(catalogue.STREAM_DELAY, labels, stream.max_lag / 1000)
+    shown = with_series(stream, series)
     for shard in shown:
-        yield Reading(catalogue.MILLIS_BEHIND, (*labels, shard.shard), shard.lag or 0)
+        yield Reading(catalogue.SHARD_DELAY, (*labels, shard.shard), (shard.lag or 0) / 1000)
     yield from _not_shown(labels, stream, shown)
     if stream.leases is not None:
         for owner, count in _owners(stream.leases).items():
             yield Reading(catalogue.LEASES, (*labels, owner), count)
-        yield Reading(catalogue.NOT_READ, labels, stream.leases.not_read)
+        yield Reading(catalogue.UNREAD, (*labels, "free"), stream.leases.free)
+        yield Reading(catalogue.UNREAD, (*labels, "malformed"), stream.leases.not_read)
     if stream.fan_out is not None:
         yield Reading(catalogue.FAN_OUT, (*labels, "pushed"), stream.fan_out.pushed)
         yield Reading(catalogue.FAN_OUT, (*labels, "polled"), stream.fan_out.polled)
@@ -171,11 +198,51 @@ def _topic(query: str, topic: StreamSnapshot, series: int) -> Iterator[Reading]:
     yield Reading(catalogue.PARTITIONS, labels, topic.states[ReadState.OPEN])
     if topic.max_lag is not None and topic.total_lag is not None:
         yield Reading(catalogue.MAX_OFFSETS_BEHIND, labels, topic.max_lag)
-        yield Reading(catalogue.TOTAL_OFFSETS_BEHIND, labels, topic.total_lag)
-    shown = farthest_behind(topic.shards, series)
+        yield Reading(catalogue.TOPIC_OFFSETS_BEHIND, labels, topic.total_lag)
+    shown = with_series(topic, series)
     for partition in shown:
         yield Reading(catalogue.OFFSETS_BEHIND, (*labels, partition.shard), partition.lag or 0)
     yield from _not_shown(labels, topic, shown)
+
+
+def health_readings(query: ObservedQuery, health: Health, *, series: int) -> Iterator[Reading]:
+    """Yield the values of a query's health. What is not known has no value."""
+    labels = (query.label,)
+    for verdict in Verdict:
+        yield Reading(catalogue.VERDICT, (*labels, verdict), verdict is health.verdict)
+    if not query.is_running:
+        return
+    yield Reading(catalogue.UNMEASURED, labels, health.unmeasured)
+    for metric, millis in (
+        (catalogue.COMMITTED_DELAY, health.committed.ms),
+        (catalogue.UNTIL_CAUGHT_UP, health.outlook.until_caught_up_ms),
+        (catalogue.UNTIL_EXPIRY, health.outlook.until_expiry_ms),
+    ):
+        if millis is not None:
+            yield Reading(metric, labels, millis / 1000 if math.isfinite(millis) else math.inf)
+    sources = query.snapshot.sources if query.snapshot is not None else ()
+    for topic in (one for source in sources for one in source.streams):
+        delays = {
+            shard.shard: query.delays[topic.name, shard.shard].ms / 1000
+            for shard in topic.shards
+            if (topic.name, shard.shard) in query.delays
+        }
+        if not delays:
+            continue
+        yield Reading(catalogue.STREAM_DELAY, (*labels, topic.name), max(delays.values()))
+        for shard in with_series(topic, series):
+            if shard.shard in delays:
+                shown = (*labels, topic.name, shard.shard)
+                yield Reading(catalogue.SHARD_DELAY, shown, delays[shard.shard])
+
+
+def with_series(stream: StreamSnapshot, most: int) -> list[ShardSnapshot]:
+    """Return the shards or partitions with a known lag if a stream has at most `most`, else
+    none."""
+    lagging = [shard for shard in stream.shards if _lags(shard)]
+    if len(lagging) > most:
+        return []
+    return [shard for shard in lagging if shard.lag is not None]
 
 
 def _not_shown(
@@ -184,16 +251,6 @@ def _not_shown(
     if stream.max_lag is not None:
         lagging = sum(_lags(shard) for shard in stream.shards)
         yield Reading(catalogue.NOT_SHOWN, labels, lagging - len(shown))
-
-
-def farthest_behind(shards: Sequence[ShardSnapshot], most: int) -> list[ShardSnapshot]:
-    """Return the shards with a known lag, at most `most`, those farthest behind, in their order."""
-    known = [shard for shard in shards if _lags(shard) and shard.lag is not None]
-    if len(known) <= most:
-        return known
-    chosen = sorted(known, key=lambda shard: -(shard.lag or 0))[:most]
-    kept = {shard.shard for shard in chosen}
-    return [shard for shard in known if shard.shard in kept]
 
 
 def _lags(shard: ShardSnapshot) -> bool:
@@ -208,6 +265,12 @@ def _owners(leases: LeaseCounts) -> Mapping[str, int]:
 
 class Output:
     """A destination of metrics. Most are read by others, with the values of `QueryStates`."""
+
+    def tick(self) -> None:
+        """Take that some seconds have passed, in which a query may have sent no report."""
+
+    def end(self, run_id: str) -> None:
+        """Take the end of a query's run."""
 
     def publish(self, snapshot: QuerySnapshot, counts: Mapping[Metric, int]) -> None:
         """Publish a query's state after a trigger. `counts`: its counters, since its start."""
@@ -246,9 +309,16 @@ class MetricsPublisher:
                 lambda: output.publish(snapshot, counts),  # noqa: B023
             )
 
-    def end(self, run_id: str, *, failed: bool) -> None:
+    def tick(self) -> None:
+        """Pass on that some seconds have passed."""
+        for name, output in self._outputs.items():
+            self._guard.run(f"metrics for {name}", output.tick)
+
+    def end(self, run_id: str) -> None:
         """Remove a query."""
-        self._states.remove(run_id, failed=failed)
+        for name, output in self._outputs.items():
+            self._guard.run(f"metrics for {name}", lambda: output.end(run_id))  # noqa: B023
+        self._states.remove(run_id)
 
     def close(self) -> None:
         """Close the outputs."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+from dataclasses import replace
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
@@ -16,12 +18,14 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
 from spark_ssp.common.errors import InvalidOptionsError
+from spark_ssp.common.version import __version__
 from spark_ssp.operations.metrics import cloudwatch
 from spark_ssp.operations.metrics.catalogue import METRICS
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
 from spark_ssp.operations.metrics.opentelemetry import OpenTelemetryOutput
 from spark_ssp.operations.metrics.prometheus import RegistryOutput, ScrapeEndpoint
 from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.observed_queries import ObservedQueries
 from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 from tests.support.kinesis.planning import shard_id
 from tests.support.operations.reports import end_offset, report, status
@@ -32,16 +36,30 @@ def trigger(batch: int = 7, *, shards: int = 2, name: str | None = "etl") -> Que
     return query_snapshot(report(end_offset(shards), status(lag), batch=batch, name=name))
 
 
+def without_leases(snapshot: QuerySnapshot) -> QuerySnapshot:
+    """The same query, which shares its shards with no other and so misses none."""
+    (source,) = snapshot.sources
+    streams = tuple(replace(stream, leases=None) for stream in source.streams)
+    return replace(snapshot, sources=(replace(source, streams=streams),))
+
+
 # --- Prometheus -----------------------------------------------------------------------------------
+
+
+def get(url: str, host: str | None = None) -> tuple[int, str]:
+    """The answer of an endpoint, by another name of it."""
+    address = urlsplit(url)
+    connection = HTTPConnection(address.hostname or "", address.port, timeout=30)
+    connection.request("GET", address.path, headers={} if host is None else {"Host": host})
+    answer = connection.getresponse()
+    text = answer.read().decode()
+    connection.close()
+    return answer.status, text
 
 
 def scrape(url: str) -> dict[str, dict[tuple[str, ...], float]]:
     """The values by name and by labels, in the order of the labels' names."""
-    address = urlsplit(url)
-    connection = HTTPConnection(address.hostname or "", address.port, timeout=30)
-    connection.request("GET", address.path)
-    text = connection.getresponse().read().decode()
-    connection.close()
+    _, text = get(url)
     return {
         family.name: {
             tuple(one.labels[name] for name in sorted(one.labels)): one.value
@@ -57,14 +75,26 @@ def test_a_scrape_has_the_last_values() -> None:
     try:
         states.update(trigger())
         found = scrape(endpoint.url)
-        assert found["ssp_millis_behind_latest"] == {
+        assert found["ssp_shard_delay_seconds"] == {
             ("etl", shard_id(0), "orders"): 0,
-            ("etl", shard_id(1), "orders"): 10,
+            ("etl", shard_id(1), "orders"): 0.01,
         }
         assert found["ssp_retries"] == {("etl",): 3}
         assert found["ssp_rows_dropped_by_watermark"] == {("etl",): 5}
-        states.remove("run-1", failed=False)
-        assert scrape(endpoint.url) == {"ssp_query_failures": {(): 0}}
+        states.remove("run-1")
+        assert scrape(endpoint.url) == {"ssp_running_queries": {(): 0}}
+    finally:
+        endpoint.close()
+
+
+def test_the_endpoint_of_this_machine_answers_to_no_other_name() -> None:
+    endpoint = ScrapeEndpoint(QueryStates(series=10), "127.0.0.1", 0)
+    try:
+        for name in ("localhost:1", "127.0.0.1", "[::1]:9464"):
+            assert get(endpoint.url, name)[0] == 200
+        for name in ("example.org", "example.org:9464", "[::1", ""):
+            status, text = get(endpoint.url, name)
+            assert (status, "ssp_" in text) == (400, False)
     finally:
         endpoint.close()
 
@@ -95,16 +125,26 @@ def test_a_registry_of_the_user_has_the_metrics_until_they_are_stopped() -> None
 # --- OpenTelemetry --------------------------------------------------------------------------------
 
 
-def test_opentelemetry_observes_the_last_values_until_it_is_closed() -> None:
+def test_opentelemetry_observes_the_last_values_until_it_is_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
-    states = QueryStates(series=10)
+    states, reads = QueryStates(series=10), Mock()
+    reads.side_effect = states.readings
+    monkeypatch.setattr(states, "readings", reads)
     output = OpenTelemetryOutput(states, provider)
+    scopes: set[tuple[str, str | None]] = set()
+    units: dict[str, str | None] = {}
 
     def observed() -> dict[str, list[Any]]:
         data = reader.get_metrics_data()
         if data is None:
             return {}
+        for resource in data.resource_metrics:
+            for scope in resource.scope_metrics:
+                scopes.add((scope.scope.name, scope.scope.version))
+                units.update({metric.name: metric.unit for metric in scope.metrics})
         return {
             metric.name: list(metric.data.data_points)
             for resource in data.resource_metrics
@@ -112,18 +152,33 @@ def test_opentelemetry_observes_the_last_values_until_it_is_closed() -> None:
             for metric in scope.metrics
         }
 
+    observed()
     states.update(trigger())
     found = observed()
-    lag = {one.attributes["shard"]: one.value for one in found["ssp_millis_behind_latest"]}
-    assert lag == {shard_id(0): 0, shard_id(1): 10}
+    assert scopes == {("spark_ssp", __version__)}
+    assert units["ssp_rows"] == "{row}"
+    assert units["ssp_shard_delay"] == "s"
+    delay = {one.attributes["shard"]: one.value for one in found["ssp_shard_delay"]}
+    assert delay == {shard_id(0): 0, shard_id(1): 0.01}
     assert [one.value for one in found["ssp_rows"]] == [40]
     assert [one.value for one in found["ssp_rows_dropped_by_watermark"]] == [5]
     shards = {one.attributes["mode"]: one.value for one in found["ssp_fan_out_shards"]}
     assert shards == {"pushed": 3, "polled": 1}
-    names = {metric.name.removesuffix("_total") for metric in METRICS}
-    assert found.keys() <= names
+    assert found.keys() <= {metric.base_name for metric in METRICS}
+    assert reads.call_count == 2  # one for each collection, the first one empty
+    # A second call publishes too, and after both have stopped, a third.
+    others = QueryStates(series=10)
+    other = OpenTelemetryOutput(others, provider)
+    others.update(trigger(name="other"))
+    assert {one.attributes["query"] for one in observed()["ssp_rows"]} == {"etl", "other"}
     output.close()
+    output.close()
+    assert {one.attributes["query"] for one in observed()["ssp_rows"]} == {"other"}
+    other.close()
     assert observed() == {}
+    third = OpenTelemetryOutput(states, provider)
+    assert {one.attributes["query"] for one in observed()["ssp_rows"]} == {"etl"}
+    third.close()
     provider.shutdown()
 
 
@@ -136,6 +191,19 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
+
+
+def writing(
+    target: io.StringIO | Path, states: QueryStates, clock: Clock, *, series: int = 10
+) -> CloudWatchOutput:
+    return CloudWatchOutput(
+        target,
+        states,
+        namespace="orders-etl",
+        series=series,
+        monotonic=clock,
+        now_ms=lambda: 1,
+    )
 
 
 def lines(text: str) -> dict[tuple[str, ...], dict[str, Any]]:
@@ -155,10 +223,10 @@ def lines(text: str) -> dict[tuple[str, ...], dict[str, Any]]:
 def test_cloudwatch_gets_the_metrics_of_the_kcl_and_of_the_query() -> None:
     stream, clock = io.StringIO(), Clock()
     states = QueryStates(series=10)
-    output = CloudWatchOutput(stream, namespace="orders-etl", series=10, monotonic=clock)
+    output = writing(stream, states, clock)
     output.publish(trigger(), states.update(trigger()))
     found = lines(stream.getvalue())
-    assert found["ApplicationTracker",] == {"MillisBehindLatest": [0, 10]}
+    assert found["ApplicationTracker",] == {"MillisBehindLatest": [10, 0]}
     assert found["ProcessTask", shard_id(1)] == {"MillisBehindLatest": 10}
     assert found["RenewAllLeases", "anne"] == {"CurrentLeases": 2}
     assert found["etl",]["Rows"] == 40
@@ -173,7 +241,7 @@ def test_cloudwatch_gets_the_metrics_of_the_kcl_and_of_the_query() -> None:
 def test_counters_are_increases_and_lines_are_rare() -> None:
     stream, clock = io.StringIO(), Clock()
     states = QueryStates(series=10)
-    output = CloudWatchOutput(stream, namespace="orders-etl", series=0, monotonic=clock)
+    output = writing(stream, states, clock, series=0)
     for batch in (1, 2, 3):
         output.publish(trigger(batch), states.update(trigger(batch)))
     assert lines(stream.getvalue())["etl",]["Rows"] == 40
@@ -184,10 +252,59 @@ def test_counters_are_increases_and_lines_are_rare() -> None:
     assert lines(stream.getvalue().lstrip("\0"))["etl",]["Retries"] == 0
 
 
+def test_every_row_is_counted_once_after_long_silence_and_at_the_end() -> None:
+    stream, clock = io.StringIO(), Clock()
+    states = QueryStates(series=10)
+    output = writing(stream, states, clock, series=0)
+    for batch in (1, 2, 3):
+        output.publish(trigger(batch), states.update(trigger(batch)))
+        clock.now += 3600 * (batch == 1)
+    output.end("run-1")
+    output.end("run-1")
+    output.close()
+    found = [json.loads(one) for one in stream.getvalue().splitlines()]
+    assert [one["Rows"] for one in found if "Rows" in one] == [40, 40, 40]
+
+
+def test_the_metrics_of_two_queries_are_apart() -> None:
+    stream, states = io.StringIO(), QueryStates(series=10)
+    output = writing(stream, states, Clock())
+    first, second = trigger(), replace(trigger(name="other"), run_id="run-2")
+    output.publish(first, states.update(first))
+    output.publish(second, states.update(second))
+    found = lines(stream.getvalue())
+    assert found["ApplicationTracker",] == found["ApplicationTracker", "other"]
+    assert ("ApplicationTracker",) in found
+    assert ("ProcessTask", "other", shard_id(1)) in found
+
+
+def test_a_query_that_hangs_has_lines_about_its_health() -> None:
+    stream, clock, queries = io.StringIO(), Clock(), ObservedQueries()
+    states = QueryStates(series=10, now_ms=lambda: trigger().time_ms + round(1000 * clock.now))
+    states.attach(queries)
+    output = writing(stream, states, clock)
+    healthy = without_leases(trigger())
+    queries.publish(healthy)
+    output.publish(healthy, states.update(healthy))
+    assert lines(stream.getvalue())["etl",]["Healthy"] == 1
+    stream.truncate(0)
+    for _ in range(100):
+        clock.now += 10
+        output.tick()
+    found = [json.loads(one) for one in stream.getvalue().lstrip("\0").splitlines()]
+    assert [one["CommittedDelay"] for one in found][:2] == [60_010, 120_010]
+    assert [one["Healthy"] for one in found] == [1] * 9 + [0] * 7
+    queries.ended("run-1", None, 0)
+    stream.truncate(0)
+    clock.now += 1000
+    output.tick()
+    assert stream.getvalue() == ""
+
+
 def test_the_limits_of_the_format_are_kept(tmp_path: Path) -> None:
     states = QueryStates(series=1000)
     path = tmp_path / "metrics.log"
-    output = CloudWatchOutput(path, namespace="orders-etl", series=1000, monotonic=Clock())
+    output = writing(path, states, Clock(), series=1000)
     snapshot = trigger(shards=300, name=":sch\u00f6n")
     output.publish(snapshot, states.update(snapshot))
     output.close()
@@ -196,9 +313,4 @@ def test_the_limits_of_the_format_are_kept(tmp_path: Path) -> None:
     assert max(found["ApplicationTracker",]["MillisBehindLatest"]) == 2990
     assert ("_:sch\\xf6n",) in found
     with pytest.raises(InvalidOptionsError, match=r"no-such-folder/metrics\.log"):
-        CloudWatchOutput(
-            tmp_path / "no-such-folder" / "metrics.log",
-            namespace="x",
-            series=1,
-            monotonic=Clock(),
-        )
+        writing(tmp_path / "no-such-folder" / "metrics.log", states, Clock())

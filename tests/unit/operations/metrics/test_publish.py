@@ -72,6 +72,8 @@ def ended(run: str, error: str | None = None) -> QueryTerminatedEvent:
         ({"prometheus": 70_000}, "prometheus: found 70000"),
         ({"prometheus": "example.org"}, "prometheus: found 'example.org'"),
         ({"prometheus": CollectorRegistry(), "series": -1}, "series: found -1"),
+        ({"prometheus": CollectorRegistry(), "max_delay": "soon"}, "max_delay: found 'soon'"),
+        ({"prometheus": CollectorRegistry(), "stuck_after": "5x"}, "stuck_after: found '5x'"),
         ({"cloudwatch": True, "cloudwatch_namespace": "AWS/Mine"}, "cloudwatch_namespace: found"),
     ],
 )
@@ -107,11 +109,11 @@ def test_metrics_are_published_until_they_are_stopped() -> None:
     (listener,) = session.listeners
     listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 7}), run=RUN)))
     labels = {"query": "etl", "stream": "orders"}
-    assert registry.get_sample_value("ssp_max_millis_behind_latest", labels) == 7
+    assert registry.get_sample_value("ssp_planned_delay_seconds", labels) == 0.007
     assert '"MillisBehindLatest": [7]' in stream.getvalue()
     listener.onQueryTerminated(ended(RUN, "an error"))
-    assert registry.get_sample_value("ssp_max_millis_behind_latest", labels) is None
-    assert registry.get_sample_value("ssp_query_failures_total") == 1
+    assert registry.get_sample_value("ssp_planned_delay_seconds", labels) is None
+    assert registry.get_sample_value("ssp_query_failures_total", {"query": "etl"}) == 1
     published.stop()
     published.stop()
     assert session.listeners == []
@@ -135,7 +137,7 @@ def test_metrics_and_live_page_share_a_listener(
         (listener,) = session.listeners
         listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 7}), run=RUN)))
         labels = {"query": "etl", "stream": "orders"}
-        assert registry.get_sample_value("ssp_max_millis_behind_latest", labels) == 7
+        assert registry.get_sample_value("ssp_planned_delay_seconds", labels) == 0.007
         published.stop()
         listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 9}), run=RUN)))
         assert converted == [RUN, RUN]
@@ -212,7 +214,7 @@ def test_before_pyspark_4_2_the_status_follows_from_a_thread(
     # The next report has the status until a newer one is fetched.
     listener.onQueryProgress(progress_event(report(end, end, batch=8, run=RUN)))
     found = {one.metric.name: one.value for one in states.readings()}
-    assert found["ssp_max_millis_behind_latest"] == 9
+    assert found["ssp_planned_delay_seconds"] == 0.009
     assert found["ssp_rows_total"] == 80
     listener.onQueryTerminated(ended(RUN))
     listener.close()
@@ -238,11 +240,11 @@ def test_an_idle_query_is_read_again() -> None:
     listener.onQueryIdle(idle)
     assert published.wait(60)
     found = {one.metric.name: one.value for one in states.readings()}
-    assert found["ssp_max_millis_behind_latest"] == 60_000
+    assert found["ssp_planned_delay_seconds"] == 60
     assert found["ssp_rows_total"] == 40
     listener.onQueryTerminated(ended(RUN))
     listener._publish_later(RUN, query.lastProgress, [None])
-    assert len(states.readings()) == 1
+    assert "ssp_rows_total" not in {one.metric.name for one in states.readings()}
     listener._poller.close()
 
 
