@@ -38,6 +38,7 @@ def _check_reshard(scrapes: Scrapes, feed: Feed, go_on: Callable[[], object]) ->
     and those after a split."""
     behind = scrapes.wait_until(lambda scrape: bool(_lag(scrape)), "a lag")
     assert _open_shards(behind) == 2
+    assert behind.total("ssp_running_queries") == 1
     assert behind.total("ssp_slots") == 2
     (rows,) = behind.values("ssp_batch_rows").values()
     assert 0 < rows <= 5
@@ -80,17 +81,32 @@ def test_a_scrape_shows_a_reshard(
         frame.collect()
         assert batch != 1 or go_on.wait(240)
 
-    published = publish_metrics(spark, prometheus=0)
+    published = publish_metrics(spark, prometheus=0, stuck_after="10s")
     assert published.url is not None
     try:
         query = start(load(spark, options | LIMITED), sink, tmp_path)
         try:
             scrapes = Scrapes(published.url)
+            scrapes.wait_until(
+                lambda scrape: (
+                    scrape.total("ssp_query_verdict", verdict="STALLED") == 1
+                    and (scrape.total("ssp_committed_delay_seconds") or 0) > 10
+                ),
+                "a query whose sink hangs",
+            )
             _check_reshard(scrapes, feed, go_on.set)
+            scrapes.wait_until(
+                lambda scrape: scrape.total("ssp_query_verdict", verdict="OK") == 1,
+                "a query that is well again",
+            )
         finally:
             go_on.set()
             query.stop()
-        scrapes.wait_until(lambda scrape: scrape.total("ssp_slots") is None, "the query's end")
+        ended = scrapes.wait_until(
+            lambda scrape: scrape.total("ssp_slots") is None, "the query's end"
+        )
+        assert ended.total("ssp_running_queries") == 0
+        assert ended.total("ssp_query_verdict", verdict="OK") == 0
         assert scrapes.all[-1].total("ssp_query_failures_total") is None
     finally:
         published.stop()
