@@ -217,12 +217,8 @@ class Outlook:
 
     until_caught_up_ms: float | None = None
     until_expiry_ms: float | None = None
-
-    @property
-    def is_losing(self) -> bool:
-        """Return whether records expire before the query catches up."""
-        left, needed = self.until_expiry_ms, self.until_caught_up_ms
-        return left is not None and needed is not None and (left <= 0 or left < needed)
+    is_losing: bool = False
+    """True if records expire before the query catches up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -281,6 +277,7 @@ def assess(query: Query, limits: Limits, now_ms: int) -> Health:
         outlook=Outlook(
             until_caught_up_ms=max(_known(o.until_caught_up_ms for o in outlooks), default=None),
             until_expiry_ms=min(_known(o.until_expiry_ms for o in outlooks), default=None),
+            is_losing=any(o.is_losing for o in outlooks),
         ),
         not_read=not_read,
     )
@@ -306,22 +303,27 @@ def outlook(part: Part, limits: Limits) -> Outlook:
     """Return the future of a part's delay.
 
     If its pace is not known, it is expected to read twice as fast as writers write, and so to catch
-    up in as long as it is behind.
+    up in as long as it is behind: records expire before that from half of the retention on. The
+    same limit is set for a query that reads no faster than writers write: after a burst it may do
+    so for a while.
     """
     delay, pace = part.committed.ms, part.pace
     if delay is None:
         return Outlook()
     left: float | None = None if part.retention_ms is None else part.retention_ms - delay
     if not exceeds(delay, limits.max_delay_ms):
-        return Outlook(until_caught_up_ms=0, until_expiry_ms=left)
-    if pace is None:
-        return Outlook(until_caught_up_ms=delay, until_expiry_ms=left)
-    if pace.read > pace.written:
+        is_over = left is not None and left <= 0
+        return Outlook(until_caught_up_ms=0, until_expiry_ms=left, is_losing=is_over)
+    catches_up = pace is not None and pace.read > pace.written
+    needed: float = delay
+    if pace is not None and pace.read > pace.written:
         needed = pace.backlog / (pace.read - pace.written)
-        return Outlook(until_caught_up_ms=needed, until_expiry_ms=left)
+    is_losing = left is not None and (left <= 0 or left < needed)
+    if pace is None or catches_up:
+        return Outlook(until_caught_up_ms=needed, until_expiry_ms=left, is_losing=is_losing)
     if left is not None and left > 0 and pace.read < pace.written:
         left /= 1 - pace.read / pace.written  # the delay grows by that part of the time
-    return Outlook(until_caught_up_ms=math.inf, until_expiry_ms=left)
+    return Outlook(until_caught_up_ms=math.inf, until_expiry_ms=left, is_losing=is_losing)
 
 
 def _age(time_ms: int | None, now_ms: int) -> int | None:

@@ -110,7 +110,7 @@ def test_nothing_is_planned_while_records_wait(orders: Orders) -> None:
     assert late == ["orders/shardId-000000000001"]
 
 
-@pytest.mark.parametrize(("minutes", "code", "catches_up"), [(10, 1, True), (60, 5, False)])
+@pytest.mark.parametrize(("minutes", "code", "catches_up"), [(10, 1, True), (60, 1, False)])
 def test_the_pace_of_the_last_batches(
     orders: Orders, minutes: int, code: int, catches_up: bool
 ) -> None:
