@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -37,7 +38,11 @@ from spark_ssp.kinesis_source.options.connection import (
     streams_of,
     warn,
 )
-from spark_ssp.kinesis_source.options.starting_position import ParsedStart, resolve_start
+from spark_ssp.kinesis_source.options.starting_position import (
+    ParsedStart,
+    default_start,
+    resolve_start,
+)
 from spark_ssp.kinesis_source.options.values import (
     CONSUMER_ARN_PATTERN,
     CONSUMER_NAME_PATTERN,
@@ -76,10 +81,12 @@ def parse_options(
     query: QueryKind = QueryKind.STREAM,
     *,
     pyspark_without_limits: str | None = None,
+    now_ms: Callable[[], int] = lambda: time.time_ns() // 10**6,
 ) -> KinesisOptions:
     """Parse and check the options; log a warning for those without effect.
 
-    `pyspark_without_limits` is the installed version of a PySpark that passes no limits.
+    `pyspark_without_limits` is the installed version of a PySpark that passes no limits. `now_ms`
+    is what a position such as -24h is relative to.
 
     Raises InvalidOptionsError, which lists every problem.
     """
@@ -87,8 +94,9 @@ def parse_options(
     streams = streams_of(reading)
     batch = query is QueryKind.BATCH
     positions = reading.values(PositionChoice)
-    start, start_problems = _position(reading, "startingPosition", positions.start, streams)
-    end, end_problems = _position(reading, "endingPosition", positions.end, streams)
+    now = now_ms()
+    start, start_problems = _position(reading, "startingPosition", positions.start, streams, now)
+    end, end_problems = _position(reading, "endingPosition", positions.end, streams, now)
     if batch and not reading.given("startingPosition"):
         start = StartingPosition(default=TrimHorizon())
     options = KinesisOptions(
@@ -127,15 +135,20 @@ def parse_options(
 
 
 def _position(
-    reading: OptionReading, name: str, parsed: ParsedStart, streams: tuple[StreamRef, ...]
+    reading: OptionReading,
+    name: str,
+    parsed: ParsedStart,
+    streams: tuple[StreamRef, ...],
+    now_ms: int,
 ) -> tuple[StartingPosition, tuple[OptionProblem, ...]]:
     if not streams:
         # The map cannot be checked; the missing streams are reported elsewhere.
-        return StartingPosition(default=parsed.default), ()
+        return StartingPosition(default=default_start(parsed, now_ms)), ()
     try:
-        return resolve_start(parsed, [stream.name for stream in streams]), ()
+        return resolve_start(parsed, [stream.name for stream in streams], now_ms), ()
     except BadValueError as error:
-        return StartingPosition(default=parsed.default), error.problems(reading.name(name))
+        default = default_start(parsed, now_ms)
+        return StartingPosition(default=default), error.problems(reading.name(name))
 
 
 def _drop_problems(options: KinesisOptions) -> Iterator[OptionProblem]:

@@ -1,16 +1,17 @@
 """The options `startingPosition` and `endingPosition`: grammar, and meaning for given streams.
 
-    start     = "latest" | "trim_horizon" | "earliest" | "at_timestamp" time | map
+    start     = "latest" | "trim_horizon" | "earliest" | "at_timestamp" time | before | map
     map       = {shard id: point, …, "default": point}                 (one stream)
               | {stream: {shard id: point, …}, …, "default": point}
-    point     = "latest" | "trim_horizon" | "earliest" | "at_timestamp" time
+    point     = "latest" | "trim_horizon" | "earliest" | "at_timestamp" time | before
               | {"at_timestamp": time, "format": Java date pattern (optional)}
               | {"after_sequence_number": digits, "sub_sequence_number": integer (optional)}
-    time      = ISO 8601 with a zone | milliseconds since 1970
+    time      = ISO 8601 with a zone | milliseconds since 1970 | before
+    before    = "-" duration, as -24h: so long before the query's start
 
 The case of words does not matter. The whole option may also be one point in JSON. `parse_start`
-parses the text; `resolve_start` adds the streams. A time ahead of the service's clock is handled by
-the planner.
+parses the text; `resolve_start` adds the streams and the present time. A time ahead of the
+service's clock is handled by the planner.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Final
 
 from spark_ssp.common.errors import shown
 from spark_ssp.common.options.spec import BadValueError, Fault, closest
+from spark_ssp.common.options.values import parse_duration
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -52,6 +54,9 @@ _EARLIEST_MS: Final = 100_000_000_000
 _LATEST_MS: Final = 100_000_000_000_000
 """The year 5138. A time in microseconds is later."""
 
+_LONGEST_BEFORE_MS: Final = 3650 * 86_400_000
+"""Ten times Kinesis' longest retention."""
+
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _EXPECTED: Final = "latest, trim_horizon, at_timestamp <time>, or a JSON object by shard"
@@ -59,10 +64,22 @@ _EXPECTED_POINT: Final = (
     'latest, trim_horizon, at_timestamp <time>, {"at_timestamp": <time>} or '
     '{"after_sequence_number": "<digits>"}'
 )
-_EXPECTED_TIME: Final = "ISO 8601 with a zone, or milliseconds since 1970"
+_EXPECTED_TIME: Final = (
+    "ISO 8601 with a zone, milliseconds since 1970, or a duration before now such as -24h"
+)
 _POINT_KEYS: Final = frozenset(
     {"at_timestamp", "format", "after_sequence_number", "sub_sequence_number"}
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Before:
+    """A time so many milliseconds before the query's start."""
+
+    millis: int
+
+
+ParsedPoint = StartPoint | Before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +87,8 @@ class ParsedStart:
     """The parsed text, without the query's streams. The stream is None in `by_shard` if the map is
     only by shard."""
 
-    default: StartPoint | None
-    by_shard: Mapping[tuple[StreamName | None, ShardId], StartPoint] = field(default_factory=dict)
+    default: ParsedPoint | None
+    by_shard: Mapping[tuple[StreamName | None, ShardId], ParsedPoint] = field(default_factory=dict)
     streams: tuple[StreamName, ...] = ()
     """The streams that the map names, in its order."""
 
@@ -79,18 +96,31 @@ class ParsedStart:
 # --- With the streams known ----------------------------------------------------------------------
 
 
-def resolve_start(parsed: ParsedStart, streams: Sequence[StreamName]) -> StartingPosition:
+def resolve_start(
+    parsed: ParsedStart, streams: Sequence[StreamName], now_ms: int
+) -> StartingPosition:
     """Return the start for these streams (at least one). Raises BadValueError for a mismatch."""
     faults = list(_stream_faults(parsed, streams))
     if faults:
         raise BadValueError(*faults)
     return StartingPosition(
-        default=parsed.default,
+        default=default_start(parsed, now_ms),
         by_shard={
-            ShardKey(stream=stream or streams[0], shard=shard): point
+            ShardKey(stream=stream or streams[0], shard=shard): _resolved(point, now_ms)
             for (stream, shard), point in parsed.by_shard.items()
         },
     )
+
+
+def default_start(parsed: ParsedStart, now_ms: int) -> StartPoint | None:
+    """Return the start of shards that the option does not name."""
+    return None if parsed.default is None else _resolved(parsed.default, now_ms)
+
+
+def _resolved(point: ParsedPoint, now_ms: int) -> StartPoint:
+    if isinstance(point, Before):
+        return AtTimestamp(millis=EpochMillis(now_ms - point.millis))
+    return point
 
 
 def _stream_faults(parsed: ParsedStart, streams: Sequence[StreamName]) -> Iterator[Fault]:
@@ -137,13 +167,15 @@ def parse_end(text: str) -> ParsedStart:
     return parsed
 
 
-def _parse_word(text: str, expected: str) -> StartPoint:
+def _parse_word(text: str, expected: str) -> ParsedPoint:
     point = _WORDS.get(text.lower())
     if point is not None:
         return point
+    if text.startswith("-"):
+        return _parse_before(text)
     at_timestamp = _AT_TIMESTAMP.fullmatch(text)
     if at_timestamp is not None:
-        return AtTimestamp(millis=_parse_time(at_timestamp[1].strip()))
+        return _parse_time(at_timestamp[1].strip())
     suggestion = closest(text, {word: word for word in _WORDS})
     if suggestion:
         next_step = f"did you mean {suggestion}?"
@@ -180,8 +212,8 @@ def _parse_document(document: _Pairs) -> ParsedStart:
     if any(name in _POINT_KEYS for name, _ in document):
         return ParsedStart(default=_parse_point(document, ""))
     faults = _repetitions(document, "")
-    default: StartPoint | None = None
-    by_shard: dict[tuple[StreamName | None, ShardId], StartPoint] = {}
+    default: ParsedPoint | None = None
+    by_shard: dict[tuple[StreamName | None, ShardId], ParsedPoint] = {}
     streams: list[StreamName] = []
     for name, value in document:
         try:
@@ -213,7 +245,7 @@ def _mixed() -> Fault:
     )
 
 
-def _parse_stream(stream: str, value: object) -> list[tuple[ShardId, StartPoint]]:
+def _parse_stream(stream: str, value: object) -> list[tuple[ShardId, ParsedPoint]]:
     """Parse the map of one stream; raises BadValueError with every fault."""
     if not isinstance(value, _Pairs):
         raise BadValueError(
@@ -224,7 +256,7 @@ def _parse_stream(stream: str, value: object) -> list[tuple[ShardId, StartPoint]
             )
         )
     faults = _repetitions(value, stream)
-    points: list[tuple[ShardId, StartPoint]] = []
+    points: list[tuple[ShardId, ParsedPoint]] = []
     for name, entry in value:
         if not _SHARD_ID.fullmatch(name):
             faults.append(
@@ -261,7 +293,7 @@ _ONCE: Final = "remove the repetition"
 # --- One point -----------------------------------------------------------------------------------
 
 
-def _parse_point(value: object, place: str) -> StartPoint:
+def _parse_point(value: object, place: str) -> ParsedPoint:
     """Parse a start point in JSON, found at `place` (empty: the option's whole value)."""
     try:
         if isinstance(value, str):
@@ -290,10 +322,10 @@ def _no_point(found: str, next_step: str = "write one of the expected values") -
     return BadValueError(Fault(found=found, expected=_EXPECTED_POINT, next_step=next_step))
 
 
-def _parse_object(fields: Mapping[str, object]) -> StartPoint:
+def _parse_object(fields: Mapping[str, object]) -> ParsedPoint:
     names = frozenset(fields)
     if "at_timestamp" in names and names <= {"at_timestamp", "format"}:
-        return AtTimestamp(millis=_parse_json_time(fields["at_timestamp"], fields.get("format")))
+        return _parse_json_time(fields["at_timestamp"], fields.get("format"))
     if "after_sequence_number" in names and names <= {
         "after_sequence_number",
         "sub_sequence_number",
@@ -336,7 +368,7 @@ def _parse_after(sequence_number: object, sub: object) -> AfterRecord:
 # --- Times ---------------------------------------------------------------------------------------
 
 
-def _parse_json_time(value: object, pattern: object) -> EpochMillis:
+def _parse_json_time(value: object, pattern: object) -> ParsedPoint:
     if pattern is not None:
         if not isinstance(pattern, str) or not isinstance(value, str):
             raise _no_time("a time or format that is not text", "put both in quotes")
@@ -348,9 +380,11 @@ def _parse_json_time(value: object, pattern: object) -> EpochMillis:
     raise _no_time("at_timestamp with neither text nor a whole number", "write it in quotes")
 
 
-def _parse_time(text: str) -> EpochMillis:
+def _parse_time(text: str) -> ParsedPoint:
     if not text:
         raise _no_time("at_timestamp without a time", "write at_timestamp 2026-01-01T00:00:00Z")
+    if text.startswith("-"):
+        return _parse_before(text)
     if re.fullmatch(r"[0-9]{1,18}", text):
         return _checked(int(text), shown(text))
     try:
@@ -365,12 +399,25 @@ def _parse_time(text: str) -> EpochMillis:
     return _checked(_to_millis(time), shown(text))
 
 
+def _parse_before(text: str) -> Before:
+    """Parse a duration before now. The unit is required: a number alone is a time."""
+    try:
+        millis = parse_duration(text[1:].strip())
+    except BadValueError:
+        raise _no_time(shown(text), "write a duration as -24h, -90m or -7d") from None
+    if text[1:].strip().isdigit():
+        raise _no_time(f"{shown(text)}, which has no unit", "add one: -24h, -90m or -7d")
+    if millis > _LONGEST_BEFORE_MS:
+        raise _no_time(shown(text), "write at most -3650d; trim_horizon is the oldest record")
+    return Before(millis=millis)
+
+
 def _to_millis(time: datetime) -> int:
     """Convert to milliseconds, rounded down so that no record of the millisecond is missed."""
     return (time - _EPOCH) // timedelta(milliseconds=1)
 
 
-def _checked(millis: int, found: str) -> EpochMillis:
+def _checked(millis: int, found: str) -> AtTimestamp:
     if millis < _EARLIEST_MS:
         raise _no_time(
             f"{found}, which is before 1973",
@@ -378,7 +425,7 @@ def _checked(millis: int, found: str) -> EpochMillis:
         )
     if millis > _LATEST_MS:
         raise _no_time(f"{found}, which is after the year 5000", "use milliseconds")
-    return EpochMillis(millis)
+    return AtTimestamp(millis=EpochMillis(millis))
 
 
 def _no_time(found: str, next_step: str) -> BadValueError:

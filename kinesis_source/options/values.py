@@ -138,8 +138,8 @@ class PositionChoice:
         "startingPosition",
         parse_start,
         "The start of a new query: `latest`, `trim_horizon` (or `earliest`), "
-        "`at_timestamp <time>`, or JSON by shard. See [below](#where-a-query-starts). In a batch "
-        "read the default is `trim_horizon`.",
+        "`at_timestamp <time>`, `-24h`, or JSON by shard. See [below](#where-a-query-starts). "
+        "In a batch read the default is `trim_horizon`.",
         default="latest",
         sister="use startingOffsets",
         aliases=(

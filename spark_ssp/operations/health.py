@@ -65,7 +65,7 @@ class State(StrEnum):
 
 
 class Phase(StrEnum):
-    """What a query does. A batch can hang in the first three."""
+    """A phase of a query. A batch can hang in the first three."""
 
     PLANNING = "planning"
     TASKS = "tasks"

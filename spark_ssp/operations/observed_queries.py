@@ -1,7 +1,7 @@
 """The queries of a session as its driver observes them, and their health, for metrics and page.
 
-Two things are observed: the report of each trigger (`QuerySnapshot`), and what Spark says that a
-query does at the moment (`Phase`). A batch that hangs sends no report, so a delay is computed for
+Two things are observed: the report of each trigger (`QuerySnapshot`), and the phase that a query is
+in (`Phase`). A batch that hangs sends no report, so a delay is computed for
 the time at which it is asked for: a query that committed all records up to a time ten minutes ago
 is ten minutes behind, whatever its last report said. That is an upper bound of the age of the
 oldest record that is in no committed batch: whether one arrived in these minutes is not known.
@@ -59,7 +59,7 @@ PartKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """What was known after a trigger."""
+    """A query's delays after a trigger."""
 
     time_ms: int
     delays: Mapping[str, int]
@@ -105,12 +105,12 @@ class ObservedQuery:
 
     @property
     def is_running(self) -> bool:
-        """Whether the query has not ended."""
+        """Return whether the query has not ended."""
         return self.ended_ms is None
 
     @property
     def is_ours(self) -> bool:
-        """Whether the query reads a source of this package, or may: before its first report."""
+        """Return whether the query reads a source of this package, or may."""
         return self.snapshot is None or bool(self.snapshot.sources)
 
 
@@ -165,7 +165,7 @@ class ObservedQueries:
             )
 
     def observe(self, run_id: str, phase: Phase | None, now_ms: int) -> None:
-        """Take what a query does now; None if Spark's answer is not understood."""
+        """Take the phase that a query is in; None if Spark's answer is not understood."""
         with self._lock:
             known = self._queries.get(run_id)
             if known is None:

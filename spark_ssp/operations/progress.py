@@ -7,7 +7,7 @@ JVM, and converts it.
 A classic session calls the listener from a thread of the JVM's event bus, and Spark Connect from a
 thread of the client. Neither is a query's own thread, but events queue up behind a slow listener:
 so it does no more than compute values. A second thread reads what Spark does not pass to a
-listener: a missing status, and what each query does now (`StatusPoller`).
+listener: a missing status, and the phase of each query (`StatusPoller`).
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class ProgressListener(StreamingQueryListener):
                 self._guard.run(name, lambda: consumer.publish(snapshot))  # noqa: B023
 
     def _observe(self) -> bool:
-        """Note what each query does now; return whether there is one."""
+        """Note the phase of each query; return whether there is one."""
         active = self._session.streams.active
         known = self.queries.running()
         for query in active:
@@ -265,7 +265,7 @@ ReadStatuses = Callable[[Any], Statuses]
 Changed = Callable[[str, Any, Statuses], None]
 """Takes the run of a query, its report and its statuses."""
 Observe = Callable[[], bool]
-"""Reads what each query does, and returns whether there is one. May raise any exception."""
+"""Reads the phase of each query, and returns whether there is one. May raise any exception."""
 
 
 class StatusPoller:
@@ -277,7 +277,7 @@ class StatusPoller:
       of its shards fail, it plans no batch. Its last report, which Spark renews, is requested
       instead.
 
-    * A batch that hangs sends no report. So what each query does now is read in every period, as
+    * A batch that hangs sends no report. So the phase of each query is read in every period, as
       long as there is one.
 
     All queries together are read at most once in `PERIOD_S`. The thread starts when it is first

@@ -176,7 +176,7 @@ class QuerySnapshot:
 
     @property
     def ran_batch(self) -> bool:
-        """Whether the trigger has run a batch; else it has found nothing to read."""
+        """Return whether the trigger has run a batch; else it has found nothing to read."""
         return "addBatch" in self.phases_ms
 
     @property

@@ -27,12 +27,13 @@ from spark_ssp.kinesis_source.options.starting_position import parse_start, reso
 S0, S1, S2 = (f"shardId-00000000000{number}" for number in range(3))
 ORDERS, PAYMENTS = StreamName("orders"), StreamName("payments")
 NEW_YEAR = AtTimestamp(millis=EpochMillis(1_767_225_600_000))
+NOW_MS = NEW_YEAR.millis + 86_400_000
 DIGITS = "49590338271490256608559692538361571095921575989136588898"
 
 
 def start(value: object, *streams: StreamName) -> StartingPosition:
     text = value if isinstance(value, str) else json.dumps(value)
-    return resolve_start(parse_start(text), streams or (ORDERS,))
+    return resolve_start(parse_start(text), streams or (ORDERS,), NOW_MS)
 
 
 def faults(value: object, *streams: StreamName) -> tuple[Fault, ...]:
@@ -63,6 +64,11 @@ def key(shard: str, stream: StreamName = ORDERS) -> ShardKey:
         ({"at_timestamp": "01/01/2026 00:00 UTC", "format": "MM/dd/yyyy HH:mm z"}, NEW_YEAR),
         ({"default": "trim_horizon"}, TrimHorizon()),
         ({"default": {"at_timestamp": "2026-01-01T00:00:00Z"}}, NEW_YEAR),
+        ("-24h", NEW_YEAR),
+        ("-1 day", NEW_YEAR),
+        ("at_timestamp -24h", NEW_YEAR),
+        ({"default": "-86400s"}, NEW_YEAR),
+        ({"at_timestamp": "-1440m"}, NEW_YEAR),
     ],
 )
 def test_one_start_for_all_shards(value: object, point: StartPoint) -> None:
@@ -115,6 +121,9 @@ def test_a_start_by_stream_and_shard() -> None:
         ("at_timestamp 1767225600", "before 1973", "by 1000"),
         ("at_timestamp 1767225600000000", "after the year 5000", "milliseconds"),
         ("at_timestamp 1767225600.5", "'1767225600.5'", "write it like"),
+        ("-24", "no unit", "-24h"),
+        ("-yesterday", "'-yesterday'", "-24h"),
+        ("at_timestamp -99999d", "'-99999d'", "trim_horizon"),
         ("at_timestamp 0001-01-01T00:00:00+14:00", "before 1973", "trim_horizon"),
         ("at_timestamp 9999-12-31T23:59:59-14:00", "after the year 5000", "milliseconds"),
         ("{", "not", "compare with"),
