@@ -40,6 +40,7 @@ from spark_ssp.operations.inspection.access_checks import (
     check_kinesis,
     findings_of,
 )
+from spark_ssp.operations.inspection.interpreters import check_interpreters, defaults_file
 from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
 
 _OLDEST_JAVA: Final = 17
@@ -150,8 +151,11 @@ def check_machine() -> Iterator[Finding]:
     yield _java(os.environ)
     yield _dependencies()
     yield from _formats()
+    file = defaults_file(os.environ)
+    defaults = "" if file is None else file.read_text(encoding="utf-8", errors="replace")
+    yield from check_interpreters(os.environ, defaults)
     yield from _temporary_files()
-    yield _sockets(os.environ)
+    yield _sockets(file, defaults)
 
 
 def _pyspark() -> Finding:
@@ -274,18 +278,14 @@ def _temporary_files() -> Iterator[Finding]:
         yield Finding("temporary files", Level.OK, str(folder))
 
 
-def _sockets(environ: Mapping[str, str]) -> Finding:
-    """Check the sockets between Spark's JVM and its Python processes."""
+def _sockets(file: Path | None, text: str) -> Finding:
+    """Check the sockets between Spark's JVM and its Python processes. `text`: of the file
+    spark-defaults.conf."""
     check = "reader sockets"
-    folder = environ.get("SPARK_CONF_DIR")
-    if folder is None and "SPARK_HOME" in environ:
-        folder = str(Path(environ["SPARK_HOME"]) / "conf")
-    file = None if folder is None else Path(folder) / "spark-defaults.conf"
-    text = file.read_text(encoding="utf-8") if file is not None and file.is_file() else ""
     match = re.search(rf"^\s*{re.escape(_SOCKETS)}[\s=]+(\S+)", text, re.MULTILINE)
     if match is not None and match[1].lower() == "true":
         return Finding(check, Level.OK, f"{_SOCKETS}=true in {file}")
-    where = "no spark-defaults.conf was found" if not text else f"not in {file}"
+    where = "no spark-defaults.conf was found" if file is None else f"not in {file}"
     return Finding(
         check,
         Level.NOTE,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,12 @@ def _file(folder: Path, options: dict[str, Any]) -> str:
 
 def _levels(found: Run) -> dict[str, str]:
     return {one["check"]: one["level"] for one in found.document()}
+
+
+@pytest.fixture(autouse=True)
+def _interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    monkeypatch.delenv("PYSPARK_DRIVER_PYTHON", raising=False)
 
 
 @pytest.fixture
@@ -66,6 +73,52 @@ def test_output_of_options_that_a_query_refuses(tmp_path: Path, columns: int) ->
     start = next(n for n, line in enumerate(lines) if " options: " in line)
     check_output(OUTPUTS / f"doctor-{columns}.txt", "\n".join(lines[start:]) + "\n")
     assert "AKIAEXAMPLE" not in found.out + found.err
+
+
+@pytest.mark.parametrize("setting", ["PYSPARK_DRIVER_PYTHON", "PYSPARK_PYTHON", "python3"])
+@pytest.mark.parametrize(
+    ("script", "found"),
+    [
+        ("exit 1", "no Python interpreter"),
+        ("echo 'Jupyter Notebook 7'", "no Python interpreter"),
+        (None, "not a program"),
+        (f'exec {sys.executable} -I -S "$@"', "no module spark_ssp"),
+    ],
+)
+def test_an_interpreter_that_does_not_find_the_formats(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    script: str | None,
+    found: str,
+) -> None:
+    program = tmp_path / "python3"
+    if script is not None:
+        program.write_text(f"#!/bin/sh\n{script}\n")
+        program.chmod(0o755)
+    if setting == "python3":
+        monkeypatch.delenv("PYSPARK_PYTHON")
+        monkeypatch.setenv("PATH", f"{tmp_path}:/bin" if script else str(tmp_path))
+    else:
+        monkeypatch.setenv(setting, str(program))
+    result = run("doctor", "--json")
+    problems = {one["check"]: one for one in result.document() if one["level"] == "problem"}
+    assert result.code == 1
+    assert found in problems["Python of the JVM"]["found"]
+    assert "PYSPARK_PYTHON" in problems["Python of the JVM"]["remedy"]
+
+
+def test_the_interpreter_of_tasks_is_in_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defaults = tmp_path / "spark-defaults.conf"
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    defaults.write_text("spark.pyspark.python /nowhere/python3\n")
+    result = run("doctor", "--json")
+    assert (result.code, _levels(result)["Python of tasks"]) == (1, "problem")
+    assert _levels(result)["Python of the JVM"] == "ok"
+    defaults.write_text(f"spark.pyspark.python={sys.executable}\n")
+    assert run("doctor").code == 0
 
 
 def test_a_missing_permission_is_named(orders: Cloud) -> None:
