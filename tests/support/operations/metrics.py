@@ -109,6 +109,8 @@ def result_labels(expression: Any) -> Labels | None:
             return by
         case promql.AggregateExpr() | promql.ParenExpr():  # topk
             return result_labels(expression.expr)
+        case promql.Call(func=function) if function.name == "absent":
+            return frozenset()
         case promql.Call(args=arguments):
             return next(iter([one for each in arguments if (one := result_labels(each))]), None)
         case promql.BinaryExpr():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 from collections.abc import Iterable
@@ -11,7 +12,9 @@ import pytest
 import yaml
 
 from spark_ssp.operations.metrics.catalogue import METRICS
+from spark_ssp.operations.metrics.publish import publish_metrics
 from tests.architecture.layers import ROOT
+from tests.support.guides import blocks
 from tests.support.operations.metrics import LABELS, parse, result_labels, selectors
 
 _FOLDER = ROOT / "docs" / "guide"
@@ -20,12 +23,21 @@ _DASHBOARD: Any = json.loads((_FOLDER / "grafana-dashboard.json").read_text(enco
 _TARGETS = [target for panel in _DASHBOARD["panels"] for target in panel["targets"]]
 (_GROUP,) = yaml.safe_load((_FOLDER / "prometheus-alerts.yaml").read_text())["groups"]
 _RULES: list[dict[str, Any]] = _GROUP["rules"]
+_SCENARIOS: Any = yaml.safe_load(
+    (ROOT / "tests" / "spark" / "operations" / "alert_scenarios.yaml").read_text(encoding="utf-8")
+)
 
 
 def test_the_table_of_the_guide_has_every_metric() -> None:
     rows = re.findall(r"^\| `(ssp_\w+)` \|([^|]*)\| (\w+) \|", _GUIDE, re.MULTILINE)
     found = {name: (labels.strip(), kind) for name, labels, kind in rows}
     assert found == {m.name: (", ".join(m.labels), m.kind.value) for m in METRICS}
+
+
+def test_the_table_of_arguments_is_the_signature() -> None:
+    (table,) = re.findall(r"^\| argument \|.*\n\| --- .*\n((?:\|.*\n)+)", _GUIDE, re.MULTILINE)
+    arguments = list(inspect.signature(publish_metrics).parameters)
+    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == arguments[1:]
 
 
 def _check(expression: str, used: Iterable[str]) -> set[str]:
@@ -47,7 +59,8 @@ def test_the_dashboard_shows_every_metric() -> None:
     names = [_check(one["expr"], re.findall(r"{{(\w+)}}", one["legendFormat"])) for one in _TARGETS]
     assert set().union(*names) == LABELS.keys()
     (variable,) = [one for one in _DASHBOARD["templating"]["list"] if one["name"] == "query"]
-    assert re.findall(r"\bssp_[a-z_]+", variable["definition"]) == ["ssp_batch_rows"]
+    named = set(re.findall(r"\bssp_[a-z_]+", variable["definition"]))
+    assert named == {"ssp_query_verdict", "ssp_batch_rows"}
 
 
 def test_the_panels_of_the_dashboard_do_not_overlap() -> None:
@@ -67,6 +80,28 @@ def test_an_alert_is_about_published_metrics(rule: dict[str, Any]) -> None:
     texts = " ".join(rule["annotations"].values())
     assert _check(rule["expr"], re.findall(r"\$labels\.(\w+)", texts))
     assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_every_alert_fires_in_a_scenario_of_published_metrics() -> None:
+    fired = set()
+    for scenario in _SCENARIOS["tests"]:
+        for one in scenario["input_series"]:
+            (selector,) = selectors(parse(one["series"]))
+            labels = {matcher.name for matcher in selector.matchers.matchers}
+            assert labels == LABELS[selector.name or ""] | {"instance", "job"}
+        for test in scenario["promql_expr_test"]:
+            for sample in test["exp_samples"]:
+                fired |= set(re.findall(r'alertname="(\w+)"', sample["labels"]))
+    assert fired == {rule["alert"] for rule in _RULES}
+
+
+def test_the_query_for_keda_is_about_a_published_metric() -> None:
+    (scaled,) = (yaml.safe_load(block) for block in blocks(_FOLDER / "metrics.md", "yaml"))
+    for trigger in scaled["spec"]["triggers"]:
+        tree = parse(trigger["metadata"]["query"])
+        assert result_labels(tree) == frozenset(), "KEDA needs a single value"
+        (selector,) = selectors(tree)
+        assert selector.name in LABELS
 
 
 def test_operands_without_common_labels_are_found() -> None:
