@@ -394,6 +394,8 @@ def _point(snapshot: QuerySnapshot, delays: Mapping[PartKey, Delay]) -> Point:
     by_stream: dict[str, int] = {}
     for (stream, _), delay in delays.items():
         by_stream[stream] = max(delay.ms, by_stream.get(stream, 0))
+    for stream in {stream for (stream, _), delay in delays.items() if delay.is_bound}:
+        del by_stream[stream]
     for source in snapshot.sources:
         if source.format is SourceFormat.KINESIS:
             by_stream |= {

@@ -259,6 +259,12 @@ def test_a_pace_needs_two_reports() -> None:
     assert paces_of([]) == paces_of([one]) == paces_of([one, one]) == {}
 
 
+def test_a_delay_that_is_only_bounded_has_no_pace() -> None:
+    queries = observed(*(kafka(START + n * MINUTE, (100 + n, 500)) for n in range(12)))
+    ((_, found),) = queries.assessed(LIMITS, START + 11 * MINUTE)
+    assert (found.verdict, found.outlook.until_caught_up_ms) == (Verdict.BEHIND, 11 * MINUTE)
+
+
 # --- What Spark says ------------------------------------------------------------------------------
 
 
