@@ -71,7 +71,7 @@ def test_every_start_of_the_kinesis_reference_is_understood() -> None:
     starts = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
     starts += re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
     starts += re.findall(r"`(\{.*format.*\})`", section)
-    assert len(starts) == 8
+    assert len(starts) == 9
     for start in starts:
         raw = {"streamName": "orders", "startingPosition": start}
         if '"payments"' in start:
