@@ -1,5 +1,5 @@
 """Lists the shards of streams (ListShards, cached) and describes streams (DescribeStreamSummary, on
-doubt)."""
+doubt, and rarely with a listing)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ _log = logging.getLogger(__name__)
 
 UNDISCOVERED_INTERVAL_MS = 1000
 """The shortest interval of early refreshes because children are missing from the listing."""
+DESCRIBE_INTERVAL_MS = 600_000
+"""The time after which a listing renews the description too: the retention may have changed."""
 FAILING_INTERVALS = 10
 """The number of discovery intervals that a listing may fail before the query does."""
 CONFIRMATIONS = 3
@@ -44,6 +46,7 @@ class _Known:
     description: StreamDescription
     shards: dict[ShardId, Shard]
     listed_at: float
+    described_at: float
     failing_since: float | None = None
     listed_now_at: float | None = None
 
@@ -66,7 +69,7 @@ class ShardDiscovery:
         return self._service.service_time()
 
     def description(self, stream: StreamRef) -> StreamDescription:
-        """Return the description from the query's start, or from the last doubtful refresh."""
+        """Return the description, at most `DESCRIBE_INTERVAL_MS` older than the listing."""
         return self._get(stream).description
 
     def shards(self, stream: StreamRef) -> dict[ShardId, Shard]:
@@ -93,7 +96,7 @@ class ShardDiscovery:
         """List the shards before the interval is over; with `doubt`, also describe the stream."""
         known = self._get(stream)
         if doubt:
-            known.description = self._service.describe(stream)
+            self._describe(stream, known)
         if doubt or self._age_ms(known) >= UNDISCOVERED_INTERVAL_MS:
             self._refresh(stream, known)
 
@@ -168,12 +171,17 @@ class ShardDiscovery:
                 description=self._service.describe(stream),
                 shards=self._list(stream),
                 listed_at=self._monotonic(),
+                described_at=self._monotonic(),
             )
             self._known[stream.name] = known
         return known
 
     def _age_ms(self, known: _Known) -> float:
         return (self._monotonic() - known.listed_at) * 1000
+
+    def _describe(self, stream: StreamRef, known: _Known) -> None:
+        known.description = self._service.describe(stream)
+        known.described_at = self._monotonic()
 
     def _list(self, stream: StreamRef) -> dict[ShardId, Shard]:
         return {shard.shard_id: shard for shard in self._service.list_shards(stream)}
@@ -199,7 +207,15 @@ class ShardDiscovery:
             for shard_id, old in known.shards.items()
         )
         if replaced:
-            known.description = self._service.describe(stream)
+            self._describe(stream, known)
+        elif (now - known.described_at) * 1000 >= DESCRIBE_INTERVAL_MS:
+            try:
+                self._describe(stream, known)
+            except ServiceUnavailableError as error:
+                _log.warning(
+                    "could not describe %s, using the old description: %s",
+                    *(stream.name, Detail(error)),
+                )
         new = sorted(fresh.keys() - known.shards.keys())
         if new:
             _log.debug("stream %s has new shards: %s", stream.name, abbreviate(new))

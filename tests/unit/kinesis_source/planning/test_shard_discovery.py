@@ -10,6 +10,7 @@ from spark_ssp.common.errors import AccessError, ServiceUnavailableError, Stream
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.planning.shard_discovery import (
+    DESCRIBE_INTERVAL_MS,
     FAILING_INTERVALS,
     UNDISCOVERED_INTERVAL_MS,
     ShardDiscovery,
@@ -72,6 +73,27 @@ def test_a_stream_is_described_once_and_listed_once_an_interval(world: World) ->
         world.clock.advance(INTERVAL_MS)
         world.shards()
     assert world.counts() == (10, 0)
+
+
+def test_another_retention_is_noticed_in_time(world: World) -> None:
+    world.shards()
+    before = world.discovery.description(ORDERS).retention_ms
+    world.state.set_retention_hours("orders", 48)
+    world.counts()
+    world.clock.advance(DESCRIBE_INTERVAL_MS - 1)
+    world.shards()
+    assert (world.discovery.description(ORDERS).retention_ms, world.counts()) == (before, (1, 0))
+    world.state.faults.add(InternalFailure(), operation="DescribeStreamSummary", count=2)
+    world.clock.advance(INTERVAL_MS)
+    world.shards()
+    assert world.discovery.description(ORDERS).retention_ms == before
+    world.clock.advance(INTERVAL_MS)
+    world.shards()
+    assert world.discovery.description(ORDERS).retention_ms == 2 * before
+    world.counts()
+    world.clock.advance(INTERVAL_MS)
+    world.shards()
+    assert world.counts() == (1, 0)
 
 
 def test_streams_are_listed_each_by_itself(world: World) -> None:
