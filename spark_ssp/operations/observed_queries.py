@@ -19,6 +19,7 @@ from typing import Final
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.times import duration_text
 from spark_ssp.operations.health import (
+    FAILING_STARTS,
     Behind,
     Finding,
     Health,
@@ -93,6 +94,8 @@ class ObservedQuery:
     ended_ms: int | None = None
     failure: str | None = None
     """The kind of error that it ended with; None if it did not."""
+    failed_starts: int = 0
+    """The failed runs before this one since a batch was committed."""
     free_since: Mapping[str, int] = field(default_factory=dict)
     """The streams that have free leases, and since when."""
     delays: Mapping[PartKey, Delay] = field(default_factory=dict)
@@ -129,8 +132,17 @@ class ObservedQueries:
     def started(self, run_id: str, query_id: str, name: str | None, now_ms: int) -> None:
         """Take the start of a run."""
         with self._lock:
+            runs = (one for one in self._queries.values() if one.query_id == query_id)
+            last = max(runs, key=lambda one: one.started_ms, default=None)
+            failed = 0 if last is None else last.failed_starts + (last.failure is not None)
             self._replace(
-                ObservedQuery(run_id=run_id, query_id=query_id, name=name, started_ms=now_ms)
+                ObservedQuery(
+                    run_id=run_id,
+                    query_id=query_id,
+                    name=name,
+                    started_ms=now_ms,
+                    failed_starts=failed,
+                )
             )
 
     def publish(self, snapshot: QuerySnapshot) -> None:
@@ -154,6 +166,7 @@ class ObservedQueries:
                 replace(
                     known,
                     snapshot=snapshot,
+                    failed_starts=0 if snapshot.ran_batch else known.failed_starts,
                     delays=delays,
                     free_since={
                         stream.name: known.free_since.get(stream.name, snapshot.time_ms)
@@ -250,11 +263,14 @@ def query_facts(
     is_seen = query.is_running and now_ms - query.phase_seen_ms <= PHASE_VALID_MS
     phase = query.phase if is_seen else None
     snapshot = query.snapshot
+    findings = tuple(_failing(query))
     if snapshot is None:
-        return Query(process=process, phase=phase, findings=_first(query, phase, limits, now_ms))
+        findings += _first(query, phase, limits, now_ms)
+        return Query(process=process, phase=phase, findings=findings)
     is_in_batch = phase is Phase.BATCH
     return Query(
         process=process,
+        findings=findings,
         committed=_committed(snapshot),
         committed_at_ms=snapshot.end_ms,
         in_progress=snapshot.batch_id + snapshot.ran_batch if is_in_batch else None,
@@ -273,6 +289,17 @@ def _committed(snapshot: QuerySnapshot) -> int | None:
     """Return the last committed batch: a report without one has the id of the next."""
     batch = snapshot.batch_id - (not snapshot.ran_batch)
     return batch if batch >= 0 else None
+
+
+def _failing(query: ObservedQuery) -> Iterator[Finding]:
+    """Yield the finding of a query that fails at each start: between two failures it runs."""
+    if query.is_running and query.failed_starts >= FAILING_STARTS:
+        yield Finding(
+            verdict=Verdict.FAILED,
+            reason=f"the query has failed {query.failed_starts} times in a row, and has committed "
+            "no batch in between",
+            remedy="look at the exception of the last run: each start runs the same records again",
+        )
 
 
 def _first(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.operations.health import Health, Limits, Phase, State, Verdict
+from spark_ssp.operations.health import FAILING_STARTS, Health, Limits, Phase, State, Verdict
 from spark_ssp.operations.observed_queries import (
     MAX_ENDED,
     PHASE_VALID_MS,
@@ -166,6 +166,21 @@ def test_a_failed_query_stays_failed_until_it_is_started_again() -> None:
     queries.started("run-2", "query", "etl", START + HOUR)
     queries.publish(snapshot(START + HOUR, 0, run="run-2"))
     assert health(queries, START + HOUR).verdict is Verdict.OK
+
+
+def test_a_query_that_fails_at_each_start_is_failed_between_the_failures_too() -> None:
+    queries = ObservedQueries()
+    for number in range(4):
+        run, now = f"run-{number}", START + number * MINUTE
+        queries.started(run, "query", "etl", now)
+        verdict = health(queries, now).verdict
+        assert (verdict is Verdict.FAILED) == (number >= FAILING_STARTS), number
+        queries.publish(snapshot(now, 0, run=run, idle=True))
+        assert (health(queries, now).verdict is Verdict.FAILED) == (number >= FAILING_STARTS)
+        if number < 3:
+            queries.ended(run, "error", now)
+    queries.publish(snapshot(now + 1, 0, run=run))
+    assert health(queries, now + 1).verdict is Verdict.OK
 
 
 def test_a_query_that_ended_without_an_error_is_not_ok() -> None:
