@@ -26,6 +26,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
 
+from spark_ssp.common.locations import read_regular
+
 CONDITIONS: Final[Mapping[str, Mapping[str, Any]]] = {
     "abfs": {"overwrite": False},
     "abfss": {"overwrite": False},
@@ -110,7 +112,7 @@ class LocalFiles:
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
         with _failing_as(self._failure, OSError):
-            return (self._folder / name).read_bytes()
+            return read_regular(self._folder / name)
 
     def create(self, name: str, content: bytes) -> bool:
         """Create a file with its content; return False if it exists."""

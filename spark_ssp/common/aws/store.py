@@ -43,6 +43,7 @@ from spark_ssp.common.errors import (
     ServiceUnavailableError,
     SspError,
 )
+from spark_ssp.common.locations import MAX_BYTES
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.write_once_files import S3Folder
 
@@ -199,7 +200,7 @@ class S3Calls(StoreCalls):
         if operation != "GetObject":
             return answer
         try:
-            return {**answer, "Body": readable(answer["Body"].read)}
+            return {**answer, "Body": readable(partial(_content, answer["Body"]))}
         except IncompleteReadError:
             raise MalformedAnswerError("an answer that was cut") from None
 
@@ -208,6 +209,16 @@ class S3Calls(StoreCalls):
 
     def _action(self, operation: str) -> str:
         return _ACTIONS.get(operation, operation)
+
+
+def _content(body: Any) -> bytes:
+    """Return the content of an object, or one byte more than `MAX_BYTES` of a larger one."""
+    content: bytes = body.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        body.close()
+    else:
+        body.read(1)  # at the end, this compares the length with the header's
+    return content
 
 
 class S3Files:

@@ -19,6 +19,7 @@ from typing import Final, NoReturn
 from urllib.parse import unquote, urlsplit
 
 from spark_ssp.common.errors import SspError, UnsupportedError
+from spark_ssp.common.locations import is_path, shown_location
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.write_once_files import (
     PACKAGES,
@@ -86,7 +87,7 @@ def record(root: str, plan: Plan, *, after: RecordedPlan | None) -> RecordedPlan
     if now is not None and is_equivalent(now.plan, plan):
         return now
     raise PlanConflictError(
-        f"plans under {shown_root(root)}",
+        f"plans under {shown_location(root)}",
         found="no plan any more"
         if now is None
         else f"plan {now.number}, recorded by another run since",
@@ -105,7 +106,7 @@ def _newest(folder: WriteOnceFiles) -> RecordedPlan | None:
 
 def _refuse(root: str, error: OSError, done: str) -> NoReturn:
     raise PlanStoreError(
-        f"plans under {shown_root(root)}",
+        f"plans under {shown_location(root)}",
         found=f"a folder that cannot be {done} ({type(error).__name__}: {error.strerror or ''})",
         expected="an accessible folder for the plan",
         next_step="correct the root's name or its permissions",
@@ -117,52 +118,22 @@ def _refuse(root: str, error: OSError, done: str) -> NoReturn:
 
 FOLDER: Final = "_plans"
 """Name of the folder below a root that contains its plans."""
-_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 _S3: Final = frozenset({"s3", "s3a", "s3n"})
 """Schemes of Hadoop's file systems for S3, past and present."""
-_AZURE: Final = frozenset({"abfs", "abfss"})
-"""Schemes with an authority of the form `container@account`."""
-_NO_PORT: Final = re.compile(r":(?!\d*$)")
-
-
-def is_path(root: str) -> bool:
-    """Return whether a root is a path of this machine, without a scheme."""
-    return _SCHEME.match(root) is None
-
-
-def shown_root(root: str) -> str:
-    """Return a root without user and password, which may contain slashes as AWS keys do, and
-    without a query, which may be a signature."""
-    if is_path(root):
-        return root
-    shown, mark, _ = _without_user(root).partition("?")
-    return f"{shown}?***" if mark else shown
-
-
-def _without_user(root: str) -> str:
-    scheme, _, rest = root.partition("://")
-    host, slash, path = rest.partition("/")
-    if "@" in host:
-        if scheme.lower() in _AZURE and ":" not in host:
-            return root
-        return f"{scheme}://***@{host.rpartition('@')[2]}{slash}{path}"
-    if _NO_PORT.search(host) and "@" in path:
-        return f"{scheme}://***@{path.rpartition('@')[2]}"
-    return root
 
 
 def open_folder(root: str) -> WriteOnceFiles:
     """Return the folder of a root's plans without accessing it. The folder's methods raise OSError,
     or an SspError for S3. Raises UnsupportedError for an unsupported store, PlanStoreError for an
     invalid S3 root, and as `S3Calls.open` does."""
-    scheme = _SCHEME.match(root)
-    if scheme is None:
+    if is_path(root):
         return _local_folder(Path(root))
-    if scheme[1].lower() == "file":
+    scheme = root.partition(":")[0]
+    if scheme.lower() == "file":
         return _local_folder(Path(unquote(urlsplit(root).path)))
-    if scheme[1].lower() in _S3:
+    if scheme.lower() in _S3:
         return _open_s3(root)
-    return _open_by_fsspec(root, scheme[1])
+    return _open_by_fsspec(root, scheme)
 
 
 def _local_folder(root: Path) -> WriteOnceFiles:
@@ -181,7 +152,7 @@ def _open_s3(root: str) -> WriteOnceFiles:
 
     folder = s3_folder(root)
     where = StoreLocation(
-        subject=f"plans under {shown_root(root)}",
+        subject=f"plans under {shown_location(root)}",
         service="s3",
         resource=folder.resource,
         option="root",
@@ -199,7 +170,7 @@ def s3_folder(root: str) -> S3Folder:
     parts = [part for part in path.split("/") if part]
     if not slashes or not is_bucket(bucket) or not {".", ".."}.isdisjoint(parts):
         raise PlanStoreError(
-            f"plans under {shown_root(root)}",
+            f"plans under {shown_location(root)}",
             found="a root without a valid S3 bucket or folder",
             expected="s3a://bucket/path, with a valid bucket name of 3 to 63 characters, and "
             "without a user, a password, '.' and '..'",
@@ -220,7 +191,7 @@ def _open_by_fsspec(root: str, scheme: str) -> WriteOnceFiles:
         return FsspecFiles(uri, _as_os_error)
     except (ImportError, ValueError) as error:
         raise UnsupportedError(
-            f"plans under {shown_root(root)}",
+            f"plans under {shown_location(root)}",
             found=f"a root of {scheme}, which cannot be opened ({type(error).__name__})",
             expected="a folder of this machine, s3a://, or a store that fsspec supports",
             next_step=_next_step(scheme),
