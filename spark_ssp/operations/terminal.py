@@ -34,6 +34,7 @@ _UNLIMITED: Final = 100_000
 _LONGEST_NUMBER: Final = 16
 _NARROWEST: Final = 8
 _GAP: Final = 2
+_UNUSUAL: Final = re.compile(r"[^\n\x20-\x7e]")
 _PARTITION: Final = re.compile(r"SystemStreamPartition \[\w+, (.+), ([0-9]+)\]")
 
 
@@ -181,7 +182,14 @@ def _camel(name: str) -> str:
 
 def write_json(document: object, *, lines: bool = False) -> None:
     """Write a document; with `lines`, on one line."""
-    click.echo(json.dumps(document, ensure_ascii=False, indent=None if lines else 2))
+    text = json.dumps(document, ensure_ascii=False, indent=None if lines else 2)
+    click.echo(_UNUSUAL.sub(_escaped, text))
+
+
+def _escaped(match: re.Match[str]) -> str:
+    """Escape a character within JSON that a terminal may interpret."""
+    sign = match[0]
+    return sign if sign.isprintable() else json.dumps(sign)[1:-1]
 
 
 def note(text: str) -> None:

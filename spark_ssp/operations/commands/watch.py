@@ -43,7 +43,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     open_folder,
     parse_offset,
     query_id,
-    read_batch,
+    read_kept_batch,
 )
 from spark_ssp.operations.inspection.streams import lags_of
 from spark_ssp.operations.inspection.topics import latest_offsets
@@ -206,11 +206,11 @@ class CheckpointReader:
         if self._id is None:
             if "metadata" not in self._folder.names():
                 return []
-            self._id = query_id(self._folder.read("metadata"), self._location)
+            self._id = query_id(self._folder, self._location)
         last = -1 if self._newest is None else self._newest.batch
         found = [n for n in batches_of(self._folder.names("offsets")) if n > last]
-        read = [read_batch(self._folder, self._location, n) for n in found[-most:]]
-        batches = [batch for batch in read if batch.planned_ms is not None]
+        read = [read_kept_batch(self._folder, self._location, n) for n in found[-most:]]
+        batches = [batch for batch in read if batch is not None and batch.planned_ms is not None]
         newest = batches[-1] if batches else self._newest
         if not batches and self._measure is not None and newest is not None:
             batches = [newest]

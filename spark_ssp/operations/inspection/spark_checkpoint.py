@@ -12,8 +12,11 @@ earlier (`MicroBatchExecution.populateStartOffsets`).
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final, Protocol
 from urllib.parse import unquote, urlsplit
@@ -22,7 +25,19 @@ import fsspec
 
 from spark_ssp.common.aws.error_translation import safe_text
 from spark_ssp.common.aws.store import S3Calls, S3Files, StoreLocation
-from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError
+from spark_ssp.common.errors import (
+    AccessError,
+    ServiceUnavailableError,
+    SspError,
+    UnsupportedError,
+)
+from spark_ssp.common.locations import (
+    MAX_BYTES,
+    IrregularFileError,
+    read_regular,
+    shown_location,
+)
+from spark_ssp.common.logs import abbreviate, count_of
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.write_once_files import S3Folder, is_bucket, missing_package
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
@@ -35,6 +50,11 @@ KINESIS = "kinesis-ssp"
 KAFKA = "kafka-ssp"
 SPARK_KAFKA = "kafka"
 _S3: Final = ("s3", "s3a", "s3n")
+_SPARKS_FILE: Final = f"a file that Spark wrote, of at most {MAX_BYTES >> 20} MiB"
+_VERSION: Final = re.compile(r"v[0-9]{1,9}")
+_LONGEST_ID: Final = 200
+_NAMED_FILES: Final = 10
+_RESTORE: Final = "restore the file from a backup: a query does not start from it either"
 SourceOffset = KinesisOffset | KafkaOffset | SparkOffset
 
 
@@ -92,29 +112,38 @@ class Checkpoint:
 
 
 def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
-    """Read a checkpoint. Raises CheckpointFolderError if it is none or damaged, and
-    IncompatibleStateError for an offset of a later release."""
+    """Read a checkpoint. Raises CheckpointFolderError if it is none or damaged, with the files to
+    delete, UnsupportedError for another version of Spark's log, and IncompatibleStateError for an
+    offset of a later release."""
     # Commits first: a running query writes the offsets of a batch before its commit.
     commits, offsets = (batches_of(folder.names(name)) for name in ("commits", "offsets"))
     root = folder.names()
     if not offsets and not commits and "metadata" not in root:
         raise _foreign(location, root)
-    query = query_id(folder.read("metadata"), location) if "metadata" in root else None
+    query = query_id(folder, location) if "metadata" in root else None
     committed = commits[-1] if commits else None
     newest = offsets[-1] if offsets else None
-    if committed is not None and committed not in offsets:
-        raise damaged(
-            location,
-            f"offsets/{committed}",
-            f"no such file, while commits/{committed} exists",
-            "the offsets of the last committed batch",
-        )
-    if committed is not None:
-        _check_version(folder.read(f"commits/{committed}"), location, f"commits/{committed}")
-    last = None if committed is None else read_batch(folder, location, committed)
-    planned = None
-    if newest is not None and newest != committed:
-        planned = read_batch(folder, location, newest)
+    last = planned = None
+    name = ""
+    try:
+        if committed is not None:
+            name = f"commits/{committed}"
+            read_commit(folder, location, committed)
+            name = f"offsets/{committed}"
+            if committed not in offsets:
+                raise damaged(
+                    location,
+                    name,
+                    f"no such file, while commits/{committed} exists",
+                    "the offsets of the last committed batch",
+                )
+            last = read_batch(folder, location, committed)
+        if newest is not None and newest != committed:
+            name = f"offsets/{newest}"
+            planned = read_batch(folder, location, newest)
+            _check_count(location, last, planned)
+    except CheckpointFolderError as error:
+        raise _with_recovery(error, folder, location, name, offsets, commits) from None
     return Checkpoint(
         location=location,
         query=query,
@@ -122,7 +151,7 @@ def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
         planned=planned,
         last=last,
         kept=tuple(offsets),
-        sources=_sources(location, last, planned),
+        sources=_sources(last, planned),
         notes=tuple(_notes(committed, newest)),
     )
 
@@ -140,37 +169,60 @@ def _foreign(location: str, root: list[str]) -> CheckpointFolderError:
     else:
         found = "an empty folder"
     return CheckpointFolderError(
-        f"checkpoint {location}",
+        f"checkpoint {shown_location(location)}",
         found=found,
         expected="the checkpoint of a Spark query: the folders offsets and commits",
         next_step="name the query's checkpointLocation itself",
     )
 
 
-def query_id(content: bytes, location: str) -> str:
+def query_id(folder: Folder, location: str) -> str:
     """Return the id in the file `metadata`."""
     try:
-        return str(json.loads(content)["id"])
+        found = json.loads(folder.read("metadata"))["id"]
+        if isinstance(found, str) and len(found) <= _LONGEST_ID:
+            return found
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise damaged(location, "metadata", "no query id", '{"id": "<query id>"}') from None
+        pass
+    raise damaged(
+        location,
+        "metadata",
+        "no query id",
+        '{"id": "<query id>"}',
+        "write it again, with the id in the query's log or progress: sinks know by it which "
+        "batches they have",
+    )
 
 
-def _check_version(content: bytes, location: str, name: str) -> list[str]:
+def _lines(content: bytes, location: str, name: str) -> list[str]:
     """Return the lines after the version."""
     try:
         first, *lines = content.decode().split("\n")
     except UnicodeDecodeError:
         raise damaged(location, name, "bytes that are not UTF-8", "text") from None
-    if first != "v1":
-        found = f"version {first[:20]!r}" if first else "an empty file"
-        raise damaged(location, name, found, "version v1 of Spark's log")
-    return lines
+    if first == "v1":
+        return lines
+    if _VERSION.fullmatch(first):
+        raise UnsupportedError(
+            f"{name} of {shown_location(location)}",
+            found=f"version {first} of Spark's log",
+            expected="version v1",
+            next_step="delete nothing, and look for a release of spark-ssp that reads this version",
+        )
+    found = "another text than a version" if content else "an empty file"
+    raise damaged(location, name, found, "version v1 of Spark's log in the first line")
+
+
+def read_commit(folder: Folder, location: str, batch: int) -> None:
+    """Check a file of the commit log."""
+    name = f"commits/{batch}"
+    _lines(folder.read(name), location, name)
 
 
 def read_batch(folder: Folder, location: str, batch: int) -> LoggedBatch:
     """Read a file of the offset log."""
     name = f"offsets/{batch}"
-    lines = _check_version(folder.read(name), location, name)
+    lines = _lines(folder.read(name), location, name)
     if not lines or not lines[0].strip():
         raise damaged(location, name, "no metadata", "a line of metadata after the version")
     try:
@@ -178,11 +230,37 @@ def read_batch(folder: Folder, location: str, batch: int) -> LoggedBatch:
         planned = metadata.get("batchTimestampMs")
     except (ValueError, AttributeError, RecursionError):
         raise damaged(location, name, "metadata that is not JSON", "an object") from None
+    offsets = [line for line in lines[1:] if line]
+    cut = "a line that begins like JSON and is not, as in a file that was cut off"
+    if any(line.startswith("{") and isinstance(parse_offset(line), str) for line in offsets):
+        raise damaged(location, name, cut, "an offset of each source")
+    if not offsets:
+        raise damaged(location, name, "no offset, as in a file that was cut off", "one per source")
     return LoggedBatch(
         batch=batch,
         planned_ms=planned if type(planned) is int and planned > 0 else None,
-        offsets=tuple(None if line == "-" else line for line in lines[1:] if line),
+        offsets=tuple(None if line == "-" else line for line in offsets),
     )
+
+
+def read_kept_batch(folder: Folder, location: str, batch: int) -> LoggedBatch | None:
+    """Read a file of the offset log; None if Spark has deleted it since it was listed."""
+    try:
+        return read_batch(folder, location, batch)
+    except SspError:
+        if batch in batches_of(folder.names("offsets")):
+            raise
+        return None
+
+
+def _check_count(location: str, last: LoggedBatch | None, planned: LoggedBatch) -> None:
+    if last is not None and len(planned.offsets) < len(last.offsets):
+        raise damaged(
+            location,
+            f"offsets/{planned.batch}",
+            f"{count_of(len(planned.offsets), 'offset')}, as in a file that was cut off",
+            f"as many as in offsets/{last.batch}: {len(last.offsets)}",
+        )
 
 
 def _notes(committed: int | None, newest: int | None) -> list[str]:
@@ -197,31 +275,103 @@ def _notes(committed: int | None, newest: int | None) -> list[str]:
     return [text]
 
 
-def damaged(location: str, name: str, found: str, expected: str) -> CheckpointFolderError:
+def damaged(
+    location: str, name: str, found: str, expected: str, next_step: str = _RESTORE
+) -> CheckpointFolderError:
     """Return the error of a file of a checkpoint that cannot be parsed."""
     return CheckpointFolderError(
-        f"{name} of {location}",
-        found=found,
-        expected=expected,
-        next_step="restore the file from a backup; a query does not start from it either",
+        f"{name} of {shown_location(location)}", found=found, expected=expected, next_step=next_step
+    )
+
+
+# --- Recovery from damaged files ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """The end of a checkpoint that is intact, and the files after it, which have to be deleted."""
+
+    batch: int
+    is_committed: bool
+    """True: a restart continues after the batch; False: it runs the batch again."""
+    delete: tuple[str, ...]
+    repeated: tuple[int, ...]
+    """The batches that were committed, and whose records come again."""
+
+    def __str__(self) -> str:
+        files = abbreviate(self.delete, _NAMED_FILES)
+        then = "continues after batch {}" if self.is_committed else "runs batch {} again"
+        text = f"delete {files}, with .crc files of these: a restart {then.format(self.batch)}"
+        if not self.repeated:
+            return text
+        batches = abbreviate([str(batch) for batch in self.repeated], _NAMED_FILES)
+        return (
+            f"restore the file from a backup; or {text}, and the records of batch {batches}, whose "
+            "rows were written, come again"
+        )
+
+
+def find_recovery(
+    offsets: Sequence[int], commits: Sequence[int], is_intact: Callable[[str], bool]
+) -> Recovery | None:
+    """Return the newest state from which Spark can start: a committed batch, or the offsets of a
+    batch and of the one before it, which ended as this one was planned. None without one.
+    `is_intact`: by file name."""
+    for batch in reversed(offsets):
+        if not is_intact(f"offsets/{batch}"):
+            continue
+        is_committed = batch in commits and is_intact(f"commits/{batch}")
+        before = batch - 1
+        if is_committed or not batch or (before in offsets and is_intact(f"offsets/{before}")):
+            undone = [n for n in commits if n > batch or (n == batch and not is_committed)]
+            ended = takewhile(
+                lambda n: not is_intact(f"commits/{n}"),
+                reversed([n for n in commits if n not in undone]),
+            )
+            return Recovery(
+                batch=batch,
+                is_committed=is_committed,
+                delete=(
+                    *(f"offsets/{n}" for n in offsets if n > batch),
+                    *(f"commits/{n}" for n in sorted((*ended, *undone))),
+                ),
+                repeated=tuple(undone),
+            )
+    return None
+
+
+def _with_recovery(
+    error: CheckpointFolderError,
+    folder: Folder,
+    location: str,
+    bad: str,
+    offsets: Sequence[int],
+    commits: Sequence[int],
+) -> CheckpointFolderError:
+    def is_intact(name: str) -> bool:
+        log, _, batch = name.partition("/")
+        try:
+            read = read_batch if log == "offsets" else read_commit
+            read(folder, location, int(batch))
+        except CheckpointFolderError:
+            return False
+        return name != bad
+
+    recovery = find_recovery(offsets, commits, is_intact)
+    return CheckpointFolderError(
+        error.subject,
+        found=error.found,
+        expected=error.expected,
+        next_step=f"{_RESTORE}; no batch before it is intact"
+        if recovery is None
+        else str(recovery),
     )
 
 
 # --- Sources --------------------------------------------------------------------------------------
 
 
-def _sources(
-    location: str, last: LoggedBatch | None, planned: LoggedBatch | None
-) -> tuple[Source, ...]:
-    for batch in filter(None, (last, planned)):
-        for text in batch.offsets:
-            if text is not None and text.startswith("{") and isinstance(parse_offset(text), str):
-                raise damaged(
-                    location,
-                    f"offsets/{batch.batch}",
-                    "a line that begins like JSON and is not, as in a file that was cut off",
-                    "an offset of each source",
-                )
+def _sources(last: LoggedBatch | None, planned: LoggedBatch | None) -> tuple[Source, ...]:
     before = () if last is None else last.offsets
     after = () if planned is None else planned.offsets
     count = max(len(before), len(after))
@@ -310,7 +460,15 @@ class Folder(Protocol):
 
 def open_folder(location: str, connection: ConnectionOptions) -> Folder:
     """Return the folder of a path or URI; `connection` is for S3."""
-    parts = urlsplit(location)
+    try:
+        parts = urlsplit(location)
+    except ValueError:
+        raise CheckpointFolderError(
+            f"checkpoint {shown_location(location)}",
+            found="a URI that cannot be parsed",
+            expected="a URI such as s3://bucket/folder",
+            next_step="correct it: it is the query's checkpointLocation",
+        ) from None
     if parts.scheme in _S3:
         return _S3Folder(location, connection)
     if parts.scheme == "file":
@@ -326,7 +484,7 @@ class _LocalFolder:
         self._path = path
         if not path.is_dir():
             raise CheckpointFolderError(
-                f"checkpoint {location}",
+                f"checkpoint {shown_location(location)}",
                 found="a file" if path.exists() else "no such folder",
                 expected="a folder on this machine, or a URI such as s3://bucket/folder",
                 next_step="correct the path: it is the query's checkpointLocation",
@@ -342,7 +500,9 @@ class _LocalFolder:
 
     def read(self, path: str) -> bytes:
         try:
-            return (self._path / path).read_bytes()
+            return read_regular(self._path / path)
+        except IrregularFileError as error:
+            raise damaged(self._location, path, str(error.strerror), _SPARKS_FILE) from None
         except OSError as error:
             raise self._error(path, error) from None
 
@@ -359,7 +519,7 @@ class _LocalFolder:
 
     def _error(self, path: str, error: OSError) -> SspError:
         return AccessError(
-            f"checkpoint {self._location}",
+            f"checkpoint {shown_location(self._location)}",
             found=f"{type(error).__name__} ({error.strerror}) for {path or 'the folder'}",
             expected="permission to list and read the folder",
             next_step="run the command as a user who may read it",
@@ -369,16 +529,17 @@ class _LocalFolder:
 class _S3Folder:
     def __init__(self, location: str, connection: ConnectionOptions) -> None:
         parts = urlsplit(location)
+        self._location = location
         self._bucket, self._path = parts.netloc, parts.path.strip("/")
         if not is_bucket(self._bucket) or not self._path:
             raise CheckpointFolderError(
-                f"checkpoint {location}",
+                f"checkpoint {shown_location(location)}",
                 found="no bucket with a folder in it",
                 expected="s3://bucket/folder",
                 next_step="correct the URI: it is the query's checkpointLocation",
             )
         where = StoreLocation(
-            subject=f"checkpoint {location}",
+            subject=f"checkpoint {shown_location(location)}",
             service="s3",
             resource=f"the bucket {self._bucket} and its objects",
             option="the URI",
@@ -392,7 +553,7 @@ class _S3Folder:
 
     def read(self, path: str) -> bytes:
         folder, _, name = path.rpartition("/")
-        return self._files(folder).read(name)
+        return _not_larger(self._files(folder).read(name), self._location, path)
 
     def modified_ms(self, path: str) -> int | None:
         key = f"{self._path}/{path}"
@@ -415,7 +576,7 @@ class _FsspecFolder:
         package = missing_package(scheme)
         if package is not None:
             raise CheckpointFolderError(
-                f"checkpoint {location}",
+                f"checkpoint {shown_location(location)}",
                 found=f"{scheme}:// without the package {package}",
                 expected=f"{package} installed",
                 next_step=f"pip install {package}",
@@ -436,9 +597,10 @@ class _FsspecFolder:
 
     def read(self, path: str) -> bytes:
         try:
-            return bytes(self._system.cat_file(f"{self._path}/{path}"))
+            content = bytes(self._system.cat_file(f"{self._path}/{path}", end=MAX_BYTES + 1))
         except Exception as error:
             raise self._error(error) from error
+        return _not_larger(content, self._location, path)
 
     def modified_ms(self, path: str) -> int | None:
         try:
@@ -453,11 +615,17 @@ class _FsspecFolder:
 
     def _error(self, error: Exception) -> SspError:
         return ServiceUnavailableError(
-            f"checkpoint {self._location}",
+            f"checkpoint {shown_location(self._location)}",
             found=f"{type(error).__name__} ({safe_text(str(error))})",
             expected="a folder that fsspec can list and read",
             next_step="check the URI, the credentials that fsspec's package finds, and the network",
         )
+
+
+def _not_larger(content: bytes, location: str, path: str) -> bytes:
+    if len(content) <= MAX_BYTES:
+        return content
+    raise damaged(location, path, f"more than {MAX_BYTES >> 20} MiB", _SPARKS_FILE)
 
 
 def _millis(time: datetime) -> int | None:

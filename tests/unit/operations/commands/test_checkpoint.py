@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import sys
@@ -192,24 +193,59 @@ def test_a_query_that_has_planned_nothing(copy: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "part"),
+    ("file", "text", "part", "next_step"),
     [
-        ("offsets/1", "", "an empty file"),
-        ("offsets/1", "v9\n{}\n", "version 'v9'"),
-        ("offsets/1", "v1\n", "no metadata"),
-        ("offsets/1", "v1\n{", "metadata that is not JSON"),
-        ("offsets/1", 'v1\n{}\n{"v": 7, "topics": {}}', "version 7"),
-        ("offsets/1", 'v1\n{}\n{"v": 2, "topics": {"ord', "offsets/1 of"),
-        ("offsets/1", "v1\n{}\n{" + '"a":{' * 100_000, "a line that begins like JSON"),
-        ("commits/0", "", "an empty file"),
-        ("metadata", "{}", "no query id"),
-        ("metadata", "[" * 100_000, "no query id"),
-        ("commits/5", "v1\n{}", "no such file, while commits/5 exists"),
+        ("offsets/1", "", "an empty file", "delete offsets/1, with"),
+        ("offsets/1", "\0" * 40, "another text than a version", "delete offsets/1, with"),
+        ("offsets/1", "v1\n", "no metadata", "continues after batch 0"),
+        ("offsets/1", "v1\n{", "metadata that is not JSON", "continues after batch 0"),
+        ("offsets/1", "v1\n{}\n", "no offset", "delete offsets/1, with"),
+        ("offsets/1", 'v1\n{}\n{"v": 2, "topics": {"ord', "a line that begins", "offsets/1, with"),
+        ("offsets/1", "v1\n{}\n{" + '"a":{' * 100_000, "a line that begins like JSON", "offsets/1"),
+        ("commits/0", "", "an empty file", "delete commits/0, with"),
+        ("offsets/0", "", "an empty file", "no batch before it is intact"),
+        ("commits/5", "v1\n{}", "no such file, while commits/5 exists", "delete commits/5, with"),
+        ("offsets/1", "v9\n{}\n", "version v9", "delete nothing"),
+        ("offsets/1", 'v1\n{}\n{"v": 7, "topics": {}}', "version 7", "the spark-ssp version"),
+        ("metadata", "{}", "no query id", "write it again"),
+        ("metadata", "[" * 100_000, "no query id", "write it again"),
     ],
 )
-def test_a_damaged_file_is_named(copy: Path, file: str, text: str, part: str) -> None:
+def test_a_damaged_file_is_named_with_the_way_out(
+    copy: Path, file: str, text: str, part: str, next_step: str
+) -> None:
     (copy / file).write_text(text)
-    assert part in _one_line(copy)
+    error = _one_line(copy)
+    assert part in error
+    assert next_step in error.partition("Next step: ")[2]
+
+
+def test_an_offset_log_that_lacks_a_source_is_damaged(copy: Path) -> None:
+    _add_source(copy, '{"clicks":{"0":7}}')
+    newest = copy / "offsets" / "1"
+    newest.write_text(newest.read_text().rpartition("\n{")[0])
+    assert "delete offsets/1, with" in _one_line(copy)
+
+
+def test_files_that_another_user_put_there_are_neither_waited_for_nor_shown(
+    copy: Path, tmp_path: Path
+) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("v1s3cr3t")
+    newest = copy / "offsets" / "1"
+    for found in ("a symbolic link", "a pipe or a device", "a symbolic link", "a folder"):
+        newest.unlink()
+        if found == "a folder":
+            newest.mkdir()
+        elif found == "a symbolic link":
+            newest.symlink_to(secret if secret.exists() else "/dev/zero")
+            secret.unlink(missing_ok=True)
+        else:
+            os.mkfifo(newest)
+        error = _one_line(copy)
+        assert f"found {found}" in error
+        assert "s3cr3t" not in error
+    assert "s3cr3t" not in _one_line("hdfs://user:s3cr3t@[nowhere/orders")
 
 
 def test_batches_planned_ahead_are_noted(copy: Path) -> None:

@@ -1,11 +1,20 @@
-"""The state of a checkpoint while its query writes it."""
+"""The state of a checkpoint while its query writes it, and the way out of a damaged one."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.operations.inspection.spark_checkpoint import open_folder, read_checkpoint
+from spark_ssp.operations.commands.watch import CheckpointReader
+from spark_ssp.operations.inspection.spark_checkpoint import (
+    CheckpointFolderError,
+    Recovery,
+    find_recovery,
+    open_folder,
+    read_checkpoint,
+)
 from tests.support.operations.checkpoints import WrittenCheckpoint
 from tests.support.operations.reports import kafka_end_offset
 
@@ -40,3 +49,75 @@ def test_a_batch_that_is_committed_meanwhile_is_no_damage(tmp_path: Path) -> Non
     found = [read_checkpoint(folder, "orders") for _ in range(3)]
     assert [one.committed for one in found] == [None, 2, 5]
     assert all(one.planned is not None for one in found)
+
+
+class PurgedFolder(RunningQuery):
+    """A checkpoint, of which Spark deletes the oldest batch after each listing of batches."""
+
+    def names(self, path: str = "") -> list[str]:
+        found = super().names(path)
+        if path == "offsets":
+            (self._checkpoint.path / path / "0").unlink(missing_ok=True)
+        return found
+
+
+def test_a_batch_that_is_purged_meanwhile_is_left_out(tmp_path: Path) -> None:
+    folder = PurgedFolder(WrittenCheckpoint(path=tmp_path))
+    reader = CheckpointReader(folder, "orders")
+    for _ in range(2):
+        folder.names()
+    assert [one.batch_id for one in reader.read_new(10)] == [1, 2]
+    (tmp_path / "offsets" / "4").write_text("")
+    with pytest.raises(CheckpointFolderError):
+        reader.read_new(10)
+
+
+@pytest.mark.parametrize(
+    ("offsets", "commits", "bad", "batch", "is_committed", "delete", "repeated"),
+    [
+        # The newest batch is planned: the others are intact.
+        ((42, 43, 44), (42, 43), {"offsets/44"}, 43, True, ("offsets/44",), ()),
+        # It is committed, so its records come again.
+        (
+            (42, 43, 44),
+            (42, 43, 44),
+            {"offsets/44"},
+            43,
+            True,
+            ("offsets/44", "commits/44"),
+            (44,),
+        ),
+        # Only its commit is damaged: it runs again as it was.
+        ((42, 43, 44), (42, 43, 44), {"commits/44"}, 44, False, ("commits/44",), (44,)),
+        # The start of the planned batch is gone, and so is that batch.
+        (
+            (42, 43, 44),
+            (42, 43),
+            {"offsets/43"},
+            42,
+            True,
+            ("offsets/43", "offsets/44", "commits/43"),
+            (43,),
+        ),
+        # The batch after it was planned, so it had ended.
+        ((42, 43), (42,), {"commits/42"}, 43, False, ("commits/42",), ()),
+        # A first batch needs none before it.
+        ((0, 1), (), {"offsets/1"}, 0, False, ("offsets/1",), ()),
+        # Asynchronous progress tracking commits some batches only.
+        ((5, 6, 7), (5,), {"offsets/7"}, 6, False, ("offsets/7",), ()),
+    ],
+)
+def test_the_way_out_of_a_damaged_checkpoint(
+    offsets: tuple[int, ...],
+    commits: tuple[int, ...],
+    bad: set[str],
+    batch: int,
+    is_committed: bool,
+    delete: tuple[str, ...],
+    repeated: tuple[int, ...],
+) -> None:
+    assert find_recovery(offsets, commits, lambda name: name not in bad) == Recovery(
+        batch=batch, is_committed=is_committed, delete=delete, repeated=repeated
+    )
+    everything = {f"{log}/{n}" for log in ("offsets", "commits") for n in range(50)}
+    assert find_recovery(offsets, commits, lambda name: name not in everything) is None
