@@ -16,6 +16,7 @@ from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.spec import KAFKA, KINESIS, BadValueError, read_options
 from spark_ssp.common.options.values import duration
+from spark_ssp.common.times import duration_text
 from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
 from spark_ssp.kinesis_source.model.shard import StreamRef
@@ -39,6 +40,7 @@ _KINESIS_ONLY: Final = {
     option.name.lower() for option in KAFKA_OPTIONS.all_foreign() if option.origin == KINESIS
 }
 _YEAR_MS: Final = 365 * 24 * 3_600_000
+_LONGER_MS: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,10 +219,33 @@ def to_millis(context: click.Context, parameter: click.Parameter, value: str | N
     return None if value is None else millis_of(value)
 
 
-def millis_of(text: str) -> int:
+def wait_option(help_text: str, *, least_ms: int = 1) -> Callable[[F], F]:
+    """Add the pause between two readings of a lease table, `wait`."""
+
+    def parsed(context: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
+        return None if value is None else millis_of(value, least_ms)
+
+    return click.option("--wait", callback=parsed, help=help_text)
+
+
+def wait_between_readings(wait_ms: int | None, failover_ms: int) -> int:
+    """Return the pause between two readings of a lease table. Raises click.UsageError if it is too
+    short to show a lease whose owner is dead."""
+    if wait_ms is None:
+        return failover_ms + _LONGER_MS
+    if wait_ms <= failover_ms:
+        raise click.UsageError(
+            f"--wait is {duration_text(wait_ms)}, and --failover {duration_text(failover_ms)}: a "
+            "lease whose owner is dead shows only in a longer wait. Give --wait more than "
+            "--failover"
+        )
+    return wait_ms
+
+
+def millis_of(text: str, least_ms: int = 1) -> int:
     """Return a duration in milliseconds. Raises click.BadParameter."""
     try:
-        return duration(1, _YEAR_MS)(text)
+        return duration(least_ms, _YEAR_MS)(text)
     except BadValueError as error:
         fault = error.faults[0]
         raise click.BadParameter(f"found {fault.found}; expected {fault.expected}") from None

@@ -64,7 +64,7 @@ def test_workers_that_run_hand_over_and_are_killed(scene: Scene, version: KclVer
                 "both children held",
             )
             scene.wait(lambda: len(scene.watch.held_by(bert)) >= 2, "bert holds two")
-            found = _leases(scene, "--wait=5s", "--json")
+            found = _leases(scene, "--failover=4s", "--wait=5s", "--json")
             document = found.document()
             assert found.code == 0, document
             assert _states(document).keys() <= {"anne", "bert"}
@@ -77,7 +77,7 @@ def test_workers_that_run_hand_over_and_are_killed(scene: Scene, version: KclVer
             assert len(document["leaders"]) == has_metrics
             assert len(document["workerMetrics"]) == 2 * has_metrics
             for columns in WIDTHS:
-                text = _leases(scene, columns=columns).out
+                text = _leases(scene, "--wait=0", columns=columns).out
                 assert max(map(len, text.splitlines())) <= columns
                 assert "5 of 5 shards held, 5 not seen to be renewed" in text
                 assert "nobody reads" not in text
@@ -109,12 +109,12 @@ def test_a_query_beside_a_worker(scene: Scene, version: KclVersion) -> None:
             lambda: bool(scene.watch.held_by(anne)) and bool(scene.watch.held_by(bert)),
             "both hold shards",
         )
-        document = _leases(scene, "--json").document()
+        document = _leases(scene, "--wait=0", "--json").document()
         assert {row["owner"]: row["sparkSsp"] for row in document["shards"]} == {
             "anne": False,
             "bert": True,
         }
-        assert "1 of spark-ssp, 1 of the KCL" in _leases(scene).out
+        assert "1 of spark-ssp, 1 of the KCL" in _leases(scene, "--wait=0").out
         checkpoint = str(scene.folder / "bert" / "checkpoint")
         page = _run(scene, "watch", checkpoint, "--json", f"--application={scene.application}")
         (source,) = page.document()["sources"]

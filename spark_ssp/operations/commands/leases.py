@@ -18,6 +18,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StartAtLatest,
     StartAtTimestamp,
 )
+from spark_ssp.common.errors import StreamNotFoundError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.times import duration_text, time_text
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
@@ -32,6 +33,8 @@ from spark_ssp.operations.arguments import (
     dynamodb_connection,
     options_file,
     to_millis,
+    wait_between_readings,
+    wait_option,
 )
 from spark_ssp.operations.cli import FINDING
 from spark_ssp.operations.health import Reader, exceeds
@@ -72,7 +75,8 @@ class _Reading:
 
     table: TableRows
     shards: tuple[ShardLease, ...]
-    streams: Mapping[StreamName, ListedStream]
+    streams: Mapping[StreamName, ListedStream | None]
+    """None: there is no such stream."""
     now_ms: int
     lagging: tuple[ShardLease, ...]
     unmeasured: tuple[ShardLease, ...]
@@ -84,7 +88,17 @@ class _Reading:
 
     @property
     def has_finding(self) -> bool:
-        return bool(self.unread or self.lagging or self.unmeasured or self.table.rows.malformed)
+        return bool(
+            self.unread
+            or self.lagging
+            or self.unmeasured
+            or self.absent
+            or self.table.rows.malformed
+        )
+
+    @property
+    def absent(self) -> tuple[StreamName, ...]:
+        return tuple(name for name, stream in self.streams.items() if stream is None)
 
 
 @click.command("leases")
@@ -99,11 +113,10 @@ class _Reading:
 )
 @click.option("--no-lag", is_flag=True, help="Do not measure the lag, which reads each shard.")
 @click.option("--max-lag", callback=to_millis, help="A greater lag is a finding, as in 10m.")
-@click.option(
-    "--wait",
-    callback=to_millis,
-    help="Read twice, this far apart: shows which leases are renewed. Longer than --failover shows "
-    "stale ones.",
+@wait_option(
+    "The table is read twice, this far apart: shows which leases are renewed and which are stale. "
+    "Default: 5 s more than --failover. 0: read once.",
+    least_ms=0,
 )
 @click.option("--watch", is_flag=True, help="Read again and again, until Ctrl-C.")
 @click.option("--interval", callback=to_millis, default="5s", show_default=True, help="Of --watch.")
@@ -134,13 +147,15 @@ def leases_command(
 ) -> None:
     """Show the leases of APPLICATION: a query with applicationName, or a KCL application.
 
-    Exit code 1 if nobody reads a shard, if a row is malformed, or if a lag exceeds --max-lag or is
-    not known.
+    Exit code 1 if nobody reads a shard, a stream does not exist, a row is malformed, or a lag
+    exceeds --max-lag or is not known.
     """
     if no_lag and max_lag is not None:
         raise click.UsageError(
             "--max-lag needs the lag, which --no-lag leaves out: give one of them"
         )
+    if watch and wait is not None:
+        raise click.UsageError("--watch reads every --interval, and --wait twice: give one of them")
     environment: Environment = context.obj
     settings = _Settings(
         application=application,
@@ -154,8 +169,8 @@ def leases_command(
     pauses: Iterable[int | None] = [None]
     if watch:
         pauses = itertools.chain([None], itertools.repeat(interval))
-    elif wait is not None:
-        pauses = [None, wait]
+    elif wait != 0:
+        pauses = [None, wait_between_readings(wait, failover)]
     renewals: Renewals = {}
     previous: int | None = None
     try:
@@ -167,7 +182,7 @@ def leases_command(
                 now = environment.now_ms()
                 renewals = observe(renewals, found.rows.leases, now, previous)
                 previous = now
-                if watch or wait is None or pause is not None:
+                if watch or wait == 0 or pause is not None:
                     reading = _read(settings, found, renewals, now)
                     _write(settings, reading, as_json=as_json, watch=watch)
     finally:
@@ -178,10 +193,10 @@ def leases_command(
 
 def _read(settings: _Settings, table: TableRows, renewals: Renewals, now: int) -> _Reading:
     names = tuple(StreamName(name) for name in settings.streams) or streams_of(table.rows.leases)
-    streams = list_streams(names, settings.kinesis)
+    streams = {name: _listed(name, settings.kinesis) for name in names}
     shards = shard_leases(
         table.rows,
-        {name: stream.shards for name, stream in streams.items()},
+        {name: None if stream is None else stream.shards for name, stream in streams.items()},
         renewals,
         now,
         settings.failover_ms,
@@ -200,20 +215,27 @@ def _read(settings: _Settings, table: TableRows, renewals: Renewals, now: int) -
     )
 
 
+def _listed(name: StreamName, connection: ConnectionOptions) -> ListedStream | None:
+    try:
+        return list_streams([name], connection)[name]
+    except StreamNotFoundError:
+        return None
+
+
 def _readable(rows: Iterable[ShardLease]) -> list[ShardLease]:
     return [row for row in rows if row.reader not in (Reader.ENDED, Reader.WAITING)]
 
 
 def _with_lags(
     rows: list[ShardLease],
-    streams: Mapping[StreamName, ListedStream],
+    streams: Mapping[StreamName, ListedStream | None],
     connection: ConnectionOptions,
 ) -> list[ShardLease]:
     positions = {
         ShardKey(stream=row.stream, shard=row.shard): position
         for row in rows
         if row.stream is not None
-        and row.stream in streams
+        and streams.get(row.stream) is not None
         and row.reader is not Reader.ENDED
         and (position := row.position) is not None
     }
@@ -257,7 +279,7 @@ def _show(screen: Screen, reading: _Reading) -> None:
             for row in reading.shards
         ],
         right=("LAG",),
-        wrapped=("STREAM", "OWNER"),
+        wrapped=("STREAM", "SHARD", "OWNER"),
     )
     screen.line(_summary(reading))
     for text in _remarks(reading):
@@ -301,7 +323,7 @@ def _summary(reading: _Reading) -> str:
     workers = leases_by_worker(reading.shards)
     parts = [
         f"{held} of {len(readable)} shards "
-        + (f"held, {unseen} not seen to be renewed (--wait shows it)" if unseen else "read"),
+        + (f"held, {unseen} not seen to be renewed" if unseen else "read"),
         f"{len(workers)} {'worker' if len(workers) == 1 else 'workers'}",
     ]
     kinds = {
@@ -318,6 +340,11 @@ def _summary(reading: _Reading) -> str:
 
 
 def _remarks(reading: _Reading) -> Iterable[str]:
+    if reading.absent:
+        yield (
+            f"no such stream: {', '.join(reading.absent)}: deleted, or in another region or "
+            "account. The rows are those that its readers left in the table"
+        )
     if reading.unread:
         yield f"nobody reads: {_names(reading.unread)}"
     if reading.lagging:
@@ -351,6 +378,7 @@ def _document(settings: _Settings, reading: _Reading) -> dict[str, Any]:
         "application": settings.application,
         "timeMs": reading.now_ms,
         "streams": sorted(reading.streams),
+        "streamsNotFound": sorted(reading.absent),
         "leaders": [
             {"worker": row.worker, "at": row.location.name.lower()}
             for row in reading.table.kcl.leaders

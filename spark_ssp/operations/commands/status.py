@@ -25,6 +25,8 @@ from spark_ssp.operations.arguments import (
     options_file,
     s3_connection,
     to_millis,
+    wait_between_readings,
+    wait_option,
 )
 from spark_ssp.operations.health import Behind, Health, Limits, Part, Query, Verdict, assess
 from spark_ssp.operations.inspection.kinesis_parts import ObservedTable
@@ -42,7 +44,6 @@ EXIT_CODES: Final = {
     Verdict.UNKNOWN: 6,
 }
 """By verdict. 2 is a wrong call or a failure, as for every command."""
-_LONGER_MS: Final = 5_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +84,8 @@ class _Answer:
     help="With leases: the workers' failover time. A lease that is not renewed for longer has no "
     "live owner.",
 )
-@click.option(
-    "--wait",
-    callback=to_millis,
-    help="With leases: the table is read twice, this far apart. Default: 5 s more than --failover.",
+@wait_option(
+    "With leases: the table is read twice, this far apart. Default: 5 s more than --failover."
 )
 @click.option(
     "--retention",
@@ -115,12 +114,7 @@ def status_command(
     PATH is a folder, or a URI such as s3://bucket/folder. The queries may run anywhere, or be
     stopped. Their streams, topics and lease tables are read; nothing is written.
     """
-    wait = failover + _LONGER_MS if wait is None else wait
-    if wait <= failover:
-        raise click.UsageError(
-            f"--wait is {duration_text(wait)}, and --failover {duration_text(failover)}: a lease "
-            "whose owner is dead shows only in a longer wait. Give --wait more than --failover"
-        )
+    wait = wait_between_readings(wait, failover)
     environment: Environment = context.obj
     limits = Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after)
     with ExitStack() as stack:

@@ -228,13 +228,14 @@ class ShardLease:
 
 def shard_leases(
     table: Rows,
-    listings: Mapping[StreamName, Sequence[Shard]],
+    listings: Mapping[StreamName, Sequence[Shard] | None],
     renewals: Renewals,
     now_ms: int,
     failover_ms: int,
 ) -> list[ShardLease]:
     """Return the shards of the listings and of the rows, by stream and shard. Listed shards whose
-    descendants have a lease, and that have none, are finished: they are left out."""
+    descendants have a lease, and that have none, are finished: they are left out. A listing that is
+    None is that of a stream that does not exist."""
     leases = table.leases
     malformed = [error.key or "" for error in table.malformed]
     only = next(iter(listings)) if len(listings) == 1 else None
@@ -245,9 +246,8 @@ def shard_leases(
         by_stream.setdefault(name, {})[lease.shard] = lease
     for name in sorted({*by_stream, *listings}, key=lambda name: name or ""):
         own = by_stream.get(name, {})
-        listed = None
-        if name is not None and name in listings:
-            listed = {shard.shard_id: shard for shard in listings[name]}
+        listing = None if name is None else listings.get(name)
+        listed = None if listing is None else {shard.shard_id: shard for shard in listing}
         rows += [
             _row(name, lease, listed, _age(lease, renewals, now_ms), failover_ms)
             for _, lease in sorted(own.items())

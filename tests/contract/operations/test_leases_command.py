@@ -66,14 +66,16 @@ def orders(cloud: Cloud) -> Cloud:
 
 @pytest.mark.parametrize("columns", WIDTHS)
 def test_output(orders: Cloud, columns: int) -> None:
-    found = orders.run("leases", "etl", columns=columns)
+    """By default it is read twice, so that leases without a live owner show."""
+    pause = orders.renew("etl", 1, 4)
+    found = orders.run("leases", "etl", columns=columns, sleep=pause, now_ms=orders.clock.now_ms)
     assert found.code == 1, found.err
     check_output(OUTPUTS / f"leases-{columns}.txt", found.out, orders.marks)
     assert max(map(len, found.out.splitlines())) <= columns
 
 
 def test_json(orders: Cloud) -> None:
-    found = orders.run("leases", "etl", "--json").document()
+    found = orders.run("leases", "etl", "--wait=0", "--json").document()
     states = {int(row["shard"][-2:]): row["state"] for row in found["shards"]}
     assert states == {
         0: "ended",
@@ -94,7 +96,7 @@ def test_json(orders: Cloud) -> None:
 
 
 def _states(cloud: Cloud, *arguments: str, **more: Any) -> dict[int, str]:
-    found = cloud.run("leases", *arguments, "--json", **more).document()
+    found = cloud.run("leases", "--wait=0", *arguments, "--json", **more).document()
     return {int(row["shard"][-2:]): row["state"] for row in found["shards"]}
 
 
@@ -114,21 +116,54 @@ def test_closed_shards_before_the_start_of_a_kcl_need_no_lease(
 def test_a_second_reading_shows_renewals_and_stale_leases(orders: Cloud) -> None:
     """A counter is all that a row has: one reading proves nothing."""
     pause = orders.renew("etl", 1)
-    arguments = ("leases", "etl", "--no-lag", "--wait", "15s", "--json")
+    arguments = ("leases", "etl", "--no-lag", "--json")
 
     found = orders.run(*arguments, sleep=pause, now_ms=orders.clock.now_ms).document()
     rows = {int(row["shard"][-2:]): row for row in found["shards"]}
     assert (rows[1]["state"], rows[1]["renewedAtMostMsAgo"]) == ("held", 15_000)
     assert (rows[2]["state"], rows[2]["renewedAtLeastMsAgo"]) == ("stale", 15_000)
     assert rows[2]["nobodyReadsIt"]
+    pauses: list[float] = []
+
+    def long_pause(seconds: float) -> None:
+        pauses.append(seconds)
+        pause(seconds)
+
     patient = _states(
-        orders, *arguments[1:-1], "--failover", "30s", sleep=pause, now_ms=orders.clock.now_ms
+        orders, "etl", "--failover=30s", "--wait=1m", sleep=long_pause, now_ms=orders.clock.now_ms
     )
-    assert patient[2] == "held"
+    assert (patient[2], pauses) == ("stale", [60.0])
+    short = orders.run(*arguments, "--failover", "30s", "--wait", "15s")
+    assert (short.code, short.out) == (2, "")
+    both = orders.run(*arguments, "--watch", "--wait", "15s")
+    assert (both.code, both.out) == (2, "")
     text = orders.run(*arguments[:-1], sleep=pause, now_ms=orders.clock.now_ms).out
     assert "< 15 s ago" in text
     assert "1 of 5 shards read" in text
     assert "> 15 s ago" in text
+
+
+def test_the_rows_of_a_deleted_stream_are_shown(orders: Cloud) -> None:
+    orders.client.delete_stream(StreamName="orders")
+    orders.clock.advance(60_000)
+    found = orders.run("leases", "etl", "--wait=0", "--max-lag=1h")
+    assert found.code == 1, found.err
+    assert "no such stream: orders" in found.out
+    assert WORKER in found.out
+    document = orders.run("leases", "etl", "--wait=0", "--json").document()
+    assert document["streamsNotFound"] == ["orders"]
+    assert {row["stream"] for row in document["shards"]} == {"orders"}
+    assert [row["state"] for row in document["shards"]] == ["ended", "held", "held", "free", "held"]
+    assert {row["lagMs"] for row in document["shards"]} == {None}
+
+
+def test_names_of_other_writers_reach_no_terminal_as_they_are(cloud: Cloud) -> None:
+    name = "a\x1b[2J\x9b\u202eb"
+    cloud.table("etl", [_row(0, "TRIM_HORIZON", leaseOwner={"S": name}, streamName={"S": name})])
+    for arguments in ((), ("--json",)):
+        found = cloud.run("leases", "etl", "--wait=0", *arguments)
+        assert {sign for sign in found.out + found.err if not sign.isprintable()} <= {"\n"}
+    assert found.document()["shards"][0]["owner"] == name
 
 
 def test_watch_reads_until_it_is_interrupted(orders: Cloud) -> None:
@@ -164,13 +199,14 @@ def test_watch_outlives_a_service_that_is_unavailable(orders: Cloud) -> None:
 
 
 def test_max_lag(orders: Cloud) -> None:
-    found = orders.run("leases", "etl", "--max-lag", "80s")
+    once = ("leases", "etl", "--wait", "0", "--max-lag")
+    found = orders.run(*once, "80s")
     assert "too far behind: orders/shardId-000000000001" in found.out
-    assert "too far behind" not in orders.run("leases", "etl", "--max-lag", "2m").out
+    assert "too far behind" not in orders.run(*once, "2m").out
     assert "lag not known: orders/shardId-000000000002\n" in found.out  # at the KCL's LATEST
-    neither = orders.run("leases", "etl", "--max-lag", "2m", "--no-lag")
+    neither = orders.run(*once, "2m", "--no-lag")
     assert (neither.code, neither.out) == (2, "")
-    wrong = orders.run("leases", "etl", "--max-lag", "soon")
+    wrong = orders.run(*once, "soon")
     assert (wrong.code, wrong.out) == (2, "")
     assert "duration" in wrong.err
 
@@ -179,7 +215,7 @@ def test_only_reads(orders: Cloud) -> None:
     """Nothing changes, and nothing is called that could change something."""
     before = orders.dynamodb.scan(TableName="etl")["Items"]
     orders.kinesis.calls.reset()
-    orders.run("leases", "etl")
+    orders.run("leases", "etl", "--wait", "0")
     assert orders.dynamodb.scan(TableName="etl")["Items"] == before
     assert orders.kinesis.calls.by_operation().keys() == {
         "DescribeStreamSummary",
@@ -221,7 +257,7 @@ def test_rows_of_real_workers(
     recorded = _recorded(file)
     cloud.table("real", [recorded[name] for name in names.values()])
     assert _states(cloud, "real") == states
-    found = cloud.run("leases", "real")
+    found = cloud.run("leases", "real", "--wait", "0")
     assert "with --stream" in found.out
     cloud.kinesis.state.create_stream("clicks", shards=4)
     cloud.split("clicks", 0, QUARTER // 2)
@@ -240,7 +276,7 @@ def test_the_leader_and_the_workers_of_kcl_3(cloud: Cloud) -> None:
         "taken and renewed",
     )
     cloud.table("one", [rows[kind] for kind in kinds])
-    found = cloud.run("leases", "one", now_ms=1_763_733_605_000)
+    found = cloud.run("leases", "one", "--wait=0", now_ms=1_763_733_605_000)
     assert f"KCL 3 leader: {worker}" in found.out
     assert f"{worker} 5 s ago" in found.out
     plain = {
@@ -250,7 +286,7 @@ def test_the_leader_and_the_workers_of_kcl_3(cloud: Cloud) -> None:
     cloud.table("two-WorkerMetricStats", [plain | {"wid": {"S": worker}}], key="wid")
     lock = {name: value for name, value in rows["the leader's lock"].items() if name != "leaseKey"}
     cloud.table("two-CoordinatorState", [lock | {"key": {"S": "Leader"}}], key="key")
-    other = cloud.run("leases", "two", "--json").document()
+    other = cloud.run("leases", "two", "--wait=0", "--json").document()
     assert other["leaders"] == [{"worker": worker, "at": "metrics"}]
     assert [row["worker"] for row in other["workerMetrics"]] == [worker]
 
@@ -270,7 +306,7 @@ def test_output_of_whole_tables_of_real_workers(cloud: Cloud, path: Path) -> Non
     cloud.split("orders", 0, QUARTER // 2)
     now = recorded["recordedMs"]
     for columns in WIDTHS:
-        arguments = ("leases", "orders-etl", "--stream=orders", "--no-lag")
+        arguments = ("leases", "orders-etl", "--stream=orders", "--no-lag", "--wait=0")
         found = cloud.run(*arguments, columns=columns, now_ms=now)
         assert found.code == 0, found.err
         check_output(OUTPUTS / f"leases-{path.stem}-{columns}.txt", found.out)
@@ -288,13 +324,13 @@ def test_several_streams(cloud: Cloud) -> None:
         row |= {"shardId": row["leaseKey"], "leaseKey": {"S": f"{stream}:shardId-000000000000"}}
         rows.append(row)
     cloud.table("both", rows)
-    found = cloud.run("leases", "both", "--json")
+    found = cloud.run("leases", "both", "--wait=0", "--json")
     assert found.code == 0, found.err
     assert [(row["stream"], row["lagMs"]) for row in found.document()["shards"]] == [
         ("clicks", 0),
         ("orders", 0),
     ]
-    assert "STREAM" in cloud.run("leases", "both").out
+    assert "STREAM" in cloud.run("leases", "both", "--wait=0").out
 
 
 def test_failures_are_one_line(cloud: Cloud) -> None:
@@ -302,7 +338,7 @@ def test_failures_are_one_line(cloud: Cloud) -> None:
     assert (missing.code, missing.out, missing.err.count("\n")) == (2, "", 1)
     assert "--table" in missing.err
     cloud.table("bad", [{"leaseKey": {"S": "shardId-000000000000"}}])
-    malformed = cloud.run("leases", "bad")
+    malformed = cloud.run("leases", "bad", "--wait", "0")
     assert malformed.code == 1
     assert "malformed row: [malformed-lease]" in malformed.out
     keys = ("--option", "awsAccessKeyId=AKIAsecret", "--region=us-east-1")

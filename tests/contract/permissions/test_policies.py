@@ -285,7 +285,9 @@ def test_commands_need_what_their_sections_name(account: Account, tmp_path: Path
     file.write_text(json.dumps(options | role))
     reading, becoming = guide("kinesis.md")
     commands: dict[str, Callable[[], Run]] = {
-        "Leases": lambda: run("leases", "orders-etl", "--stream=looked-at", *connection, dynamodb),
+        "Leases": lambda: run(
+            "leases", "orders-etl", "--stream=looked-at", "--wait=0", *connection, dynamodb
+        ),
         "Shards": lambda: run("shards", "looked-at", "--oldest", *connection),
         "Doctor": lambda: run("doctor", f"--options={file}", dynamodb),
         "Tail": lambda: run("tail", "looked-at", "--no-follow", *connection),
