@@ -21,6 +21,7 @@ from spark_ssp.common.spark.reader_status import Status
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model import offset as kafka_offset
+from spark_ssp.kafka_source.planning.topic_metadata import recreated_topics
 from spark_ssp.kinesis_source.model import offset as kinesis_offset
 from spark_ssp.kinesis_source.model.shard import ShardEnd
 from spark_ssp.kinesis_source.probing.shard_lag import progress_entry
@@ -45,8 +46,8 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     query_id,
     read_kept_batch,
 )
-from spark_ssp.operations.inspection.streams import lags_of
-from spark_ssp.operations.inspection.topics import latest_offsets
+from spark_ssp.operations.inspection.streams import describe_streams, lags_of
+from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
 from spark_ssp.operations.live_page.page import page
 from spark_ssp.operations.live_page.server import start_server
 from spark_ssp.operations.live_page.timeline import MAX_BATCHES
@@ -291,7 +292,8 @@ def _with_owner(shard: ShardSnapshot, lease: Lease | None) -> ShardSnapshot:
 
 def measure_status(end: Any, kinesis: ConnectionOptions, kafka: Mapping[str, str]) -> Status | None:
     """Return the lag of each shard or partition behind the end offset of a batch, a document; None
-    for a source of another package. `kafka`: options of the Kafka source.
+    for a source of another package. Streams and topics that were deleted, or created again, have
+    none. `kafka`: options of the Kafka source.
 
     Raises SspError if the service or the brokers cannot be read.
     """
@@ -303,10 +305,13 @@ def measure_status(end: Any, kinesis: ConnectionOptions, kafka: Mapping[str, str
 
 
 def _kinesis_status(end: kinesis_offset.Offset, connection: ConnectionOptions) -> Status:
+    streams = describe_streams(end.streams, connection)
     positions = {
         key: state.position
         for key, state in end.states.items()
         if not isinstance(state.position, ShardEnd)
+        and key.stream in streams
+        and streams[key.stream].created == end.streams[key.stream].created
     }
     lags: dict[StreamName, dict[ShardId, int]] = {}
     for key, lag in lags_of(positions, connection).items():
@@ -316,8 +321,12 @@ def _kinesis_status(end: kinesis_offset.Offset, connection: ConnectionOptions) -
 
 
 def _kafka_status(end: kafka_offset.Offset, options: Mapping[str, str]) -> Status | None:
-    latest = latest_offsets(end.positions, options)
+    topics = describe_topics(end.topics, options)
+    known = topics.keys() - recreated_topics(end, topics)
+    latest = latest_offsets((ssp for ssp in end.positions if ssp.stream in known), options)
     lags: dict[StreamName, dict[int, int]] = {}
     for ssp, offset in latest.items():
-        lags.setdefault(ssp.stream, {})[ssp.partition] = max(0, offset - end.positions[ssp])
+        behind = offset - end.positions[ssp]
+        if behind >= 0:  # else it is a position in another log
+            lags.setdefault(ssp.stream, {})[ssp.partition] = behind
     return lag_metrics(lags)

@@ -134,9 +134,9 @@ def _behind(
     ssp: SystemStreamPartition, positions: Positions, ends: Positions, ages: Mapping[Place, int]
 ) -> Behind:
     position, end = positions[ssp], ends.get(ssp)
-    if position is None or end is None:
-        return Behind()
-    if position >= end:
+    if position is None or end is None or position > end:
+        return Behind()  # after the end: it is a position in another log
+    if position == end:
         return Behind(ms=0, offsets=0)
     return Behind(ms=ages.get((ssp, position)), offsets=end - position)
 

@@ -6,12 +6,18 @@ import random
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.service_calls import Retrier, RetryLog, ServiceCalls, retry_settings
-from spark_ssp.common.errors import AccessError, InvalidRequestError, SspError
+from spark_ssp.common.errors import (
+    AccessError,
+    InvalidRequestError,
+    SspError,
+    StreamNotFoundError,
+)
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import (
@@ -57,6 +63,18 @@ def list_streams(
         found[name] = ListedStream(
             description=service.describe(stream), shards=service.list_shards(stream)
         )
+    return found
+
+
+def describe_streams(
+    names: Iterable[StreamName], connection: ConnectionOptions
+) -> dict[StreamName, StreamDescription]:
+    """Describe those of the streams that exist. Needs kinesis:DescribeStreamSummary."""
+    service = connect(connection)
+    found = {}
+    for name in names:
+        with suppress(StreamNotFoundError):
+            found[name] = service.describe(StreamRef(name=name))
     return found
 
 

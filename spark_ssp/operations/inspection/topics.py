@@ -89,6 +89,8 @@ def latest_offsets(
 ) -> dict[SystemStreamPartition, int]:
     """Return the offset after the newest record of each partition that has a leader."""
     wanted = sorted(partitions)
+    if not wanted:
+        return {}
     parsed = topic_options(sorted({ssp.stream for ssp in wanted}), options)
     found = connect(parsed).list_offsets(wanted, LogicalOffset.LATEST)
     return {ssp: offset for ssp, offset in found.items() if offset is not None}

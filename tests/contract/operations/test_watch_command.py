@@ -21,7 +21,7 @@ from tests.architecture.layers import ROOT
 from tests.contract.operations.conftest import Cloud
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.operations import histories
-from tests.support.operations.command import run
+from tests.support.operations.command import Run, run
 from tests.support.operations.reports import end_offset, kafka_end_offset
 from tests.support.servers.kafka_broker import KafkaBroker
 
@@ -36,8 +36,17 @@ def _write(
     *,
     ended: tuple[int, ...] = (),
     positions: Sequence[str] = (),
+    created_ms: int | None = None,
 ) -> None:
-    _write_offset(checkpoint, batch, end_offset(shards, ended=ended, positions=positions))
+    end = end_offset(shards, ended=ended, positions=positions)
+    if created_ms is not None:
+        end["streams"]["orders"]["created"] = created_ms
+    _write_offset(checkpoint, batch, end)
+
+
+def _created(cloud: Cloud) -> int:
+    summary = cloud.client.describe_stream_summary(StreamName="orders")["StreamDescriptionSummary"]
+    return round(summary["StreamCreationTimestamp"].timestamp() * 1000)
 
 
 def _write_offset(checkpoint: Path, batch: int, end: Mapping[str, Any]) -> None:
@@ -101,7 +110,7 @@ def test_the_lag_of_shards_is_measured_again_while_no_batch_follows(
     cloud.clock.advance(60_000)
     first, second = (cloud.put("orders", "key", hash_key) for hash_key in (0, 1 << 127))
     cloud.put("orders", "key", 0)
-    _write(tmp_path, 0, 2, ended=(), positions=(first, second))
+    _write(tmp_path, 0, 2, positions=(first, second), created_ms=_created(cloud))
     pages: list[str] = []
 
     def sleep(_: float) -> None:
@@ -120,19 +129,44 @@ def test_the_lag_of_shards_is_measured_again_while_no_batch_follows(
     assert all("shardId-000000000001; slot 1; open; lag 0 ms" in page for page in pages)
 
 
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_a_stream_that_is_gone_has_no_lag(cloud: Cloud, tmp_path: Path, is_recreated: bool) -> None:
+    cloud.client.create_stream(StreamName="orders", ShardCount=1)
+    cloud.clock.advance(60_000)
+    position = cloud.put("orders", "key", 0)
+    _write(tmp_path, 0, 1, positions=(position,), created_ms=_created(cloud))
+    arguments = ("watch", str(tmp_path), "--lag", "--json")
+    assert _max_lag(cloud.run(*arguments)) == 0
+    cloud.client.delete_stream(StreamName="orders")
+    cloud.clock.advance(60_000)
+    if is_recreated:
+        cloud.client.create_stream(StreamName="orders", ShardCount=1)
+        cloud.clock.advance(60_000)
+    assert _max_lag(cloud.run(*arguments)) is None
+
+
+def _max_lag(found: Run) -> int | None:
+    assert found.code == 0, found.err
+    (source,) = found.document()["sources"]
+    (stream,) = source["streams"]
+    assert stream["maxLag"] == stream["shards"][0]["lag"]
+    lag: int | None = stream["maxLag"]
+    return lag
+
+
 def test_the_page_outlives_a_service_that_is_unavailable(cloud: Cloud, tmp_path: Path) -> None:
     """A batch that could not be measured is read again."""
     cloud.client.create_stream(StreamName="orders", ShardCount=1)
     cloud.clock.advance(60_000)
     position = cloud.put("orders", "key", 0)
-    _write(tmp_path, 0, 1, positions=(position,))
+    _write(tmp_path, 0, 1, positions=(position,), created_ms=_created(cloud))
     pages: list[str] = []
 
     def sleep(_: float) -> None:
         pages.append(_get(port))
         cloud.kinesis.faults.clear()
         if len(pages) == 1:
-            _write(tmp_path, 1, 1, positions=(position,))
+            _write(tmp_path, 1, 1, positions=(position,), created_ms=_created(cloud))
             cloud.kinesis.faults.add(InternalFailure(), operation="GetShardIterator", count=None)
         if len(pages) == 3:
             raise KeyboardInterrupt
@@ -156,6 +190,13 @@ def test_the_lag_of_partitions(
     servers = f"--bootstrap-servers={kafka_broker.bootstrap_servers}"
     (source,) = run(*arguments, servers).document()["sources"]
     assert [shard["lag"] for shard in source["streams"][0]["shards"]] == [5, 0]
+    topics.delete(topic)
+    topics.put(topics.create(2, name=topic), [Record(value=b"v", partition=0)] * 5)
+    end = kafka_end_offset(topic, 2, 0)
+    end["topics"][topic]["id"] = "AAAAAAAAAAAAAAAAAAAAAA"
+    _write_offset(tmp_path, 1, end)
+    (source,) = run(*arguments, servers).document()["sources"]
+    assert [shard["lag"] for shard in source["streams"][0]["shards"]] == [None, None]
     without = run(*arguments)
     assert without.code == 2
     assert "kafka.bootstrap.servers" in without.err

@@ -169,7 +169,7 @@ def test_topics_that_are_not_those_of_the_checkpoint(kafka: FakeKafka) -> None:
 
 
 def test_a_position_after_the_end_is_a_failure(kafka: FakeKafka) -> None:
-    _, (finding,) = kafka_parts(
+    (part, _), (finding,) = kafka_parts(
         kafka,
         _source({FIRST: 61, SECOND: 0}),
         Earlier(),
@@ -179,3 +179,4 @@ def test_a_position_after_the_end_is_a_failure(kafka: FakeKafka) -> None:
     )
     assert finding.verdict is Verdict.FAILED
     assert "orders-0 ends at 60, before the position 61" in finding.reason
+    assert part.committed == Behind()  # and no lag of 0
