@@ -299,6 +299,15 @@ def exceeds(delay_ms: int | None, limit_ms: int) -> bool | None:
     return None if delay_ms is None else delay_ms > limit_ms
 
 
+def delay_text(behind: Behind, unmeasured: int = 0) -> str:
+    """Return the text of the largest known delay, which says so if others are unknown."""
+    if behind.ms is None and behind.offsets is None:
+        return "unknown"
+    delay = "unknown" if behind.ms is None else duration_text(behind.ms)
+    offsets = "" if behind.offsets is None else f" ({behind.offsets} offsets)"
+    return f"{'at least ' if unmeasured and behind.ms is not None else ''}{delay}{offsets}"
+
+
 def outlook(part: Part, limits: Limits) -> Outlook:
     """Return the future of a part's delay.
 

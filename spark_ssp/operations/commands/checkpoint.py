@@ -3,12 +3,14 @@ restart."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final
 
 import click
 
-from spark_ssp.common.errors import StreamNotFoundError, UnsupportedError
+from spark_ssp.common.errors import SspError, StreamNotFoundError, UnsupportedError
+from spark_ssp.common.locations import shown_location
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import StreamName
@@ -20,13 +22,21 @@ from spark_ssp.operations.arguments import (
     Given,
     aws_options,
     connection,
+    dynamodb_connection,
     kafka_options,
     options_file,
     s3_connection,
 )
-from spark_ssp.operations.inspection.positions import partition_rows, shard_rows
+from spark_ssp.operations.health import Finding, Health, Limits, Part, assess, delay_text
+from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
+from spark_ssp.operations.inspection.positions import (
+    PartitionRow,
+    ShardRow,
+    partition_rows,
+    shard_rows,
+)
+from spark_ssp.operations.inspection.query_facts import Surroundings, lease_tables, read_query
 from spark_ssp.operations.inspection.spark_checkpoint import (
-    KINESIS,
     Checkpoint,
     CheckpointFolderError,
     Folder,
@@ -47,7 +57,19 @@ from spark_ssp.operations.inspection.starting_position import (
 )
 from spark_ssp.operations.inspection.streams import ListedStream, list_streams
 from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
-from spark_ssp.operations.terminal import Screen, note, task_text, write_json
+from spark_ssp.operations.terminal import (
+    Environment,
+    Screen,
+    note,
+    task_text,
+    to_document,
+    write_json,
+)
+
+_DELAYS: Final = ("DELAY", "PLANNED DELAY")
+_ALWAYS_MS: Final = 1_000 * 24 * 3_600_000
+_LIMITS: Final = Limits(max_delay_ms=_ALWAYS_MS, stuck_after_ms=_ALWAYS_MS)
+"""Without limits: `spark-ssp status` judges the delay."""
 
 
 @click.command("checkpoint")
@@ -59,6 +81,12 @@ from spark_ssp.operations.terminal import Screen, note, task_text, write_json
     is_flag=True,
     help="Write the options, as JSON, with which another query starts exactly after the last "
     "committed batch. For Kinesis this lists the stream's shards.",
+)
+@click.option(
+    "--delay",
+    is_flag=True,
+    help="Measure how far the committed and the planned batch are behind: reads each shard, or "
+    "asks the brokers.",
 )
 @click.option("--source", type=int, help="The source, if the query has several: 0, 1, …")
 @click.option(
@@ -78,10 +106,13 @@ from spark_ssp.operations.terminal import Screen, note, task_text, write_json
 @options_file
 @kafka_options
 @aws_options
+@click.pass_context
 def checkpoint_command(
+    context: click.Context,
     path: str,
     as_json: bool,
     as_start: bool,
+    delay: bool,
     source: int | None,
     origin: str | None,
     dropped: tuple[str, ...],
@@ -98,15 +129,19 @@ def checkpoint_command(
         raise click.UsageError("--from needs --as-starting-position")
     if dropped and not as_start:
         raise click.UsageError("--drop needs --as-starting-position")
+    if delay and as_start:
+        raise click.UsageError("--delay and --as-starting-position: give one of them")
     folder = open_folder(path, s3_connection(aws))
     try:
         found = read_checkpoint(folder, path)
         if as_start:
             _write_start(_start(folder, found, source, origin, dropped, aws, kafka))
-        elif as_json:
-            write_json(_document(found, source))
+            return
+        measured = _measure(folder, found, aws, kafka, context.obj) if delay else None
+        if as_json:
+            write_json(_document(found, source, measured))
         else:
-            _show(Screen(), found, source)
+            _show(Screen(), found, source, measured)
     finally:
         folder.close()
 
@@ -119,6 +154,60 @@ def _undocumented() -> UnsupportedError:
         expected="a documented format: awslabs",
         next_step="stop that query, and start the other one at_timestamp shortly before its last "
         "batch: some records come twice",
+    )
+
+
+# --- Delay ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """The delay of a query, in all and of each shard or partition, by name."""
+
+    health: Health
+    parts: Mapping[str, Part]
+    findings: tuple[Finding, ...]
+
+    def texts(self, name: str, *, is_ended: bool = False) -> tuple[str | None, str | None]:
+        """Return the committed and the planned delay of a shard or partition."""
+        if is_ended:
+            return None, None
+        part = self.parts.get(name)
+        if part is None:
+            return "unknown", "unknown"
+        return delay_text(part.committed), delay_text(part.planned)
+
+    def document(self, name: str) -> dict[str, Any]:
+        """Return the same for JSON; None: it is not known, or has ended."""
+        part = self.parts.get(name)
+        return {
+            "committedDelay": None if part is None else to_document(part.committed),
+            "plannedDelay": None if part is None else to_document(part.planned),
+        }
+
+
+def _measure(
+    folder: Folder, found: Checkpoint, aws: Given, kafka: Given, environment: Environment
+) -> _Measured:
+    names = lease_tables(found)
+    tables: Mapping[str, ObservedTable | SspError] = {}
+    if names:
+        tables = observe_tables(
+            names, dynamodb_connection(aws), environment, wait_ms=None, failover_ms=0
+        )
+    around = Surroundings(
+        kinesis=connection(aws),
+        kafka=kafka.options,
+        kafka_retention_ms=None,
+        tables=tables,
+        limits=_LIMITS,
+        now_ms=environment.now_ms(),
+    )
+    query = read_query(folder, found, around)
+    return _Measured(
+        health=assess(query, _LIMITS, around.now_ms),
+        parts={part.name: part for part in query.parts},
+        findings=query.findings,
     )
 
 
@@ -215,14 +304,25 @@ def _chosen(found: Checkpoint, number: int | None) -> list[Source]:
     return chosen
 
 
-def _show(screen: Screen, found: Checkpoint, number: int | None) -> None:
-    screen.line(f"{found.location} · query {found.query or 'without an id'}")
+def _show(
+    screen: Screen, found: Checkpoint, number: int | None, measured: _Measured | None
+) -> None:
+    screen.line(f"{shown_location(found.location)} · query {found.query or 'without an id'}")
     screen.line(_summary(found))
+    if measured is not None:
+        health = measured.health
+        screen.line(
+            f"delay {delay_text(health.committed, health.unmeasured)} by the committed batch, "
+            f"{delay_text(health.planned, health.unmeasured)} by the planned one"
+        )
+        for finding in measured.findings:
+            screen.line(f"{finding.verdict}: {finding.reason}")
+            screen.line(f"  -> {finding.remedy}")
     for text in found.notes:
         screen.line(f"note: {text}")
     for source in _chosen(found, number):
         screen.line()
-        _show_source(screen, source)
+        _show_source(screen, source, measured)
 
 
 def _summary(found: Checkpoint) -> str:
@@ -242,7 +342,7 @@ def _summary(found: Checkpoint) -> str:
     return ", ".join(parts)
 
 
-def _show_source(screen: Screen, source: Source) -> None:
+def _show_source(screen: Screen, source: Source, measured: _Measured | None) -> None:
     newest = source.planned or source.committed
     head = f"source {source.index}: {source.format}"
     if not source.is_readable:
@@ -253,7 +353,7 @@ def _show_source(screen: Screen, source: Source) -> None:
             return
         screen.line(f"{head} · {_streams(newest)} · {count_of(newest.slots, 'slot')}", "bold")
         screen.table(
-            ("SLOT", "STREAM", "SHARD", "COMMITTED", "PLANNED", "STATE"),
+            ("SLOT", "STREAM", "SHARD", "COMMITTED", "PLANNED", "STATE", *_DELAYS),
             [
                 (
                     row.slot,
@@ -262,19 +362,20 @@ def _show_source(screen: Screen, source: Source) -> None:
                     screen.position(row.committed),
                     screen.position(row.planned),
                     row.state,
+                    *_delays(row, measured),
                 )
                 for row in shard_rows(source)
             ],
-            right=("SLOT",),
+            right=("SLOT", *_DELAYS),
             wrapped=("STREAM",),
         )
     elif newest is not None:
         rows = partition_rows(source)
-        screen.line(head if rows else f"{head} · no partitions yet", "bold")
+        screen.line(f"{head} · {_topics(newest) if rows else 'no partitions yet'}", "bold")
         if not rows:
             return
         screen.table(
-            ("TOPIC", "PARTITION", "TASK", "COMMITTED", "PLANNED", "STATE"),
+            ("TOPIC", "PARTITION", "TASK", "COMMITTED", "PLANNED", "STATE", *_DELAYS),
             [
                 (
                     row.topic,
@@ -283,10 +384,11 @@ def _show_source(screen: Screen, source: Source) -> None:
                     row.committed,
                     row.planned,
                     row.state,
+                    *_delays(row, measured),
                 )
                 for row in rows
             ],
-            right=("PARTITION", "COMMITTED", "PLANNED"),
+            right=("PARTITION", "COMMITTED", "PLANNED", *_DELAYS),
             wrapped=("TOPIC", "TASK"),
         )
 
@@ -295,24 +397,61 @@ def _streams(offset: Offset) -> str:
     word = "stream" if len(offset.streams) == 1 else "streams"
     tables = sorted({entry.leases for entry in offset.streams.values() if entry.leases})
     leases = f" · shared by lease table {', '.join(tables)}" if tables else ""
-    return f"{word} {', '.join(sorted(offset.streams))}{leases}"
+    names = ", ".join(
+        f"{name} (created {time_text(entry.created)})"
+        for name, entry in sorted(offset.streams.items())
+    )
+    return f"{word} {names}{leases}"
 
 
-def _document(found: Checkpoint, number: int | None) -> dict[str, Any]:
+def _topics(offset: KafkaOffset | SparkOffset) -> str:
+    ids = _topic_ids(offset)
+    names = ", ".join(f"{name} (id {known or 'unknown'})" for name, known in ids.items())
+    return f"{'topic' if len(ids) == 1 else 'topics'} {names}"
+
+
+def _topic_ids(offset: KafkaOffset | SparkOffset) -> dict[StreamName, str | None]:
+    """Return the ids of the topics, sorted. Offsets of Spark's own source have none."""
+    known = offset.topics if isinstance(offset, KafkaOffset) else {}
+    return {name: known.get(name) for name in sorted({ssp.stream for ssp in offset.positions})}
+
+
+def _name(row: ShardRow | PartitionRow) -> str:
+    """Return the name of a row, as parts of a query have it."""
+    if isinstance(row, ShardRow):
+        return f"{row.stream}/{row.shard}"
+    return f"{row.topic}-{row.partition}"
+
+
+def _delays(row: ShardRow | PartitionRow, measured: _Measured | None) -> tuple[str | None, ...]:
+    if measured is None:
+        return None, None
+    return measured.texts(_name(row), is_ended=row.state == "ended")
+
+
+def _document(found: Checkpoint, number: int | None, measured: _Measured | None) -> dict[str, Any]:
     planned = found.planned
-    return {
-        "location": found.location,
+    document: dict[str, Any] = {
+        "location": shown_location(found.location),
         "query": found.query,
         "committedBatch": found.committed,
         "plannedBatch": None if planned is None else planned.batch,
         "plannedAtMs": None if planned is None else planned.planned_ms,
         "keptBatches": list(found.kept),
         "notes": list(found.notes),
-        "sources": [_source_document(source) for source in _chosen(found, number)],
+        "sources": [_source_document(source, measured) for source in _chosen(found, number)],
     }
+    if measured is not None:
+        document |= {
+            "committedDelay": to_document(measured.health.committed),
+            "plannedDelay": to_document(measured.health.planned),
+            "unmeasured": measured.health.unmeasured,
+            "findings": [to_document(finding) for finding in measured.findings],
+        }
+    return document
 
 
-def _source_document(source: Source) -> dict[str, Any]:
+def _source_document(source: Source, measured: _Measured | None) -> dict[str, Any]:
     newest = source.planned or source.committed
     document: dict[str, Any] = {"source": source.index, "format": source.format}
     if isinstance(newest, Offset):
@@ -327,10 +466,15 @@ def _source_document(source: Source) -> dict[str, Any]:
                 "committed": position_json(row.committed),
                 "planned": position_json(row.planned),
             }
+            | ({} if measured is None else measured.document(_name(row)))
             for row in shard_rows(source)
         ]
-    elif source.is_readable and source.format != KINESIS:
-        document["partitions"] = [asdict(row) for row in partition_rows(source)]
+    elif isinstance(newest, KafkaOffset | SparkOffset):
+        document["topics"] = {name: {"id": known} for name, known in _topic_ids(newest).items()}
+        document["partitions"] = [
+            asdict(row) | ({} if measured is None else measured.document(_name(row)))
+            for row in partition_rows(source)
+        ]
     return document
 
 

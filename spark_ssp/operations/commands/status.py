@@ -14,7 +14,6 @@ from typing import Any, Final
 import click
 
 from spark_ssp.common.errors import SspError
-from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.times import duration_text
 from spark_ssp.operations.arguments import (
     Given,
@@ -28,9 +27,16 @@ from spark_ssp.operations.arguments import (
     wait_between_readings,
     wait_option,
 )
-from spark_ssp.operations.health import Behind, Health, Limits, Part, Query, Verdict, assess
-from spark_ssp.operations.inspection.kinesis_parts import ObservedTable
-from spark_ssp.operations.inspection.lease_table import LeaseTable, observe
+from spark_ssp.operations.health import (
+    Health,
+    Limits,
+    Part,
+    Query,
+    Verdict,
+    assess,
+    delay_text,
+)
+from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
 from spark_ssp.operations.inspection.query_facts import Surroundings, lease_tables, read_query
 from spark_ssp.operations.inspection.spark_checkpoint import Folder, open_folder, read_checkpoint
 from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
@@ -126,7 +132,13 @@ def status_command(
         }
         tables: Mapping[str, ObservedTable | SspError] = {}
         if names:
-            tables = _observed(sorted(names), dynamodb_connection(aws), environment, wait, failover)
+            tables = observe_tables(
+                names,
+                dynamodb_connection(aws),
+                environment,
+                wait_ms=wait,
+                failover_ms=failover,
+            )
         around = Surroundings(
             kinesis=connection(aws),
             kafka=kafka.options,
@@ -148,38 +160,6 @@ def _open(path: str, aws: Given, stack: ExitStack) -> Folder:
     folder = open_folder(path, s3_connection(aws))
     stack.callback(folder.close)
     return folder
-
-
-def _observed(
-    names: Sequence[str],
-    dynamodb: ConnectionOptions,
-    environment: Environment,
-    wait_ms: int,
-    failover_ms: int,
-) -> Mapping[str, ObservedTable | SspError]:
-    """Read lease tables twice: a row has a counter and no time."""
-    tables = {name: LeaseTable(name, name, dynamodb) for name in names}
-    found: dict[str, ObservedTable | SspError] = {}
-    times: dict[str, int] = {}
-    with ExitStack() as stack:
-        for table in tables.values():
-            stack.callback(table.close)
-        for pause in (None, wait_ms):
-            if pause is not None:
-                environment.sleep(pause / 1000)
-            for name, table in tables.items():
-                before = found.get(name)
-                renewals = before.renewals if isinstance(before, ObservedTable) else {}
-                try:
-                    rows = table.read().rows
-                except SspError as error:
-                    found[name] = error
-                    continue
-                now = environment.now_ms()
-                renewals = observe(renewals, rows.leases, now, times.get(name))
-                found[name] = ObservedTable(rows=rows, renewals=renewals, failover_ms=failover_ms)
-                times[name] = now
-    return found
 
 
 def _answer(path: str, folder: Folder, around: Surroundings) -> _Answer:
@@ -204,8 +184,8 @@ def _show(screen: Screen, answers: Sequence[_Answer]) -> None:
                 answer.health.verdict,
                 answer.location,
                 answer.health.state,
-                _delay(answer.health.committed, answer.health),
-                _delay(answer.health.planned, answer.health),
+                delay_text(answer.health.committed, answer.health.unmeasured),
+                delay_text(answer.health.planned, answer.health.unmeasured),
                 _ago(answer.health.commit_age_ms),
                 _ago(answer.health.trigger_age_ms),
             )
@@ -218,15 +198,6 @@ def _show(screen: Screen, answers: Sequence[_Answer]) -> None:
             screen.line()
             screen.line(f"{answer.location}: {finding.verdict}: {finding.reason}")
             screen.line(f"  -> {finding.remedy}")
-
-
-def _delay(behind: Behind, health: Health) -> str:
-    """Return the largest delay; with a sign if others are unknown."""
-    if behind.ms is None and behind.offsets is None:
-        return "unknown"
-    delay = "unknown" if behind.ms is None else duration_text(behind.ms)
-    offsets = "" if behind.offsets is None else f" ({behind.offsets} offsets)"
-    return f"{'at least ' if health.unmeasured and behind.ms is not None else ''}{delay}{offsets}"
 
 
 def _ago(millis: int | None) -> str:

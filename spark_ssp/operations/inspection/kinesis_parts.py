@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.common.errors import SspError, StreamNotFoundError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
@@ -31,19 +30,10 @@ from spark_ssp.operations.health import (
     Reader,
     not_the_same,
 )
-from spark_ssp.operations.inspection.lease_table import Renewals, shard_leases
+from spark_ssp.operations.inspection.lease_table import ObservedTable, shard_leases
 from spark_ssp.operations.inspection.positions import Earlier, ShardRow, shard_rows
 from spark_ssp.operations.inspection.spark_checkpoint import Source
 from spark_ssp.operations.inspection.streams import ListedStream, lags_of, list_streams
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedTable:
-    """A lease table after its last reading."""
-
-    rows: Rows
-    renewals: Renewals
-    failover_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ between, and one that did not was renewed before the first of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -30,6 +31,7 @@ from spark_ssp.checkpoint.leases.lease_store import (
 )
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows
 from spark_ssp.common.aws.service_calls import retry_settings
+from spark_ssp.common.errors import SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
 from spark_ssp.kinesis_source.leases.lease_decision import Facts, Finished, Waiting, decide
@@ -46,6 +48,7 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
 from spark_ssp.operations.health import Reader
+from spark_ssp.operations.terminal import Environment
 
 LeaseId = tuple[StreamIdentifier | None, ShardId]
 
@@ -147,6 +150,49 @@ def age_of(renewal: Renewal, now_ms: int) -> Age:
     """Return the age of the last renewal."""
     at_most = None if renewal.after_ms is None else now_ms - renewal.after_ms
     return Age(at_least=now_ms - renewal.since_ms, at_most=at_most)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedTable:
+    """A lease table after its last reading."""
+
+    rows: Rows
+    renewals: Renewals
+    failover_ms: int
+
+
+def observe_tables(
+    names: Iterable[str],
+    connection: ConnectionOptions,
+    environment: Environment,
+    *,
+    wait_ms: int | None,
+    failover_ms: int,
+) -> Mapping[str, ObservedTable | SspError]:
+    """Read lease tables, twice if there is a wait: a row has a counter and no time. Return the
+    error of a table that cannot be read."""
+    found: dict[str, ObservedTable | SspError] = {}
+    times: dict[str, int] = {}
+    with ExitStack() as stack:
+        tables = {name: LeaseTable(name, name, connection) for name in sorted(names)}
+        for table in tables.values():
+            stack.callback(table.close)
+        for pause in (None,) if wait_ms is None or not tables else (None, wait_ms):
+            if pause is not None:
+                environment.sleep(pause / 1000)
+            for name, table in tables.items():
+                before = found.get(name)
+                renewals = before.renewals if isinstance(before, ObservedTable) else {}
+                try:
+                    rows = table.read().rows
+                except SspError as error:
+                    found[name] = error
+                    continue
+                now = environment.now_ms()
+                renewals = observe(renewals, rows.leases, now, times.get(name))
+                found[name] = ObservedTable(rows=rows, renewals=renewals, failover_ms=failover_ms)
+                times[name] = now
+    return found
 
 
 # --- States ---------------------------------------------------------------------------------------

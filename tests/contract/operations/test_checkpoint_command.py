@@ -17,9 +17,12 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import Offset, encode
 from spark_ssp.kafka_source.model.topic import partition_of
 from spark_ssp.kinesis_source.client.boto3_client import disconnect
+from spark_ssp.kinesis_source.model.shard import AfterRecord, SequenceNumber, TrimHorizon
 from spark_ssp.operations.inspection.topics import describe_topics
 from spark_ssp.testing.kinesis import EmbeddedKinesis
+from tests.contract.operations.conftest import Cloud
 from tests.support.kafka.topics import KafkaTopics, Record
+from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
 from tests.support.operations.command import run
 from tests.support.servers.kafka_broker import KafkaBroker
 
@@ -137,6 +140,42 @@ def test_a_stream_that_is_gone_can_be_dropped(
     assert "--drop clicks" in refused.err
     found = run(*arguments, "--drop", "clicks", environment=KEYS)
     assert found.document()["streamName"] == "orders"
+
+
+def test_the_delay_of_the_committed_and_of_the_planned_batch(cloud: Cloud, tmp_path: Path) -> None:
+    """Of a deleted stream it is unknown, and never 0."""
+    cloud.kinesis.state.create_stream("orders", shards=2)
+    created = cloud.client.describe_stream_summary(StreamName="orders")
+    created_at = created["StreamDescriptionSummary"]["StreamCreationTimestamp"].timestamp()
+    numbers = []
+    for _ in range(3):
+        numbers.append(SequenceNumber(cloud.put("orders", "key", 0)))
+        cloud.clock.advance(60_000)
+    checkpoint = WrittenCheckpoint(path=tmp_path / "c")
+    for batch in (0, 1):
+        after = AfterRecord(sequence_number=numbers[batch])
+        end = kinesis_end({0: after, 1: TrimHorizon()}, round(created_at * 1000))
+        checkpoint.plan(batch, end, cloud.clock.now_ms())
+    checkpoint.commit(0, cloud.clock.now_ms())
+    arguments = ("checkpoint", str(checkpoint.path), "--delay")
+
+    found = cloud.run(*arguments, "--json").document()
+    assert found["committedDelay"]["ms"] == pytest.approx(120_000, abs=2_000)
+    assert found["plannedDelay"]["ms"] == pytest.approx(60_000, abs=2_000)
+    rows = found["sources"][0]["shards"]
+    assert [row["committedDelay"]["ms"] == 0 for row in rows] == [False, True]
+    text = cloud.run(*arguments).out
+    assert "delay 2 min by the committed batch, 1 min by the planned one" in text
+    assert "(created " in text
+
+    cloud.client.delete_stream(StreamName="orders")
+    cloud.clock.advance(60_000)
+    gone = cloud.run(*arguments, "--json").document()
+    assert gone["committedDelay"]["ms"] is None
+    assert [finding["verdict"] for finding in gone["findings"]] == ["FAILED"]
+    assert {row["committedDelay"] for row in gone["sources"][0]["shards"]} == {None}
+    assert "delay unknown by the committed batch" in cloud.run(*arguments).out
+    assert cloud.run(*arguments, "--as-starting-position").code == 2
 
 
 # --- awslabs --------------------------------------------------------------------------------------

@@ -97,6 +97,8 @@ def test_json() -> None:
     ]
     kafka = run("checkpoint", str(CHECKPOINTS / "kafka"), "--json").document()
     rows = kafka["sources"][0]["partitions"]
+    (topic,) = kafka["sources"][0]["topics"].values()
+    assert topic["id"]
     assert [(row["committed"], row["planned"]) for row in rows] == [
         (15, 30),
         (15, 30),
@@ -153,7 +155,7 @@ def test_of_several_sources_one_has_to_be_named(copy: Path) -> None:
     _add_source(copy, '{"clicks":{"0":7,"1":8}}')
     shown = run("checkpoint", str(copy), "--source", "1")
     assert "source 0" not in shown.out
-    assert "source 1: kafka\n" in shown.out
+    assert "source 1: kafka · topic clicks (id unknown)\n" in shown.out
     found = run("checkpoint", str(copy), "--as-starting-position")
     assert found.code == 2
     assert "--source" in found.err
