@@ -41,6 +41,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     CheckpointFolderError,
     Folder,
     Source,
+    only_source,
     open_folder,
     read_checkpoint,
 )
@@ -224,14 +225,14 @@ def _start(
     kafka: Given,
 ) -> StartOptions:
     if origin == "awslabs":
-        foreign = read_awslabs(folder, found, _only(found, number, own=False).index)
+        foreign = read_awslabs(folder, found, only_source(found, number, own=False).index)
         without_dropped([foreign.stream], dropped)
         listing = list_streams([foreign.stream], connection(aws))[foreign.stream]
         planned = None if found.last is None else found.last.planned_ms
         notes = check_not_younger(listing.description, planned)
         start = kinesis_start({foreign.stream: foreign.positions}, {foreign.stream: listing.shards})
         return replace(start, notes=(*notes, *start.notes))
-    source = _only(found, number, own=True)
+    source = only_source(found, number)
     if isinstance(source.committed, Offset) and source.committed.streams:
         names = without_dropped(source.committed.streams, dropped)
         streams = {name: _listed(name, aws) for name in names}
@@ -261,29 +262,6 @@ def _listed(name: StreamName, aws: Given) -> ListedStream:
         return list_streams([name], connection(aws))[name]
     except StreamNotFoundError as error:
         raise deleted_stream(error, name) from error
-
-
-def _only(found: Checkpoint, number: int | None, *, own: bool) -> Source:
-    """Return the named source, or the only one."""
-    candidates = [
-        source
-        for source in found.sources
-        if (source.is_readable is own if number is None else source.index == number)
-    ]
-    if len(candidates) == 1 and candidates[0].is_readable is own:
-        return candidates[0]
-    if number is not None and candidates:
-        described = candidates[0].format
-    else:
-        described = ", ".join(f"{source.index} ({source.format})" for source in found.sources)
-    raise CheckpointFolderError(
-        f"sources of {found.location}",
-        found=described or "none",
-        expected="one source of kinesis-ssp or kafka-ssp" if own else "one source of awslabs",
-        next_step="name it by --source"
-        if own
-        else "name it by --source; leave --from out for kinesis-ssp and kafka-ssp",
-    )
 
 
 def _write_start(start: StartOptions) -> None:

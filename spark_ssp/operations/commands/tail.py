@@ -1,46 +1,21 @@
-"""`spark-ssp tail`: The records of a Kinesis stream or a Kafka topic."""
+"""`spark-ssp tail`: The records of a Kinesis stream or a Kafka topic, or of the planned batch of a
+checkpoint."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import re
+from collections.abc import Callable
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
 import click
+from click.core import ParameterSource
 
-from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.common.locations import shown_location
 from spark_ssp.common.times import time_text
-from spark_ssp.grouping.identifiers import ShardId, SystemStreamPartition
-from spark_ssp.kafka_source.client.admin_client import connect as connect_kafka
-from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, partition_of
-from spark_ssp.kafka_source.options.values import KafkaOptions
-from spark_ssp.kafka_source.planning.topic_metadata import not_found_error
-from spark_ssp.kafka_source.reading.consumer_api import (
-    PartitionConsumer,
-    PartitionEof,
-    ReadError,
-    RecordRun,
-)
-from spark_ssp.kafka_source.reading.pool import ConsumerKey, open_consumer
-from spark_ssp.kinesis_source.client.api import (
-    ExpiredIteratorError,
-    KinesisService,
-    ShardNotFoundError,
-)
-from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.model.deaggregation import split
-from spark_ssp.kinesis_source.model.shard import (
-    AfterRecord,
-    AtTimestamp,
-    EpochMillis,
-    Position,
-    RecordPage,
-    ShardIterator,
-    StreamRef,
-    TrimHorizon,
-)
+from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.operations.arguments import (
     Given,
     aws_options,
@@ -48,7 +23,26 @@ from spark_ssp.operations.arguments import (
     kafka_options,
     millis_of,
     options_file,
+    s3_connection,
     stream_ref,
+)
+from spark_ssp.operations.inspection.records import (
+    KafkaTail,
+    KinesisTail,
+    PartitionSpans,
+    Record,
+    RecordId,
+    ShardSpan,
+    Start,
+    Tail,
+    partition_spans,
+    shard_spans,
+)
+from spark_ssp.operations.inspection.spark_checkpoint import (
+    CheckpointFolderError,
+    only_source,
+    open_folder,
+    read_checkpoint,
 )
 from spark_ssp.operations.inspection.topics import topic_options
 from spark_ssp.operations.snapshot import short_name
@@ -60,32 +54,7 @@ its readers together."""
 _SHOWN_BYTES: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIELDS: Final = ("key", "partitionKey", "part", "shardId", "partition")
-_PAGE: Final = 1_000
-_TAKE_BYTES: Final = 8 << 20
-_POLL_S: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """The start: `age_ms` before now, at `time_ms`, or, without both, at the oldest record."""
-
-    age_ms: int | None = None
-    time_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
-    """A record, or a user record of an aggregate."""
-
-    stream: str
-    part: str
-    """The shard's id or the partition's number."""
-    position: str
-    """The sequence number, with `/n` for user record n of an aggregate; or the offset."""
-    time_ms: int
-    key: bytes | str | None = field(repr=False)
-    data: bytes | None = field(repr=False)
-
+_RECORD: Final = re.compile(r"([0-9]{1,128})(?:/([0-9]{1,9}))?")
 
 Filter = Callable[[Record], bool]
 
@@ -94,8 +63,11 @@ Filter = Callable[[Record], bool]
 
 
 def _start(context: click.Context, parameter: click.Parameter, value: str) -> Start:
-    """Parse -5m, latest, trim_horizon, earliest or a time."""
+    """Parse a position, -5m, latest, trim_horizon, earliest or a time."""
     text = value.strip()
+    record = _RECORD.fullmatch(text)
+    if record is not None:
+        return Start(record=RecordId(number=int(record[1]), sub=int(record[2] or 0)))
     if text.lower() == "latest":
         return Start(age_ms=0)
     if text.lower() in ("trim_horizon", "earliest"):
@@ -106,7 +78,7 @@ def _start(context: click.Context, parameter: click.Parameter, value: str) -> St
         time = datetime.fromisoformat(text)
     except ValueError:
         raise click.BadParameter(
-            "expected -5m, latest, trim_horizon or 2026-01-31T10:00:00Z"
+            "expected -5m, latest, trim_horizon, 2026-01-31T10:00:00Z, or the position of a record"
         ) from None
     if time.tzinfo is None:
         raise click.BadParameter("the time has no zone: add Z for UTC")
@@ -139,7 +111,7 @@ def _is_in(part: str) -> Filter:
 
 
 @click.command("tail")
-@click.argument("stream")
+@click.argument("stream", required=False)
 @click.option(
     "--from",
     "start",
@@ -147,8 +119,17 @@ def _is_in(part: str) -> Filter:
     default="latest",
     show_default=True,
     metavar="START",
-    help="-5m, latest, trim_horizon, or a time such as 2026-01-31T10:00:00Z.",
+    help="-5m, latest, trim_horizon, a time such as 2026-01-31T10:00:00Z; or, with --shard or "
+    "--partition, the position of a record: a sequence number or an offset.",
 )
+@click.option("--shard", help="Read only this shard of the stream, by id or number.")
+@click.option("--partition", type=click.IntRange(min=0), help="Read only this partition.")
+@click.option(
+    "--checkpoint",
+    metavar="PATH",
+    help="Read the records of the batch that this checkpoint has planned and not committed.",
+)
+@click.option("--source", type=int, help="With --checkpoint, the source: 0, 1, …")
 @click.option(
     "--where",
     "filters",
@@ -167,8 +148,12 @@ def _is_in(part: str) -> Filter:
 @click.pass_context
 def tail_command(
     context: click.Context,
-    stream: str,
+    stream: str | None,
     start: Start,
+    shard: str | None,
+    partition: int | None,
+    checkpoint: str | None,
+    source: int | None,
     filters: list[Filter],
     most: int | None,
     no_follow: bool,
@@ -178,19 +163,37 @@ def tail_command(
 ) -> None:
     """Show the records of STREAM: a Kinesis stream, or with --bootstrap-servers a Kafka topic.
 
-    Aggregated records are split. Data that is not printable text is shown in hexadecimal. Records
-    are written to the standard output and nowhere else.
+    With --checkpoint, STREAM is only needed if the query reads several. Aggregated records are
+    split. Data that is not printable text is shown in hexadecimal. Records are written to the
+    standard output and nowhere else.
     """
     environment: Environment = context.obj
-    tail: KafkaTail | KinesisTail
-    if kafka.options:
+    is_given = context.get_parameter_source("start") is not ParameterSource.DEFAULT
+    if checkpoint is not None:
+        if is_given or shard is not None or partition is not None:
+            raise click.UsageError(
+                "--checkpoint has its own starts and shards: leave out --from, --shard and "
+                "--partition; --where selects"
+            )
+        tail = _planned(checkpoint, source, stream, aws, kafka, environment)
+    elif stream is None:
+        raise click.UsageError("Missing argument 'STREAM'.")
+    elif source is not None:
+        raise click.UsageError("--source needs --checkpoint")
+    elif start.record is not None and shard is None and partition is None:
+        raise click.UsageError("a position in --from needs --shard, or for Kafka --partition")
+    elif kafka.options:
+        if shard is not None:
+            raise click.UsageError("--shard is of Kinesis: give --partition")
         options = topic_options([stream], kafka.options)
-        tail = KafkaTail(options, start, environment.now_ms())
+        tail = KafkaTail(options, start, environment.now_ms(), partition=partition)
     else:
-        tail = KinesisTail(stream_ref(stream), connection(aws), start)
+        if partition is not None:
+            raise click.UsageError("--partition is of Kafka: give --shard, or --bootstrap-servers")
+        tail = KinesisTail(stream_ref(stream), connection(aws), start, shard=shard)
     screen = Screen()
     left = most
-    try:
+    with closing(tail):
         while left is None or left > 0:
             found = tail.read()
             for record in found.records:
@@ -199,19 +202,58 @@ def tail_command(
                 if all(matches(record) for matches in filters):
                     _write(screen, record, as_json=as_json)
                     left = None if left is None else left - 1
-            if found.is_caught_up:
-                if no_follow:
-                    break
-                if not found.records and not kafka.options:
-                    environment.sleep(_PAUSE_S)
-    finally:
-        tail.close()
+            if found.is_finished or (found.is_caught_up and no_follow):
+                break
+            if found.is_caught_up and not found.records and not kafka.options:
+                environment.sleep(_PAUSE_S)
+
+
+def _planned(
+    path: str,
+    number: int | None,
+    stream: str | None,
+    aws: Given,
+    kafka: Given,
+    environment: Environment,
+) -> Tail:
+    """Return the records of the batch that is planned and not committed."""
+    with closing(open_folder(path, s3_connection(aws))) as folder:
+        found = read_checkpoint(folder, path)
+    source = only_source(found, number)
+    shards, partitions = shard_spans(source), partition_spans(source)
+    name = _only(path, {*shards, *partitions}, stream)
+    if name in shards:
+        spans: tuple[ShardSpan, ...] = shards[name]
+        return KinesisTail(stream_ref(name), connection(aws), Start(), spans=spans)
+    offsets: PartitionSpans = partitions[name]
+    if not kafka.options:
+        raise click.UsageError(f"{name} is a topic: give --bootstrap-servers")
+    options = topic_options([name], kafka.options)
+    return KafkaTail(options, Start(), environment.now_ms(), spans=offsets)
+
+
+def _only(path: str, names: set[StreamName], stream: str | None) -> StreamName:
+    """Return the named stream or topic of the planned batch, or the only one."""
+    if not names:
+        raise CheckpointFolderError(
+            f"checkpoint {shown_location(path)}",
+            found="no batch that is planned and not committed",
+            expected="a batch in progress, or one that failed",
+            next_step="look at the stream itself: spark-ssp tail STREAM --shard SHARD --from "
+            "POSITION",
+        )
+    chosen = sorted(name for name in names if stream in (None, name))
+    if len(chosen) == 1:
+        return chosen[0]
+    raise click.BadParameter(
+        f"the query reads {', '.join(sorted(names))}: name one of them", param_hint="STREAM"
+    )
 
 
 def _write(screen: Screen, record: Record, *, as_json: bool) -> None:
     if not as_json:
         screen.row(
-            f"{time_text(record.time_ms)}  {short_name(record.part)}  "
+            f"{time_text(record.time_ms)}  {short_name(record.part)}  {record.position}  "
             f"{_text(record.key)}  {_text(record.data)}"
         )
         return
@@ -251,194 +293,3 @@ def _text(value: bytes | str | None) -> str:
     assert isinstance(value, bytes)
     more = f"… ({len(value)} bytes)" if len(value) > _SHOWN_BYTES else ""
     return f"0x{value[:_SHOWN_BYTES].hex()}{more}"
-
-
-# --- Reading --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
-    """The records of one round of reads."""
-
-    records: tuple[Record, ...]
-    is_caught_up: bool
-    """True if every shard or partition was read up to its newest record."""
-
-
-@dataclass(slots=True, kw_only=True)
-class _Cursor:
-    position: Position
-    iterator: ShardIterator | None = None
-
-
-class KinesisTail:
-    """The records of a stream. A shard is read once its listed parents are read to their end. Needs
-    kinesis:ListShards, kinesis:GetShardIterator and kinesis:GetRecords."""
-
-    def __init__(self, stream: StreamRef, connection: ConnectionOptions, start: Start) -> None:
-        self._service: KinesisService = connect(connection)
-        self._stream = stream
-        self._start = self._position(start)
-        self._cursors: dict[ShardId, _Cursor] = {}
-        self._finished: set[ShardId] = set()
-        self._first = {shard.shard_id for shard in self._service.list_shards(stream)}
-        self._open()
-
-    def _position(self, start: Start) -> Position:
-        if start.age_ms is not None:
-            return AtTimestamp(millis=EpochMillis(self._service.service_time() - start.age_ms))
-        if start.time_ms is not None:
-            return AtTimestamp(millis=EpochMillis(start.time_ms))
-        return TrimHorizon()
-
-    def _open(self) -> None:
-        """Begin the shards whose parents are finished; those that are new begin at their oldest
-        record."""
-        listed = {shard.shard_id: shard for shard in self._service.list_shards(self._stream)}
-        for shard_id, shard in listed.items():
-            if shard_id in self._cursors or shard_id in self._finished:
-                continue
-            if all(parent in self._finished or parent not in listed for parent in shard.parents):
-                position = self._start if shard_id in self._first else TrimHorizon()
-                self._cursors[shard_id] = _Cursor(position=position)
-
-    def read(self) -> Round:
-        """Read a page of each shard."""
-        records: list[Record] = []
-        caught_up = True
-        for shard, cursor in sorted(self._cursors.items()):
-            page = self._page(shard, cursor)
-            if page is not None:
-                records += self._records(shard, page)
-                caught_up = caught_up and page.millis_behind_latest == 0
-                if page.sequence_numbers:
-                    cursor.position = AfterRecord(sequence_number=page.sequence_numbers[-1])
-                cursor.iterator = page.next_iterator
-            if page is None or page.next_iterator is None:
-                del self._cursors[shard]
-                self._finished.add(shard)
-                caught_up = False
-        if not caught_up:
-            self._open()
-        records.sort(key=lambda record: record.time_ms)
-        return Round(records=tuple(records), is_caught_up=caught_up)
-
-    def _page(self, shard: ShardId, cursor: _Cursor) -> RecordPage | None:
-        """Return the next page; None if the shard has expired."""
-        try:
-            if cursor.iterator is None:
-                cursor.iterator = self._iterator(shard, cursor)
-            try:
-                return self._get(shard, cursor.iterator)
-            except ExpiredIteratorError:
-                return self._get(shard, self._iterator(shard, cursor))
-        except ShardNotFoundError:
-            return None
-
-    def _iterator(self, shard: ShardId, cursor: _Cursor) -> ShardIterator:
-        return self._service.open_iterator(self._stream, shard, cursor.position)
-
-    def _get(self, shard: ShardId, iterator: ShardIterator) -> RecordPage:
-        return self._service.get_records(self._stream, shard, iterator, limit=_PAGE)
-
-    def _records(self, shard: ShardId, page: RecordPage) -> Iterator[Record]:
-        columns = zip(
-            page.sequence_numbers, page.partition_keys, page.arrival_ms, page.data, strict=True
-        )
-        for number, key, time_ms, data in columns:
-            record = Record(
-                stream=self._stream.name,
-                part=shard,
-                position=number,
-                time_ms=time_ms,
-                key=key,
-                data=data,
-            )
-            users = split(data)
-            if users is None:
-                yield record
-            else:
-                for user in users:
-                    yield replace(
-                        record,
-                        position=f"{number}/{user.sub}",
-                        key=user.partition_key,
-                        data=user.data,
-                    )
-
-    def close(self) -> None:
-        """Do nothing: the connection belongs to the process."""
-
-
-class KafkaTail:
-    """The records of topics. Commits nothing. Needs Describe and Read on the topics."""
-
-    def __init__(self, options: KafkaOptions, start: Start, now_ms: int) -> None:
-        service = connect_kafka(options)
-        topics = service.describe(options.selection)
-        names = getattr(options.selection, "topics", ())
-        missing = set(names) - topics.keys()
-        if missing:
-            raise not_found_error(options.selection, missing)
-        partitions = [
-            partition_of(name, number)
-            for name in sorted(topics)
-            for number in range(topics[name].partition_count)
-        ]
-        ends = service.list_offsets(partitions, LogicalOffset.LATEST)
-        point: LogicalOffset | AtTime = LogicalOffset.EARLIEST
-        if start.age_ms is not None:
-            point = AtTime(time_ms=EpochMillis(now_ms - start.age_ms))
-        elif start.time_ms is not None:
-            point = AtTime(time_ms=EpochMillis(start.time_ms))
-        if start.age_ms == 0:
-            point = LogicalOffset.LATEST
-        found = service.list_offsets(partitions, point)
-        positions = {
-            ssp: offset
-            for ssp in partitions
-            if (offset := ends.get(ssp) if found.get(ssp) is None else found[ssp]) is not None
-        }
-        self._behind = {ssp for ssp, offset in positions.items() if offset < (ends.get(ssp) or 0)}
-        key = ConsumerKey(client=options.client, group_id=f"{options.group_id_prefix}-tail")
-        self._consumer: PartitionConsumer = open_consumer(key)
-        self._consumer.assign(positions)
-        self._ends: Mapping[SystemStreamPartition, int | None] = ends
-
-    def read(self) -> Round:
-        """Wait for records for half a second."""
-        for event in self._consumer.poll(_PAGE, _POLL_S):
-            match event:
-                case RecordRun(ssp=ssp, offsets=offsets):
-                    self._consumer.keep(event, slice(0, len(offsets)))
-                    if offsets[-1] + 1 >= (self._ends.get(ssp) or 0):
-                        self._behind.discard(ssp)
-                case PartitionEof(ssp=ssp):
-                    self._behind.discard(ssp)
-                case ReadError(error=error):
-                    raise error
-        records: list[Record] = []
-        while self._consumer.buffered_rows:
-            records += _kafka_records(self._consumer.take(_TAKE_BYTES))
-        return Round(records=tuple(records), is_caught_up=not self._behind)
-
-    def close(self) -> None:
-        """Close the consumer."""
-        self._consumer.close()
-
-
-def _kafka_records(columns: Any) -> Iterator[Record]:
-    row = 0
-    keys, values = columns.keys.to_pylist(), columns.values.to_pylist()
-    times, offsets = columns.times_ms.to_pylist(), columns.offsets.to_pylist()
-    for ssp, count in columns.runs:
-        for n in range(row, row + count):
-            yield Record(
-                stream=ssp.stream,
-                part=str(ssp.partition),
-                position=str(offsets[n]),
-                time_ms=times[n],
-                key=keys[n],
-                data=values[n],
-            )
-        row += count

@@ -382,6 +382,30 @@ def _sources(last: LoggedBatch | None, planned: LoggedBatch | None) -> tuple[Sou
     return tuple(_source(n, one, other) for n, (one, other) in enumerate(zip(*texts, strict=True)))
 
 
+def only_source(found: Checkpoint, number: int | None, *, own: bool = True) -> Source:
+    """Return the source with this number, or the only one that can be read here; with `own` False,
+    one of another package. Raises CheckpointFolderError."""
+    candidates = [
+        source
+        for source in found.sources
+        if (source.is_readable is own if number is None else source.index == number)
+    ]
+    if len(candidates) == 1 and candidates[0].is_readable is own:
+        return candidates[0]
+    if number is not None and candidates:
+        described = candidates[0].format
+    else:
+        described = ", ".join(f"{source.index} ({source.format})" for source in found.sources)
+    raise CheckpointFolderError(
+        f"sources of {shown_location(found.location)}",
+        found=described or "none",
+        expected="one source of kinesis-ssp or kafka-ssp" if own else "one source of awslabs",
+        next_step="name it by --source"
+        if own
+        else "name it by --source; leave --from out for kinesis-ssp and kafka-ssp",
+    )
+
+
 def _source(index: int, committed: str | None, planned: str | None) -> Source:
     documents = [parse_offset(text) for text in (committed, planned)]
     known = [format_of(document) for document in documents if document is not None]

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import aws_kinesis_agg.aggregator
 import pytest
 
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    Position,
+    SequenceNumber,
+    ShardEnd,
+    TrimHorizon,
+)
 from tests.contract.operations.conftest import Cloud
 from tests.support.kafka.topics import KafkaTopics, Record
+from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
 from tests.support.operations.command import WIDTHS, Run, check_output, run
 from tests.support.servers.kafka_broker import KafkaBroker
 
@@ -48,6 +58,7 @@ def test_output(orders: Cloud, columns: int) -> None:
     assert found.code == 0, found.err
     assert "\x1b" not in found.out
     text = "\n".join(line[22:] for line in found.out.splitlines()) + "\n"
+    text = re.sub(r"\b49[0-9]{54}\b", "49…", text)
     check_output(OUTPUTS / f"tail-{columns}.txt", text)
 
 
@@ -79,6 +90,64 @@ def test_positions_and_binary_data_as_json(orders: Cloud) -> None:
     assert len(str(found["d"]["dataBase64"])) == 108
 
 
+def test_one_shard_from_one_record(orders: Cloud) -> None:
+    """Which is the first: so its position is that of a line of an earlier output."""
+    lines = orders.run("tail", "orders", "--from=-5m", "--no-follow").out.splitlines()
+    positions = {key: position for _, _, position, key, _ in (line.split("  ") for line in lines)}
+
+    def keys(*arguments: str) -> list[object]:
+        found = orders.run("tail", "orders", "--no-follow", "--json", *arguments)
+        return [record["key"] for record in _records(found)]
+
+    assert keys("--shard", "1", "--from", positions["c"]) == ["c", "e", "f"]
+    assert keys("--shard", "shardId-000000000001", "--from", positions["f"]) == ["f"]
+    assert keys("--shard", "0", "--from", "trim_horizon") == ["a", "b"]
+    for wrong in (
+        ("--from", positions["c"]),
+        ("--shard", "9"),
+        ("--partition", "1"),
+        ("--source", "1"),
+        ("--shard", "1", "--checkpoint", "x"),
+    ):
+        assert orders.run("tail", "orders", *wrong).code == 2
+    assert orders.run("tail").code == 2
+
+
+def test_the_planned_batch_of_a_checkpoint(orders: Cloud, tmp_path: Path) -> None:
+    """From the middle of an aggregate on, through a split, up to its end; not the records before
+    and after it."""
+    found = _records(orders.run("tail", "orders", "--from=trim_horizon", "--no-follow", "--json"))
+    at = {str(record["key"]): str(record["position"]) for record in found}
+    later = orders.put("orders", "g", 0)
+    orders.put("orders", "h", 0)
+
+    def after(key: str) -> AfterRecord:
+        number, _, sub = at[key].partition("/")
+        return AfterRecord(sequence_number=SequenceNumber(number), sub=int(sub or 0))
+
+    def end(first: Position, second: Position) -> dict[str, Any]:
+        return kinesis_end({1: first, 2: second}, created_ms=1)
+
+    checkpoint = WrittenCheckpoint(path=tmp_path)
+    checkpoint.plan(0, kinesis_end({0: after("a")}, created_ms=1), at_ms=1)
+    checkpoint.commit(0, at_ms=1)
+    command = ("tail", "--checkpoint", str(tmp_path))
+    assert orders.run(*command).code == 2  # no batch is planned
+    first = kinesis_end({0: ShardEnd(), 1: after("e"), 2: TrimHorizon()}, created_ms=1)
+    checkpoint.plan(1, first, at_ms=1)
+
+    def keys(*more: str) -> list[object]:
+        return [record["key"] for record in _records(orders.run(*command, "--json", *more))]
+
+    assert keys() == ["b", "c", "e"]
+    assert keys("orders", "--source", "0", "--where", "shardId=1", "--max", "1") == ["c"]
+    checkpoint.commit(1, at_ms=1)
+    last = AfterRecord(sequence_number=SequenceNumber(later))
+    checkpoint.plan(2, end(last, after("d")), at_ms=1)
+    assert keys() == ["f", "g", "d"]
+    assert orders.run(*command, "clicks").code == 2
+
+
 def test_follows_into_the_children_of_a_split(cloud: Cloud) -> None:
     cloud.kinesis.state.create_stream("orders", shards=1)
     pauses: list[float] = []
@@ -96,7 +165,7 @@ def test_follows_into_the_children_of_a_split(cloud: Cloud) -> None:
     assert [record["key"] for record in _records(found)] == ["before", "after"]
 
 
-def test_kafka(kafka_broker: KafkaBroker, topics: KafkaTopics) -> None:
+def test_kafka(kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path) -> None:
     topic = topics.create(2, config={"retention.ms": "-1"})
     puts = [
         Record(key=b"k%d" % n, value=b"v", partition=n % 2, time_ms=10**12 + n) for n in range(6)
@@ -116,6 +185,15 @@ def test_kafka(kafka_broker: KafkaBroker, topics: KafkaTopics) -> None:
     odd = read("--from", "2001-09-09T01:46:40.002Z", "--where", "partition=1", "--no-follow")
     assert [record["key"] for record in odd] == ["k3", "k5"]
     text = run("tail", topic, servers, "--from", "trim_horizon", "--max", "1").out
-    assert text.split("  ")[1:] in (["0", "k0", "v\n"], ["1", "k1", "v\n"])
+    assert text.split("  ")[1:] in (["0", "0", "k0", "v\n"], ["1", "0", "k1", "v\n"])
+    one_on = read("--partition", "1", "--from", "1", "--no-follow")
+    assert [(record["position"], record["key"]) for record in one_on] == [("1", "k3"), ("2", "k5")]
+    assert run("tail", topic, servers, "--partition", "9", "--no-follow").code == 2
+    checkpoint = WrittenCheckpoint(path=tmp_path)
+    checkpoint.plan(0, {topic: {"0": 1, "1": 1}}, at_ms=1)
+    checkpoint.commit(0, at_ms=1)
+    checkpoint.plan(1, {topic: {"0": 3, "1": 1}}, at_ms=1)
+    planned = run("tail", "--checkpoint", str(tmp_path), servers, "--json")
+    assert [record["key"] for record in _records(planned)] == ["k2", "k4"]
     missing = run("tail", f"{topic}-x", servers)
     assert (missing.code, missing.err.count("\n")) == (2, 1)
