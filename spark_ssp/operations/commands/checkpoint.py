@@ -33,6 +33,7 @@ from spark_ssp.operations.inspection.positions import (
     PartitionRow,
     ShardRow,
     partition_rows,
+    record_id,
     shard_rows,
 )
 from spark_ssp.operations.inspection.query_facts import Surroundings, lease_tables, read_query
@@ -46,7 +47,10 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     read_checkpoint,
 )
 from spark_ssp.operations.inspection.starting_position import (
+    Skip,
     StartOptions,
+    after_in_partitions,
+    after_in_shards,
     check_not_younger,
     deleted_stream,
     kafka_positions,
@@ -71,6 +75,22 @@ _DELAYS: Final = ("DELAY", "PLANNED DELAY")
 _ALWAYS_MS: Final = 1_000 * 24 * 3_600_000
 _LIMITS: Final = Limits(max_delay_ms=_ALWAYS_MS, stuck_after_ms=_ALWAYS_MS)
 """Without limits: `spark-ssp status` judges the delay."""
+
+
+def _skips(
+    context: click.Context, parameter: click.Parameter, values: tuple[str, ...]
+) -> tuple[Skip, ...]:
+    found = []
+    for value in values:
+        part, _, position = value.rpartition(":")
+        record = record_id(position)
+        if not part or record is None:
+            raise click.BadParameter(
+                "expected SHARD:SEQUENCE_NUMBER, with /n for user record n of an aggregate, or "
+                "PARTITION:OFFSET"
+            )
+        found.append(Skip(part=part, record=record))
+    return tuple(found)
 
 
 @click.command("checkpoint")
@@ -104,6 +124,15 @@ _LIMITS: Final = Limits(max_delay_ms=_ALWAYS_MS, stuck_after_ms=_ALWAYS_MS)
     help="With --as-starting-position: leave out this topic or stream, for example a deleted one; "
     "may be repeated.",
 )
+@click.option(
+    "--after",
+    "skips",
+    multiple=True,
+    callback=_skips,
+    metavar="PART:POSITION",
+    help="With --as-starting-position: start this shard or partition after this record, as tail "
+    "shows it; may be repeated. The unread records before it are left out too.",
+)
 @options_file
 @kafka_options
 @aws_options
@@ -117,6 +146,7 @@ def checkpoint_command(
     source: int | None,
     origin: str | None,
     dropped: tuple[str, ...],
+    skips: tuple[Skip, ...],
     aws: Given,
     kafka: Given,
 ) -> None:
@@ -130,13 +160,15 @@ def checkpoint_command(
         raise click.UsageError("--from needs --as-starting-position")
     if dropped and not as_start:
         raise click.UsageError("--drop needs --as-starting-position")
+    if skips and not as_start:
+        raise click.UsageError("--after needs --as-starting-position")
     if delay and as_start:
         raise click.UsageError("--delay and --as-starting-position: give one of them")
     folder = open_folder(path, s3_connection(aws))
     try:
         found = read_checkpoint(folder, path)
         if as_start:
-            _write_start(_start(folder, found, source, origin, dropped, aws, kafka))
+            _write_start(_start(folder, found, source, origin, dropped, skips, aws, kafka))
             return
         measured = _measure(folder, found, aws, kafka, context.obj) if delay else None
         if as_json:
@@ -221,6 +253,7 @@ def _start(
     number: int | None,
     origin: str | None,
     dropped: tuple[str, ...],
+    skips: tuple[Skip, ...],
     aws: Given,
     kafka: Given,
 ) -> StartOptions:
@@ -230,8 +263,11 @@ def _start(
         listing = list_streams([foreign.stream], connection(aws))[foreign.stream]
         planned = None if found.last is None else found.last.planned_ms
         notes = check_not_younger(listing.description, planned)
-        start = kinesis_start({foreign.stream: foreign.positions}, {foreign.stream: listing.shards})
-        return replace(start, notes=(*notes, *start.notes))
+        listings = {foreign.stream: listing.shards}
+        by_stream = {foreign.stream: foreign.positions}
+        positions, skipped = after_in_shards(by_stream, listings, skips)
+        start = kinesis_start(positions, listings)
+        return replace(start, notes=(*notes, *skipped, *start.notes))
     source = only_source(found, number)
     if isinstance(source.committed, Offset) and source.committed.streams:
         names = without_dropped(source.committed.streams, dropped)
@@ -239,16 +275,21 @@ def _start(
         positions = kinesis_positions(
             source.committed, {name: stream.description for name, stream in streams.items()}
         )
-        return kinesis_start(positions, {name: stream.shards for name, stream in streams.items()})
+        listings = {name: stream.shards for name, stream in streams.items()}
+        positions, skipped = after_in_shards(positions, listings, skips)
+        start = kinesis_start(positions, listings)
+        return replace(start, notes=(*skipped, *start.notes))
     if isinstance(source.committed, KafkaOffset | SparkOffset) and source.committed.positions:
-        before = source.committed
-        topics = without_dropped({ssp.stream for ssp in before.positions}, dropped)
+        topics = without_dropped({ssp.stream for ssp in source.committed.positions}, dropped)
+        offsets, skipped = after_in_partitions(source.committed.positions, skips)
+        before = replace(source.committed, positions=offsets)
         if not kafka.options:
-            return kafka_start(before, topics)
+            start = kafka_start(before, topics)
+            return replace(start, notes=(*skipped, *start.notes))
         now = describe_topics(topics, kafka.options)
         known = [ssp for ssp in before.positions if ssp.stream in now]
         notes = kafka_positions(before, topics, now, latest_offsets(known, kafka.options))
-        return replace(kafka_start(before, topics, now), notes=notes)
+        return replace(kafka_start(before, topics, now), notes=(*skipped, *notes))
     raise CheckpointFolderError(
         f"source {source.index} of {found.location}",
         found="no committed batch with a position",

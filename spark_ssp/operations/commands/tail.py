@@ -4,7 +4,6 @@ checkpoint."""
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Callable
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -26,12 +25,12 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     stream_ref,
 )
+from spark_ssp.operations.inspection.positions import record_id
 from spark_ssp.operations.inspection.records import (
     KafkaTail,
     KinesisTail,
     PartitionSpans,
     Record,
-    RecordId,
     ShardSpan,
     Start,
     Tail,
@@ -54,7 +53,6 @@ its readers together."""
 _SHOWN_BYTES: Final = 64
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _FIELDS: Final = ("key", "partitionKey", "part", "shardId", "partition")
-_RECORD: Final = re.compile(r"([0-9]{1,128})(?:/([0-9]{1,9}))?")
 
 Filter = Callable[[Record], bool]
 
@@ -65,9 +63,9 @@ Filter = Callable[[Record], bool]
 def _start(context: click.Context, parameter: click.Parameter, value: str) -> Start:
     """Parse a position, -5m, latest, trim_horizon, earliest or a time."""
     text = value.strip()
-    record = _RECORD.fullmatch(text)
+    record = record_id(text)
     if record is not None:
-        return Start(record=RecordId(number=int(record[1]), sub=int(record[2] or 0)))
+        return Start(record=record)
     if text.lower() == "latest":
         return Start(age_ms=0)
     if text.lower() in ("trim_horizon", "earliest"):

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 from spark_ssp.grouping.identifiers import ShardKey, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.model.ranges import plan_ranges
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from spark_ssp.kinesis_source.model.shard import Latest, Position, ShardEnd, ShardState
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    Latest,
+    Position,
+    SequenceNumber,
+    ShardEnd,
+    ShardState,
+)
 from spark_ssp.kinesis_source.planning.input_partitions import start_state
 from spark_ssp.operations.inspection.spark_checkpoint import Source, SourceOffset
+
+_RECORD: Final = re.compile(r"([0-9]{1,128})(?:/([0-9]{1,9}))?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordId:
+    """A sequence number and the index of a user record, or an offset."""
+
+    number: int
+    sub: int = 0
+
+    @property
+    def at(self) -> AfterRecord:
+        """Return the position in a shard whose next record is this one."""
+        return replace(self.after, sub=self.sub - 1)
+
+    @property
+    def after(self) -> AfterRecord:
+        """Return the position in a shard after this record."""
+        return AfterRecord(sequence_number=SequenceNumber(str(self.number)), sub=self.sub)
+
+    def __str__(self) -> str:
+        return f"{self.number}/{self.sub}" if self.sub else str(self.number)
+
+
+def record_id(text: str) -> RecordId | None:
+    """Parse a position as `spark-ssp tail` shows it; None for another text."""
+    match = _RECORD.fullmatch(text.strip())
+    return None if match is None else RecordId(number=int(match[1]), sub=int(match[2] or 0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

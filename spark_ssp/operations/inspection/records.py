@@ -35,33 +35,19 @@ from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     Position,
     RecordPage,
-    SequenceNumber,
     ShardIterator,
     StreamRef,
     TrimHorizon,
     is_behind,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
-from spark_ssp.operations.inspection.positions import partition_rows
+from spark_ssp.operations.inspection.positions import RecordId, partition_rows
 from spark_ssp.operations.inspection.spark_checkpoint import Source
 from spark_ssp.operations.snapshot import short_name
 
 _PAGE: Final = 1_000
 _TAKE_BYTES: Final = 8 << 20
 _POLL_S: Final = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordId:
-    """A sequence number and the index of a user record, or an offset."""
-
-    number: int
-    sub: int = 0
-
-    @property
-    def before(self) -> AfterRecord:
-        """Return the position whose next record is this one."""
-        return AfterRecord(sequence_number=SequenceNumber(str(self.number)), sub=self.sub - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +205,7 @@ class KinesisTail:
 
     def _position(self, start: Start) -> Position:
         if start.record is not None:
-            return start.record.before
+            return start.record.at
         if start.age_ms is not None:
             return AtTimestamp(millis=EpochMillis(self._service.service_time() - start.age_ms))
         if start.time_ms is not None:

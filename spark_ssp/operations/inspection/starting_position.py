@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from spark_ssp.common.errors import (
     IncompatibleStateError,
@@ -19,7 +19,9 @@ from spark_ssp.common.errors import (
     StreamNotFoundError,
     UnsupportedError,
 )
-from spark_ssp.grouping.identifiers import ShardId, StreamName, SystemStreamPartition
+from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.times import time_text
+from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.model.topic import kafka_name
@@ -36,8 +38,10 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardEnd,
     StreamDescription,
     TrimHorizon,
+    is_behind,
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.operations.inspection.positions import RecordId
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
     CheckpointFolderError,
@@ -45,8 +49,10 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     damaged,
     parse_offset,
 )
+from spark_ssp.operations.snapshot import short_name
 
 _METADATA: Final = "metadata"
+T = TypeVar("T")
 StreamPositions = Mapping[ShardId, Position | Latest]
 
 
@@ -77,6 +83,118 @@ def without_dropped(names: Iterable[StreamName], dropped: Collection[str]) -> li
 
 def _drop(names: Iterable[str]) -> str:
     return " ".join(f"--drop {name}" for name in names)
+
+
+# --- After a record of a shard or partition ----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Skip:
+    """A shard or partition, as the user names it, and the record after which it starts."""
+
+    part: str
+    record: RecordId
+
+    def problem(self, found: str, expected: str, next_step: str) -> InvalidOptionsError:
+        """Return the error for this value of --after."""
+        problem = OptionProblem(
+            option="--after",
+            found=f"{self.part}:{self.record}, {found}",
+            expected=expected,
+            next_step=next_step,
+        )
+        return InvalidOptionsError("spark-ssp checkpoint", [problem])
+
+    def note(self, part: str, before: str) -> str:
+        """Return the remark on what is left out."""
+        return (
+            f"{part} starts after {self.record}: its records from {before} up to this one are left "
+            "out, not only this one"
+        )
+
+    def found_in(self, known: Mapping[str, T]) -> T:
+        """Return the shard or partition with this name. Raises InvalidOptionsError."""
+        if self.part in known:
+            return known[self.part]
+        raise self.problem(
+            "which the checkpoint does not have",
+            f"one of {abbreviate(sorted(known))}",
+            "correct the name; with several streams or topics, write STREAM/SHARD or "
+            "TOPIC-PARTITION",
+        )
+
+    def behind(self, position: str) -> InvalidOptionsError:
+        """Return the error for a record that was read already."""
+        return self.problem(
+            f"which is not after the last committed batch, at {position}",
+            "a record that is not read yet",
+            "leave it out: this query has read it",
+        )
+
+
+def after_in_shards(
+    positions: Mapping[StreamName, StreamPositions],
+    listings: Mapping[StreamName, Sequence[Shard]],
+    skips: Sequence[Skip],
+) -> tuple[dict[StreamName, StreamPositions], tuple[str, ...]]:
+    """Return the positions with those of `skips` instead, also of listed shards that the query has
+    not begun, and remarks. Raises InvalidOptionsError."""
+    if not skips:
+        return dict(positions), ()
+    found: dict[StreamName, dict[ShardId, Position | Latest]] = {}
+    for name, shards in positions.items():
+        listed = {shard.shard_id: shard for shard in listings[name]}
+        unread = dict.fromkeys(listed.keys() - ancestors(listed, shards.keys()), TrimHorizon())
+        found[name] = {**unread, **shards}
+    known: dict[str, ShardKey] = {}
+    for name, shards in sorted(found.items()):
+        for shard in sorted(shards):
+            key = ShardKey(stream=name, shard=shard)
+            names = (str(key), shard, short_name(shard)) if len(found) == 1 else (str(key),)
+            known |= dict.fromkeys(names, key)
+    notes = []
+    for skip in skips:
+        key = skip.found_in(known)
+        before = found[key.stream][key.shard]
+        if not isinstance(before, Latest) and not is_behind(before, skip.record.after):
+            raise skip.behind(_position_text(before))
+        notes.append(skip.note(str(key), f"after {_position_text(before)}"))
+        found[key.stream][key.shard] = skip.record.after
+    return dict(found), tuple(notes)
+
+
+def _position_text(position: Position | Latest) -> str:
+    match position:
+        case AfterRecord(sequence_number=number, sub=sub):
+            return str(RecordId(number=int(number), sub=max(0, sub)))
+        case AtTimestamp(millis=millis):
+            return time_text(millis)
+        case ShardEnd():
+            return "the end of the shard"
+        case Latest():
+            return "LATEST"
+    return "TRIM_HORIZON"
+
+
+def after_in_partitions(
+    positions: Mapping[SystemStreamPartition, int], skips: Sequence[Skip]
+) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]]:
+    """Return the positions with those of `skips` instead, and remarks. Raises
+    InvalidOptionsError."""
+    found = dict(positions)
+    is_one = len({ssp.stream for ssp in found}) == 1
+    known: dict[str, SystemStreamPartition] = {}
+    for ssp in sorted(found):
+        names = (kafka_name(ssp), str(ssp.partition)) if is_one else (kafka_name(ssp),)
+        known |= dict.fromkeys(names, ssp)
+    notes = []
+    for skip in skips:
+        ssp = skip.found_in(known)
+        if skip.record.number < found[ssp]:
+            raise skip.behind(str(found[ssp]))
+        notes.append(skip.note(kafka_name(ssp), str(found[ssp])))
+        found[ssp] = skip.record.number + 1
+    return found, tuple(notes)
 
 
 # --- Kinesis --------------------------------------------------------------------------------------
