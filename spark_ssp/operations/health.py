@@ -405,7 +405,8 @@ def _state_findings(
         yield Finding(
             verdict=Verdict.FAILED,
             reason=f"batch {batch} was begun {query.starts} times and is not committed",
-            remedy="look at the exception of the last run: each start runs the same records again",
+            remedy="look at the exception of the last run: each start runs the same records again, "
+            "which spark-ssp tail --checkpoint shows",
         )
     elif state is State.ENDED:
         yield Finding(
