@@ -12,9 +12,13 @@ from typing import Any, Final
 import click
 from click.core import ParameterSource
 
+from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.common.locations import shown_location
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
+from spark_ssp.kafka_source.planning.topic_metadata import recreated_topics
+from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.operations.arguments import (
     Given,
     aws_options,
@@ -43,7 +47,8 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     open_folder,
     read_checkpoint,
 )
-from spark_ssp.operations.inspection.topics import topic_options
+from spark_ssp.operations.inspection.streams import describe_streams
+from spark_ssp.operations.inspection.topics import describe_topics, topic_options
 from spark_ssp.operations.snapshot import short_name
 from spark_ssp.operations.terminal import Environment, Screen, write_json
 
@@ -220,14 +225,30 @@ def _planned(
     source = only_source(found, number)
     shards, partitions = shard_spans(source), partition_spans(source)
     name = _only(path, {*shards, *partitions}, stream)
-    if name in shards:
+    if name in shards and isinstance(source.planned, Offset):
         spans: tuple[ShardSpan, ...] = shards[name]
+        found_now = describe_streams([name], connection(aws)).get(name)
+        if found_now is not None and found_now.created != source.planned.streams[name].created:
+            raise _recreated(f"stream {name}")
         return KinesisTail(stream_ref(name), connection(aws), Start(), spans=spans)
     offsets: PartitionSpans = partitions[name]
     if not kafka.options:
         raise click.UsageError(f"{name} is a topic: give --bootstrap-servers")
+    if isinstance(source.planned, KafkaOffset) and recreated_topics(
+        source.planned, describe_topics([name], kafka.options)
+    ):
+        raise _recreated(f"topic {name}")
     options = topic_options([name], kafka.options)
     return KafkaTail(options, Start(), environment.now_ms(), spans=offsets)
+
+
+def _recreated(subject: str) -> IncompatibleStateError:
+    return IncompatibleStateError(
+        subject,
+        found="deleted and created again since the batch was planned",
+        expected="the one that the query has read",
+        next_step="look at the new one without --checkpoint",
+    )
 
 
 def _only(path: str, names: set[StreamName], stream: str | None) -> StreamName:

@@ -47,6 +47,10 @@ class Cloud:
         )
         return answer["SequenceNumber"]
 
+    def created_ms(self, stream: str) -> int:
+        found = self.client.describe_stream_summary(StreamName=stream)["StreamDescriptionSummary"]
+        return round(found["StreamCreationTimestamp"].timestamp() * 1000)
+
     def split(self, stream: str, shard: int, at: int) -> None:
         self.client.split_shard(
             StreamName=stream, ShardToSplit=f"shardId-{shard:012}", NewStartingHashKey=str(at)

@@ -145,8 +145,6 @@ def test_a_stream_that_is_gone_can_be_dropped(
 def test_the_delay_of_the_committed_and_of_the_planned_batch(cloud: Cloud, tmp_path: Path) -> None:
     """Of a deleted stream it is unknown, and never 0."""
     cloud.kinesis.state.create_stream("orders", shards=2)
-    created = cloud.client.describe_stream_summary(StreamName="orders")
-    created_at = created["StreamDescriptionSummary"]["StreamCreationTimestamp"].timestamp()
     numbers = []
     for _ in range(3):
         numbers.append(SequenceNumber(cloud.put("orders", "key", 0)))
@@ -154,7 +152,7 @@ def test_the_delay_of_the_committed_and_of_the_planned_batch(cloud: Cloud, tmp_p
     checkpoint = WrittenCheckpoint(path=tmp_path / "c")
     for batch in (0, 1):
         after = AfterRecord(sequence_number=numbers[batch])
-        end = kinesis_end({0: after, 1: TrimHorizon()}, round(created_at * 1000))
+        end = kinesis_end({0: after, 1: TrimHorizon()}, cloud.created_ms("orders"))
         checkpoint.plan(batch, end, cloud.clock.now_ms())
     checkpoint.commit(0, cloud.clock.now_ms())
     arguments = ("checkpoint", str(checkpoint.path), "--delay")

@@ -126,14 +126,15 @@ def test_the_planned_batch_of_a_checkpoint(orders: Cloud, tmp_path: Path) -> Non
         return AfterRecord(sequence_number=SequenceNumber(number), sub=int(sub or 0))
 
     def end(first: Position, second: Position) -> dict[str, Any]:
-        return kinesis_end({1: first, 2: second}, created_ms=1)
+        return kinesis_end({1: first, 2: second}, created_ms=created_ms)
 
+    created_ms = orders.created_ms("orders")
     checkpoint = WrittenCheckpoint(path=tmp_path)
-    checkpoint.plan(0, kinesis_end({0: after("a")}, created_ms=1), at_ms=1)
+    checkpoint.plan(0, kinesis_end({0: after("a")}, created_ms=created_ms), at_ms=1)
     checkpoint.commit(0, at_ms=1)
     command = ("tail", "--checkpoint", str(tmp_path))
     assert orders.run(*command).code == 2  # no batch is planned
-    first = kinesis_end({0: ShardEnd(), 1: after("e"), 2: TrimHorizon()}, created_ms=1)
+    first = kinesis_end({0: ShardEnd(), 1: after("e"), 2: TrimHorizon()}, created_ms=created_ms)
     checkpoint.plan(1, first, at_ms=1)
 
     def keys(*more: str) -> list[object]:
@@ -146,6 +147,11 @@ def test_the_planned_batch_of_a_checkpoint(orders: Cloud, tmp_path: Path) -> Non
     checkpoint.plan(2, end(last, after("d")), at_ms=1)
     assert keys() == ["f", "g", "d"]
     assert orders.run(*command, "clicks").code == 2
+    created_ms -= 1
+    checkpoint.plan(2, end(last, after("d")), at_ms=1)
+    again = orders.run(*command)
+    assert (again.code, again.out) == (2, "")
+    assert "[incompatible-state]" in again.err
 
 
 def test_follows_into_the_children_of_a_split(cloud: Cloud) -> None:

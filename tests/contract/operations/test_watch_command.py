@@ -44,11 +44,6 @@ def _write(
     _write_offset(checkpoint, batch, end)
 
 
-def _created(cloud: Cloud) -> int:
-    summary = cloud.client.describe_stream_summary(StreamName="orders")["StreamDescriptionSummary"]
-    return round(summary["StreamCreationTimestamp"].timestamp() * 1000)
-
-
 def _write_offset(checkpoint: Path, batch: int, end: Mapping[str, Any]) -> None:
     (checkpoint / "offsets").mkdir(parents=True, exist_ok=True)
     (checkpoint / "metadata").write_text('{"id": "query-1"}')
@@ -110,7 +105,7 @@ def test_the_lag_of_shards_is_measured_again_while_no_batch_follows(
     cloud.clock.advance(60_000)
     first, second = (cloud.put("orders", "key", hash_key) for hash_key in (0, 1 << 127))
     cloud.put("orders", "key", 0)
-    _write(tmp_path, 0, 2, positions=(first, second), created_ms=_created(cloud))
+    _write(tmp_path, 0, 2, positions=(first, second), created_ms=cloud.created_ms("orders"))
     pages: list[str] = []
 
     def sleep(_: float) -> None:
@@ -134,7 +129,7 @@ def test_a_stream_that_is_gone_has_no_lag(cloud: Cloud, tmp_path: Path, is_recre
     cloud.client.create_stream(StreamName="orders", ShardCount=1)
     cloud.clock.advance(60_000)
     position = cloud.put("orders", "key", 0)
-    _write(tmp_path, 0, 1, positions=(position,), created_ms=_created(cloud))
+    _write(tmp_path, 0, 1, positions=(position,), created_ms=cloud.created_ms("orders"))
     arguments = ("watch", str(tmp_path), "--lag", "--json")
     assert _max_lag(cloud.run(*arguments)) == 0
     cloud.client.delete_stream(StreamName="orders")
@@ -159,14 +154,14 @@ def test_the_page_outlives_a_service_that_is_unavailable(cloud: Cloud, tmp_path:
     cloud.client.create_stream(StreamName="orders", ShardCount=1)
     cloud.clock.advance(60_000)
     position = cloud.put("orders", "key", 0)
-    _write(tmp_path, 0, 1, positions=(position,), created_ms=_created(cloud))
+    _write(tmp_path, 0, 1, positions=(position,), created_ms=cloud.created_ms("orders"))
     pages: list[str] = []
 
     def sleep(_: float) -> None:
         pages.append(_get(port))
         cloud.kinesis.faults.clear()
         if len(pages) == 1:
-            _write(tmp_path, 1, 1, positions=(position,), created_ms=_created(cloud))
+            _write(tmp_path, 1, 1, positions=(position,), created_ms=cloud.created_ms("orders"))
             cloud.kinesis.faults.add(InternalFailure(), operation="GetShardIterator", count=None)
         if len(pages) == 3:
             raise KeyboardInterrupt

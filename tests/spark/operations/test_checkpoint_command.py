@@ -1,13 +1,17 @@
 """A query from the start that `spark-ssp checkpoint` writes neither leaves out nor repeats a
-record."""
+record; queries pass a bad record and a damaged checkpoint as the guide says."""
 
 from __future__ import annotations
 
 import itertools
+import json
+import re
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from tests.support.kafka.queries import KafkaSink, check_read_once
 from tests.support.kafka.topics import KafkaTopics, Record
@@ -53,6 +57,70 @@ def test_kinesis(
     both = itertools.chain(first.batches.values(), second.batches.values())
     assert second.count >= 60
     check_exactly_once(Sink(batches=dict(enumerate(both))), feed.records)
+
+
+def test_a_filter_passes_the_record_that_fails_a_query(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    """As the guide says: the record is one of those of the planned batch, and is the only one that
+    is left out."""
+    feed.create("orders", shards=2)
+    feed.put("orders", 20)
+    sink, checkpoint = Sink(), tmp_path / "checkpoint"
+    run_to_end(load(spark, options), sink, checkpoint)
+    feed.put("orders", 20)
+    bad = feed.records[30]
+
+    def query(orders: DataFrame) -> None:
+        fails = F.col("sequenceNumber") == str(bad.sequence)
+        data = F.when(fails, F.raise_error(F.lit("bad record"))).otherwise(F.col("data"))
+        run_to_end(orders.withColumn("data", data), sink, checkpoint)
+
+    with pytest.raises(StreamingQueryException, match="bad record"):
+        query(load(spark, options))
+    connection = ["--endpoint-url", feed.endpoint_url, "--region", "us-east-1"]
+    keys = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
+    arguments = ("--checkpoint", str(checkpoint), *connection, "--json")
+    found = run("tail", *arguments, environment=keys)
+    assert found.code == 0, found.err
+    shown = [json.loads(line) for line in found.out.splitlines()]
+    assert {row["position"] for row in shown} <= {str(one.sequence) for one in feed.records[20:]}
+    assert str(bad.sequence) in {row["position"] for row in shown}
+    is_bad = (F.col("shardId") == bad.shard) & (F.col("sequenceNumber") == str(bad.sequence))
+    query(load(spark, options).where(~is_bad))
+    check_exactly_once(sink, [record for record in feed.records if record != bad])
+
+
+@pytest.mark.parametrize("damaged", ["offsets", "commits", "planned"])
+def test_a_query_continues_when_the_files_are_deleted_that_the_command_names(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path, damaged: str
+) -> None:
+    feed.create("orders", shards=1)
+    sink, checkpoint = Sink(), tmp_path / "checkpoint"
+    for _ in range(3):
+        feed.put("orders", 10)
+        run_to_end(load(spark, options), sink, checkpoint)
+    last = max(sink.batches)
+    if damaged == "planned":
+        _uncommit(checkpoint)
+    log = checkpoint / ("commits" if damaged == "commits" else "offsets")
+    (log / str(last)).write_bytes(b"")
+    with pytest.raises(StreamingQueryException):
+        run_to_end(load(spark, options), Sink(), checkpoint)
+    found = run("checkpoint", str(checkpoint))
+    assert found.code == 2
+    advice = found.err.partition("delete ")[2]
+    for name in re.findall(r"(?:offsets|commits)/[0-9]+", advice.partition(", with .crc")[0]):
+        folder, _, batch = name.partition("/")
+        (checkpoint / name).unlink()
+        (checkpoint / folder / f".{batch}.crc").unlink(missing_ok=True)
+    (repeated,) = re.findall(r"the records of batch ([0-9]+),", advice) or [None]
+    assert repeated == (None if damaged == "planned" else str(last))
+    again = Sink()
+    run_to_end(load(spark, options), again, checkpoint)
+    assert {batch: sorted(rows) for batch, rows in again.batches.items()} == {
+        last: sorted(sink.batches[last])
+    }
 
 
 def test_kafka(
