@@ -32,6 +32,8 @@ from spark_ssp.kinesis_source.model.shard import (
 
 _UNLIMITED: Final = 100_000
 _LONGEST_NUMBER: Final = 16
+_LONGEST_CELL: Final = 1_000
+"""Other users choose some of the names, such as those in a lease table."""
 _NARROWEST: Final = 8
 _GAP: Final = 2
 _UNUSUAL: Final = re.compile(r"[^\n\x20-\x7e]")
@@ -160,7 +162,8 @@ class Screen:
 
 
 def _cell(value: object) -> str:
-    return "-" if value is None else printable(str(value))
+    text = "-" if value is None else printable(str(value))
+    return text if len(text) <= _LONGEST_CELL else f"{text[:_LONGEST_CELL]}…"
 
 
 def to_document(value: Any) -> Any:

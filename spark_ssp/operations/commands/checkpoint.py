@@ -28,6 +28,11 @@ from spark_ssp.operations.arguments import (
     s3_connection,
 )
 from spark_ssp.operations.health import Finding, Health, Limits, Part, assess, delay_text
+from spark_ssp.operations.inspection.checkpoint_folder import (
+    CheckpointFolderError,
+    Folder,
+    open_folder,
+)
 from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
 from spark_ssp.operations.inspection.positions import (
     PartitionRow,
@@ -39,11 +44,8 @@ from spark_ssp.operations.inspection.positions import (
 from spark_ssp.operations.inspection.query_facts import Surroundings, lease_tables, read_query
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
-    CheckpointFolderError,
-    Folder,
     Source,
     only_source,
-    open_folder,
     read_checkpoint,
 )
 from spark_ssp.operations.inspection.starting_position import (

@@ -36,9 +36,12 @@ from spark_ssp.operations.health import (
     assess,
     delay_text,
 )
+from spark_ssp.operations.inspection.checkpoint_folder import Folder, open_folder
 from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
 from spark_ssp.operations.inspection.query_facts import Surroundings, lease_tables, read_query
-from spark_ssp.operations.inspection.spark_checkpoint import Folder, open_folder, read_checkpoint
+from spark_ssp.operations.inspection.spark_checkpoint import (
+    read_checkpoint,
+)
 from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
 
 EXIT_CODES: Final = {

@@ -29,6 +29,7 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     stream_ref,
 )
+from spark_ssp.operations.inspection.checkpoint_folder import CheckpointFolderError, open_folder
 from spark_ssp.operations.inspection.positions import record_id
 from spark_ssp.operations.inspection.records import (
     KafkaTail,
@@ -42,9 +43,7 @@ from spark_ssp.operations.inspection.records import (
     shard_spans,
 )
 from spark_ssp.operations.inspection.spark_checkpoint import (
-    CheckpointFolderError,
     only_source,
-    open_folder,
     read_checkpoint,
 )
 from spark_ssp.operations.inspection.streams import describe_streams

@@ -35,13 +35,15 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     to_millis,
 )
-from spark_ssp.operations.inspection.lease_table import LeaseTable
-from spark_ssp.operations.inspection.spark_checkpoint import (
+from spark_ssp.operations.inspection.checkpoint_folder import (
     CheckpointFolderError,
     Folder,
+    open_folder,
+)
+from spark_ssp.operations.inspection.lease_table import LeaseTable
+from spark_ssp.operations.inspection.spark_checkpoint import (
     LoggedBatch,
     batches_of,
-    open_folder,
     parse_offset,
     query_id,
     read_kept_batch,

@@ -20,13 +20,13 @@ from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.operations.health import Finding, Limits, Part, Query, Verdict
+from spark_ssp.operations.inspection.checkpoint_folder import Folder
 from spark_ssp.operations.inspection.kafka_parts import kafka_parts
 from spark_ssp.operations.inspection.kinesis_parts import kinesis_parts
 from spark_ssp.operations.inspection.lease_table import ObservedTable
 from spark_ssp.operations.inspection.positions import Earlier
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
-    Folder,
     Source,
     decode_offset,
     format_of,

@@ -15,53 +15,31 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from itertools import takewhile
-from pathlib import Path
-from typing import Any, Final, Protocol
-from urllib.parse import unquote, urlsplit
+from typing import Any, Final
 
-import fsspec
-
-from spark_ssp.common.aws.error_translation import safe_text
-from spark_ssp.common.aws.store import S3Calls, S3Files, StoreLocation
-from spark_ssp.common.errors import (
-    AccessError,
-    ServiceUnavailableError,
-    SspError,
-    UnsupportedError,
-)
-from spark_ssp.common.locations import (
-    MAX_BYTES,
-    IrregularFileError,
-    read_regular,
-    shown_location,
-)
+from spark_ssp.common.errors import SspError, UnsupportedError
+from spark_ssp.common.locations import shown_location
 from spark_ssp.common.logs import abbreviate, count_of
-from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.common.write_once_files import S3Folder, is_bucket, missing_package
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset, decode_any
 from spark_ssp.kinesis_source.model.offset import Offset as KinesisOffset
 from spark_ssp.kinesis_source.model.offset import decode as decode_kinesis
 from spark_ssp.kinesis_source.model.offset import is_offset
+from spark_ssp.operations.inspection.checkpoint_folder import (
+    RESTORE,
+    CheckpointFolderError,
+    Folder,
+    damaged,
+)
 
 KINESIS = "kinesis-ssp"
 KAFKA = "kafka-ssp"
 SPARK_KAFKA = "kafka"
-_S3: Final = ("s3", "s3a", "s3n")
-_SPARKS_FILE: Final = f"a file that Spark wrote, of at most {MAX_BYTES >> 20} MiB"
 _VERSION: Final = re.compile(r"v[0-9]{1,9}")
 _LONGEST_ID: Final = 200
 _NAMED_FILES: Final = 10
-_RESTORE: Final = "restore the file from a backup: a query does not start from it either"
 SourceOffset = KinesisOffset | KafkaOffset | SparkOffset
-
-
-class CheckpointFolderError(SspError):
-    """The folder is not a Spark checkpoint, or a file of it is damaged."""
-
-    kind = "invalid-checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -275,15 +253,6 @@ def _notes(committed: int | None, newest: int | None) -> list[str]:
     return [text]
 
 
-def damaged(
-    location: str, name: str, found: str, expected: str, next_step: str = _RESTORE
-) -> CheckpointFolderError:
-    """Return the error of a file of a checkpoint that cannot be parsed."""
-    return CheckpointFolderError(
-        f"{name} of {shown_location(location)}", found=found, expected=expected, next_step=next_step
-    )
-
-
 # --- Recovery from damaged files ------------------------------------------------------------------
 
 
@@ -362,9 +331,7 @@ def _with_recovery(
         error.subject,
         found=error.found,
         expected=error.expected,
-        next_step=f"{_RESTORE}; no batch before it is intact"
-        if recovery is None
-        else str(recovery),
+        next_step=f"{RESTORE}; no batch before it is intact" if recovery is None else str(recovery),
     )
 
 
@@ -459,199 +426,3 @@ def _is_kafka_topic(entry: Any) -> bool:
         name.isascii() and name.isdecimal() and type(position) is int
         for name, position in entry.items()
     )
-
-
-# --- Folders: local or mounted disks, S3, and other stores through fsspec -------------------------
-
-
-class Folder(Protocol):
-    """A folder with its subfolders. Paths are relative, with slashes. Raises SspError."""
-
-    def names(self, path: str = "") -> list[str]:
-        """Return the names of the files in a subfolder; none if it does not exist. A local folder
-        returns its subfolders too."""
-
-    def read(self, path: str) -> bytes:
-        """Return the content of a file that `names` returned."""
-
-    def modified_ms(self, path: str) -> int | None:
-        """Return the time at which a file was last written, by the clock of the storage, in
-        milliseconds since the epoch; None if there is no such file, or the storage has no times."""
-
-    def close(self) -> None:
-        """Release connections."""
-
-
-def open_folder(location: str, connection: ConnectionOptions) -> Folder:
-    """Return the folder of a path or URI; `connection` is for S3."""
-    try:
-        parts = urlsplit(location)
-    except ValueError:
-        raise CheckpointFolderError(
-            f"checkpoint {shown_location(location)}",
-            found="a URI that cannot be parsed",
-            expected="a URI such as s3://bucket/folder",
-            next_step="correct it: it is the query's checkpointLocation",
-        ) from None
-    if parts.scheme in _S3:
-        return _S3Folder(location, connection)
-    if parts.scheme == "file":
-        return _LocalFolder(location, Path(unquote(parts.path)))
-    if parts.scheme and "://" in location:
-        return _FsspecFolder(location, parts.scheme)
-    return _LocalFolder(location, Path(location))
-
-
-class _LocalFolder:
-    def __init__(self, location: str, path: Path) -> None:
-        self._location = location
-        self._path = path
-        if not path.is_dir():
-            raise CheckpointFolderError(
-                f"checkpoint {shown_location(location)}",
-                found="a file" if path.exists() else "no such folder",
-                expected="a folder on this machine, or a URI such as s3://bucket/folder",
-                next_step="correct the path: it is the query's checkpointLocation",
-            )
-
-    def names(self, path: str = "") -> list[str]:
-        try:
-            return sorted(entry.name for entry in (self._path / path).iterdir())
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise self._error(path, error) from None
-
-    def read(self, path: str) -> bytes:
-        try:
-            return read_regular(self._path / path)
-        except IrregularFileError as error:
-            raise damaged(self._location, path, str(error.strerror), _SPARKS_FILE) from None
-        except OSError as error:
-            raise self._error(path, error) from None
-
-    def modified_ms(self, path: str) -> int | None:
-        try:
-            return (self._path / path).stat().st_mtime_ns // 1_000_000
-        except FileNotFoundError:
-            return None
-        except OSError as error:
-            raise self._error(path, error) from None
-
-    def close(self) -> None:
-        pass
-
-    def _error(self, path: str, error: OSError) -> SspError:
-        return AccessError(
-            f"checkpoint {shown_location(self._location)}",
-            found=f"{type(error).__name__} ({error.strerror}) for {path or 'the folder'}",
-            expected="permission to list and read the folder",
-            next_step="run the command as a user who may read it",
-        )
-
-
-class _S3Folder:
-    def __init__(self, location: str, connection: ConnectionOptions) -> None:
-        parts = urlsplit(location)
-        self._location = location
-        self._bucket, self._path = parts.netloc, parts.path.strip("/")
-        if not is_bucket(self._bucket) or not self._path:
-            raise CheckpointFolderError(
-                f"checkpoint {shown_location(location)}",
-                found="no bucket with a folder in it",
-                expected="s3://bucket/folder",
-                next_step="correct the URI: it is the query's checkpointLocation",
-            )
-        where = StoreLocation(
-            subject=f"checkpoint {shown_location(location)}",
-            service="s3",
-            resource=f"the bucket {self._bucket} and its objects",
-            option="the URI",
-            read_by="spark-ssp",
-            absent=CheckpointFolderError,
-        )
-        self._calls = S3Calls.open(where, connection)
-
-    def names(self, path: str = "") -> list[str]:
-        return sorted(name for name in self._files(path).names() if name)
-
-    def read(self, path: str) -> bytes:
-        folder, _, name = path.rpartition("/")
-        return _not_larger(self._files(folder).read(name), self._location, path)
-
-    def modified_ms(self, path: str) -> int | None:
-        key = f"{self._path}/{path}"
-        request = {"Bucket": self._bucket, "Prefix": key, "MaxKeys": 1}
-        found = self._calls.ask("ListObjectsV2", request).get("Contents", ())
-        times = [entry["LastModified"] for entry in found if entry["Key"] == key]
-        return _millis(times[0]) if times else None
-
-    def close(self) -> None:
-        self._calls.close()
-
-    def _files(self, path: str) -> S3Files:
-        full = "/".join(part for part in (self._path, path) if part)
-        return S3Files(S3Folder(bucket=self._bucket, path=full), self._calls)
-
-
-class _FsspecFolder:
-    def __init__(self, location: str, scheme: str) -> None:
-        self._location = location
-        package = missing_package(scheme)
-        if package is not None:
-            raise CheckpointFolderError(
-                f"checkpoint {shown_location(location)}",
-                found=f"{scheme}:// without the package {package}",
-                expected=f"{package} installed",
-                next_step=f"pip install {package}",
-            )
-        try:
-            self._system, self._path = fsspec.url_to_fs(location)
-        except Exception as error:
-            raise self._error(error) from error
-
-    def names(self, path: str = "") -> list[str]:
-        try:
-            found: list[Any] = self._system.ls(f"{self._path}/{path}".rstrip("/"), detail=False)
-        except FileNotFoundError:
-            return []
-        except Exception as error:
-            raise self._error(error) from error
-        return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
-
-    def read(self, path: str) -> bytes:
-        try:
-            content = bytes(self._system.cat_file(f"{self._path}/{path}", end=MAX_BYTES + 1))
-        except Exception as error:
-            raise self._error(error) from error
-        return _not_larger(content, self._location, path)
-
-    def modified_ms(self, path: str) -> int | None:
-        try:
-            return _millis(self._system.modified(f"{self._path}/{path}"))
-        except (FileNotFoundError, NotImplementedError):
-            return None
-        except Exception as error:
-            raise self._error(error) from error
-
-    def close(self) -> None:
-        pass
-
-    def _error(self, error: Exception) -> SspError:
-        return ServiceUnavailableError(
-            f"checkpoint {shown_location(self._location)}",
-            found=f"{type(error).__name__} ({safe_text(str(error))})",
-            expected="a folder that fsspec can list and read",
-            next_step="check the URI, the credentials that fsspec's package finds, and the network",
-        )
-
-
-def _not_larger(content: bytes, location: str, path: str) -> bytes:
-    if len(content) <= MAX_BYTES:
-        return content
-    raise damaged(location, path, f"more than {MAX_BYTES >> 20} MiB", _SPARKS_FILE)
-
-
-def _millis(time: datetime) -> int | None:
-    """Return a time in milliseconds since the epoch; None if it has no zone."""
-    return None if time.tzinfo is None else round(time.timestamp() * 1000)

@@ -41,12 +41,10 @@ from spark_ssp.kinesis_source.model.shard import (
     is_behind,
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.operations.inspection.checkpoint_folder import CheckpointFolderError, Folder, damaged
 from spark_ssp.operations.inspection.positions import RecordId
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
-    CheckpointFolderError,
-    Folder,
-    damaged,
     parse_offset,
 )
 from spark_ssp.operations.snapshot import short_name

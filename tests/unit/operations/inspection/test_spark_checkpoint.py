@@ -8,11 +8,10 @@ import pytest
 
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.operations.commands.watch import CheckpointReader
+from spark_ssp.operations.inspection.checkpoint_folder import CheckpointFolderError, open_folder
 from spark_ssp.operations.inspection.spark_checkpoint import (
-    CheckpointFolderError,
     Recovery,
     find_recovery,
-    open_folder,
     read_checkpoint,
 )
 from tests.support.operations.checkpoints import WrittenCheckpoint
