@@ -270,7 +270,10 @@ class Recovery:
     def __str__(self) -> str:
         files = abbreviate(self.delete, _NAMED_FILES)
         then = "continues after batch {}" if self.is_committed else "runs batch {} again"
-        text = f"delete {files}, with .crc files of these: a restart {then.format(self.batch)}"
+        if not self.delete:
+            return f"delete nothing: a restart {then.format(self.batch)}, without this file"
+        sums = "its .crc file" if len(self.delete) == 1 else "their .crc files"
+        text = f"delete {files} and {sums}: a restart {then.format(self.batch)}"
         if not self.repeated:
             return text
         batches = abbreviate([str(batch) for batch in self.repeated], _NAMED_FILES)

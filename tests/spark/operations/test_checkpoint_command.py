@@ -110,7 +110,7 @@ def test_a_query_continues_when_the_files_are_deleted_that_the_command_names(
     found = run("checkpoint", str(checkpoint))
     assert found.code == 2
     advice = found.err.partition("delete ")[2]
-    for name in re.findall(r"(?:offsets|commits)/[0-9]+", advice.partition(", with .crc")[0]):
+    for name in re.findall(r"(?:offsets|commits)/[0-9]+", advice.partition(" and ")[0]):
         folder, _, batch = name.partition("/")
         (checkpoint / name).unlink()
         (checkpoint / folder / f".{batch}.crc").unlink(missing_ok=True)

@@ -197,16 +197,16 @@ def test_a_query_that_has_planned_nothing(copy: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "part", "next_step"),
     [
-        ("offsets/1", "", "an empty file", "delete offsets/1, with"),
-        ("offsets/1", "\0" * 40, "another text than a version", "delete offsets/1, with"),
+        ("offsets/1", "", "an empty file", "delete offsets/1 and"),
+        ("offsets/1", "\0" * 40, "another text than a version", "delete offsets/1 and"),
         ("offsets/1", "v1\n", "no metadata", "continues after batch 0"),
         ("offsets/1", "v1\n{", "metadata that is not JSON", "continues after batch 0"),
-        ("offsets/1", "v1\n{}\n", "no offset", "delete offsets/1, with"),
-        ("offsets/1", 'v1\n{}\n{"v": 2, "topics": {"ord', "a line that begins", "offsets/1, with"),
+        ("offsets/1", "v1\n{}\n", "no offset", "delete offsets/1 and"),
+        ("offsets/1", 'v1\n{}\n{"v": 2, "topics": {"ord', "a line that begins", "offsets/1 and"),
         ("offsets/1", "v1\n{}\n{" + '"a":{' * 100_000, "a line that begins like JSON", "offsets/1"),
-        ("commits/0", "", "an empty file", "delete commits/0, with"),
+        ("commits/0", "", "an empty file", "delete commits/0 and"),
         ("offsets/0", "", "an empty file", "no batch before it is intact"),
-        ("commits/5", "v1\n{}", "no such file, while commits/5 exists", "delete commits/5, with"),
+        ("commits/5", "v1\n{}", "no such file, while commits/5 exists", "delete commits/5 and"),
         ("offsets/1", "v9\n{}\n", "version v9", "delete nothing"),
         ("offsets/1", 'v1\n{}\n{"v": 7, "topics": {}}', "version 7", "the spark-ssp version"),
         ("metadata", "{}", "no query id", "write it again"),
@@ -226,7 +226,7 @@ def test_an_offset_log_that_lacks_a_source_is_damaged(copy: Path) -> None:
     _add_source(copy, '{"clicks":{"0":7}}')
     newest = copy / "offsets" / "1"
     newest.write_text(newest.read_text().rpartition("\n{")[0])
-    assert "delete offsets/1, with" in _one_line(copy)
+    assert "delete offsets/1 and" in _one_line(copy)
 
 
 def test_files_that_another_user_put_there_are_neither_waited_for_nor_shown(

@@ -104,6 +104,7 @@ def test_a_batch_that_is_purged_meanwhile_is_left_out(tmp_path: Path) -> None:
         ((0, 1), (), {"offsets/1"}, 0, False, ("offsets/1",), ()),
         # Asynchronous progress tracking commits some batches only.
         ((5, 6, 7), (5,), {"offsets/7"}, 6, False, ("offsets/7",), ()),
+        ((5, 6, 7), (5,), {"offsets/5"}, 7, False, (), ()),
     ],
 )
 def test_the_way_out_of_a_damaged_checkpoint(
