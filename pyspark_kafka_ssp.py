@@ -56,9 +56,9 @@ class DefaultSource(DataSource):
         )
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of one query. With wrong options (InvalidOptionsError), or with another
-        schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
-        raises the error."""
+        """Return the reader of one query, of the columns in `schema`. With wrong options
+        (InvalidOptionsError), or with columns of the user's that the source does not have
+        (UnsupportedError: Spark then never calls `schema`), its first call raises the error."""
         from spark_ssp.common.spark.gc_freeze import without_collections
 
         with without_collections():
@@ -69,22 +69,19 @@ class DefaultSource(DataSource):
 
             try:
                 check_not_table(FORMAT, self._options)
-                reader = KafkaStreamReader(self._options)
-                self._check_schema(schema)
+                return KafkaStreamReader(self._options, schema)
             except SspError as error:
                 return FailedStreamReader(error)
-            return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""
+        """Return the reader of a batch query, of the columns in `schema`. Raises
+        InvalidOptionsError or UnsupportedError."""
         from spark_ssp.common.spark.pyspark_api import replanned
         from spark_ssp.common.spark.schema_check import check_not_table
         from spark_ssp.kafka_source.source import KafkaBatchReader
 
         check_not_table(FORMAT, self._options)
-        reader = KafkaBatchReader(self._options)
-        self._check_schema(schema)
-        return replanned(reader)
+        return replanned(KafkaBatchReader(self._options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
@@ -112,8 +109,3 @@ class DefaultSource(DataSource):
 
         check_not_table(FORMAT, self._options)
         return KafkaStreamWriter(self._options, schema)
-
-    def _check_schema(self, schema: StructType) -> None:
-        from spark_ssp.common.spark.schema_check import check_schema
-
-        check_schema(schema, self.schema(), "it follows from includeHeaders and includeTask")

@@ -65,9 +65,9 @@ class DefaultSource(DataSource):
         return spark_schema(include_repeat_keys=options.include_repeat_keys)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return the reader of one query. With wrong options (InvalidOptionsError), or with another
-        schema of the user's (UnsupportedError: Spark then never calls `schema`), its first call
-        raises the error."""
+        """Return the reader of one query, of the columns in `schema`. With wrong options
+        (InvalidOptionsError), or with columns of the user's that the source does not have
+        (UnsupportedError: Spark then never calls `schema`), its first call raises the error."""
         from spark_ssp.common.spark.gc_freeze import without_collections
 
         with without_collections():
@@ -78,22 +78,19 @@ class DefaultSource(DataSource):
 
             try:
                 check_not_table(FORMAT, self._options)
-                reader = KinesisStreamReader(self._options)
-                _check_schema(schema, reader.schema)
+                return KinesisStreamReader(self._options, schema)
             except SspError as error:
                 return FailedStreamReader(error)
-            return reader
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch query. Raises InvalidOptionsError or UnsupportedError."""
+        """Return the reader of a batch query, of the columns in `schema`. Raises
+        InvalidOptionsError or UnsupportedError."""
         from spark_ssp.common.spark.pyspark_api import replanned
         from spark_ssp.common.spark.schema_check import check_not_table
         from spark_ssp.kinesis_source.source import KinesisBatchReader
 
         check_not_table(FORMAT, self._options)
-        reader = KinesisBatchReader(self._options)
-        _check_schema(schema, reader.schema)
-        return replanned(reader)
+        return replanned(KinesisBatchReader(self._options, schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
@@ -120,12 +117,6 @@ class DefaultSource(DataSource):
 
         check_not_table(FORMAT, self._options)
         return KinesisStreamWriter(self._options, schema)
-
-
-def _check_schema(schema: StructType, expected: StructType) -> None:
-    from spark_ssp.common.spark.schema_check import check_schema
-
-    check_schema(schema, expected, "it follows from includeRepeatKeys")
 
 
 def _refuse(subject: str, *, found: str, expected: str, next_step: str) -> NoReturn:

@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.logs import show_logs
 from spark_ssp.common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
 from spark_ssp.common.spark.gc_freeze import freeze_after_task, freeze_imports, without_collections
@@ -40,6 +41,7 @@ from spark_ssp.common.spark.pyspark_api import (
     ReadMaxRows,
 )
 from spark_ssp.common.spark.reader_status import COUNTERS, ReaderCounters
+from spark_ssp.common.spark.schema_check import requested_columns
 from spark_ssp.common.versioned_json import OffsetCache
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
 from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
@@ -74,12 +76,14 @@ class TaskPartition(InputPartition):
 
 class KafkaStreamReader(PlanningStreamReader):
     """Reads the topics of one query. `raw_options` are Spark's, validated when the source was
-    loaded."""
+    loaded; `schema` has the columns that Spark requests, by default all. Raises InvalidOptionsError
+    or UnsupportedError."""
 
-    def __init__(self, raw_options: Mapping[str, str]) -> None:
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType | None = None) -> None:
         from spark_ssp.kafka_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
+        self._columns = _requested(schema, self._options)
         super().__init__(is_triggered_by_time=self._options.is_triggered_by_time)
         self._planner: BatchPlanner | None = None
         self._service: KafkaAdminClient | None = None
@@ -91,6 +95,7 @@ class KafkaStreamReader(PlanningStreamReader):
         return {
             **super().__getstate__(),
             "_options": self._options,
+            "_columns": self._columns,
             "_planner": None,
             "_service": None,
             "_committer": None,
@@ -222,16 +227,17 @@ class KafkaStreamReader(PlanningStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the records of one task as Arrow record batches."""
-        return _read(partition, self._options)
+        return _read(partition, self._options, self._columns)
 
 
 class KafkaBatchReader(DataSourceReader):
-    """Reads topics between two bounds, once."""
+    """Reads topics between two bounds, once. `schema` is as in KafkaStreamReader."""
 
-    def __init__(self, raw_options: Mapping[str, str]) -> None:
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType | None = None) -> None:
         from spark_ssp.kafka_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options, QueryKind.BATCH)
+        self._columns = _requested(schema, self._options)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
@@ -262,7 +268,9 @@ class KafkaBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the records of one task as Arrow record batches."""
-        return read_planned(partition, _BATCHES, lambda part: _read(part, self._options))
+        return read_planned(
+            partition, _BATCHES, lambda part: _read(part, self._options, self._columns)
+        )
 
 
 def _group_id(options: KafkaOptions) -> str:
@@ -285,13 +293,27 @@ def _decode(document: Any) -> AnyOffset:
     return decode_any(document)
 
 
-def _read(partition: InputPartition, options: KafkaOptions) -> Iterator[pa.RecordBatch]:
+def _requested(schema: StructType | None, options: KafkaOptions) -> tuple[Column, ...] | None:
+    if schema is None:
+        return None
+    source = spark_schema(
+        include_headers=options.include_headers, include_task=options.include_task
+    )
+    optional = "headers with includeHeaders, task and ssp with includeTask"
+    return requested_columns(schema, source, optional)
+
+
+def _read(
+    partition: InputPartition, options: KafkaOptions, columns: Sequence[Column] | None
+) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, TaskPartition):
         raise TypeError(f"a TaskPartition is expected, not a {type(partition).__name__}")
     from spark_ssp.kafka_source.reading.task_reader import read_task
 
     show_logs()
-    return freeze_after_task(read_task(partition.value, options, partition.group_id))
+    return freeze_after_task(
+        read_task(partition.value, options, partition.group_id, columns=columns)
+    )
 
 
 # --- Schema ---------------------------------------------------------------------------------------
@@ -314,8 +336,8 @@ _TASK: Final = (StructField("task", StringType()), StructField("ssp", IntegerTyp
 
 def spark_schema(*, include_headers: bool, include_task: bool) -> StructType:
     """Return the schema for the options `includeHeaders` and `includeTask`: the columns of Spark's
-    own Kafka source, in its order, and nullable as there. `arrow_batches.arrow_schema` is its Arrow
-    counterpart, which PySpark compares with it field by field.
+    own Kafka source, in its order, and nullable as there. `arrow_batches` builds each column for
+    Arrow, and PySpark compares its schema with this one field by field.
 
     `timestamp` has milliseconds. `timestampType` is 0 for the time at which the record was created,
     1 for the time at which the broker appended it, and -1 if there is no time. `headers` is null if

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Final
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.logs import show_logs
 from spark_ssp.common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
 from spark_ssp.common.spark.gc_freeze import (
@@ -35,6 +36,7 @@ from spark_ssp.common.spark.pyspark_api import (
     ReadMaxBytes,
     ReadMaxRows,
 )
+from spark_ssp.common.spark.schema_check import requested_columns
 from spark_ssp.common.versioned_json import OffsetCache
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
@@ -67,12 +69,15 @@ class SlotPartition(InputPartition):
 
 
 class KinesisStreamReader(PlanningStreamReader):
-    """Reads one query's streams. `raw_options` are Spark's, already checked at load."""
+    """Reads one query's streams. `raw_options` are Spark's, already checked at load; `schema` has
+    the columns that Spark requests, by default all. Raises InvalidOptionsError or
+    UnsupportedError."""
 
-    def __init__(self, raw_options: Mapping[str, str]) -> None:
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType | None = None) -> None:
         from spark_ssp.kinesis_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options, pyspark_without_limits=PYSPARK_WITHOUT_LIMITS)
+        self._columns = _requested(schema, self._options)
         super().__init__(is_triggered_by_time=self._options.is_triggered_by_time)
         self._offsets = OffsetCache(encode, decode)
         self._interval = TriggerInterval(time.time)
@@ -85,6 +90,7 @@ class KinesisStreamReader(PlanningStreamReader):
         return {
             **super().__getstate__(),
             "_options": self._options,
+            "_columns": self._columns,
             "_offsets": OffsetCache(encode, decode),
             "_interval": TriggerInterval(time.time),
             "_planner": None,
@@ -94,11 +100,6 @@ class KinesisStreamReader(PlanningStreamReader):
         }
 
     # --- Called on the driver --------------------------------------------------------------------
-
-    @property
-    def schema(self) -> StructType:
-        """The schema of the rows."""
-        return spark_schema(include_repeat_keys=self._options.include_repeat_keys)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return an option that limits a trigger. Spark passes one limit, and there may be several
@@ -250,21 +251,17 @@ class KinesisStreamReader(PlanningStreamReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the records of one slot as Arrow record batches."""
-        return _read(partition, self._options)
+        return _read(partition, self._options, self._columns)
 
 
 class KinesisBatchReader(DataSourceReader):
-    """Reads streams between two positions, once."""
+    """Reads streams between two positions, once. `schema` is as in KinesisStreamReader."""
 
-    def __init__(self, raw_options: Mapping[str, str]) -> None:
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType | None = None) -> None:
         from spark_ssp.kinesis_source.options.parse import parse_options  # not loaded by executors
 
         self._options = parse_options(raw_options, QueryKind.BATCH)
-
-    @property
-    def schema(self) -> StructType:
-        """The schema of the rows."""
-        return spark_schema(include_repeat_keys=self._options.include_repeat_keys)
+        self._columns = _requested(schema, self._options)
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
@@ -287,10 +284,21 @@ class KinesisBatchReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the records of one task as Arrow record batches."""
-        return read_planned(partition, _BATCHES, lambda part: _read(part, self._options))
+        return read_planned(
+            partition, _BATCHES, lambda part: _read(part, self._options, self._columns)
+        )
 
 
-def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.RecordBatch]:
+def _requested(schema: StructType | None, options: KinesisOptions) -> tuple[Column, ...] | None:
+    if schema is None:
+        return None
+    source = spark_schema(include_repeat_keys=options.include_repeat_keys)
+    return requested_columns(schema, source, "repeatKey with includeRepeatKeys")
+
+
+def _read(
+    partition: InputPartition, options: KinesisOptions, columns: Sequence[Column] | None
+) -> Iterator[pa.RecordBatch]:
     if not isinstance(partition, SlotPartition):
         raise TypeError(f"a SlotPartition is expected, not a {type(partition).__name__}")
     from spark_ssp.kinesis_source.client.boto3_client import connect
@@ -305,6 +313,7 @@ def _read(partition: InputPartition, options: KinesisOptions) -> Iterator[pa.Rec
         options,
         service,
         rates=READ_RATES,
+        columns=columns,
         open_subscriber=lambda window: open_subscriber(options.connection, window=window),
     )
     return freeze_after_task(rows)

@@ -74,7 +74,7 @@ def _apply(variant: str) -> None:
 
 
 def _confluent(key: ConsumerKey) -> ConfluentConsumer:
-    return ConfluentConsumer(key.client, consumer_settings(key), headers=key.headers)
+    return ConfluentConsumer(key.client, consumer_settings(key))
 
 
 @cache

@@ -9,9 +9,8 @@ PySpark runs after every task.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from itertools import accumulate, chain
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRequestError
 from spark_ssp.grouping.identifiers import SystemStreamPartition
 from spark_ssp.kafka_source.model.ranges import TaskRange
@@ -33,26 +33,6 @@ _MICROS: Final = pa.timestamp("us", tz="UTC")
 _INT: Final = np.int32
 _MAX_MS: Final = ((1 << 63) - 1) // 1000
 """The largest time whose microseconds fit into 64 bits."""
-
-
-@cache
-def arrow_schema(*, include_headers: bool, include_task: bool) -> pa.Schema:
-    """Return the Arrow schema that PySpark derives from `schema.spark_schema`; a test compares
-    them."""
-    fields = [
-        pa.field("key", pa.binary()),
-        pa.field("value", pa.binary()),
-        pa.field("topic", pa.string()),
-        pa.field("partition", pa.int32()),
-        pa.field("offset", pa.int64()),
-        pa.field("timestamp", _MICROS),
-        pa.field("timestampType", pa.int32()),
-    ]
-    if include_headers:
-        fields.append(pa.field("headers", _HEADERS))
-    if include_task:
-        fields += [pa.field("task", pa.string()), pa.field("ssp", pa.int32())]
-    return pa.schema(fields)
 
 
 Runs = Sequence[tuple[SystemStreamPartition, int]]
@@ -82,17 +62,21 @@ def split_runs(runs: Runs, rows: int) -> tuple[Runs, Runs]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordColumns:
-    """Records as columns of the same length: binary, binary, int64, int64, int32. `runs` contains
-    the partition and the number of consecutive records. `times_ms` and `time_types` are -1 for
-    records without a time. `headers` is None unless they are read."""
+    """Records as columns of the same length: int64, binary, binary, int64, int32, all but the
+    offsets None if they are not requested. `runs` contains the partition and the number of
+    consecutive records. `times_ms` and `time_types` are -1 for records without a time."""
 
     runs: Runs
-    keys: pa.Array
-    values: pa.Array
     offsets: pa.Array
-    times_ms: pa.Array
-    time_types: pa.Array
+    keys: pa.Array | None = None
+    values: pa.Array | None = None
+    times_ms: pa.Array | None = None
+    time_types: pa.Array | None = None
     headers: pa.Array | None = None
+
+    def record_name(self, row: int) -> str:
+        """Return the name of a row's record for error messages."""
+        return record_name(self.runs, row, self.offsets[row].as_py())
 
 
 def record_name(runs: Runs, row: int, offset: int) -> str:
@@ -102,45 +86,78 @@ def record_name(runs: Runs, row: int, offset: int) -> str:
     return f"the record at offset {offset} of partition {kafka_name(ssp)}"
 
 
-def record_batch(columns: RecordColumns, task: TaskRange | None) -> pa.RecordBatch:
-    """Return the columns as a batch of `arrow_schema`, with the task columns if `task` is given.
-    Raises InvalidRequestError for a record's time that is out of range for Spark's timestamps."""
-    rows = len(columns.offsets)
-    lengths = [count for _, count in columns.runs]
-    partitions = np.repeat(np.array([ssp.partition for ssp, _ in columns.runs], _INT), lengths)
+def record_batch(
+    records: RecordColumns, columns: Sequence[Column], task: TaskRange
+) -> pa.RecordBatch:
+    """Return the records of a task as a batch of these columns. Raises InvalidRequestError for a
+    record's time that is out of range for Spark's timestamps, and for a key or value that is
+    requested as text and is not UTF-8."""
     arrays = [
-        columns.keys,
-        columns.values,
-        _repeated([ssp.stream for ssp, _ in columns.runs], lengths),
-        numeric_column(pa.int32(), partitions),
-        columns.offsets,
-        _micros(columns),
-        columns.time_types,
+        column.text_of(_COLUMNS[column.name](records, task), records.record_name)
+        if column.is_text
+        else _COLUMNS[column.name](records, task)
+        for column in columns
     ]
-    if columns.headers is not None:
-        arrays.append(columns.headers)
-    if task is not None:
-        arrays.append(_repeated([task.task], [rows]))
-        arrays.append(numeric_column(pa.int32(), np.full(rows, task.number, _INT)))
-    schema = arrow_schema(
-        include_headers=columns.headers is not None, include_task=task is not None
-    )
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 
-def _micros(columns: RecordColumns) -> pa.Array:
-    times_ms = columns.times_ms
+def _topics(records: RecordColumns, _: TaskRange) -> pa.Array:
+    lengths = [count for _, count in records.runs]
+    return _repeated([ssp.stream for ssp, _ in records.runs], lengths)
+
+
+def _partitions(records: RecordColumns, _: TaskRange) -> pa.Array:
+    lengths = [count for _, count in records.runs]
+    numbers = np.array([ssp.partition for ssp, _ in records.runs], _INT)
+    return numeric_column(pa.int32(), np.repeat(numbers, lengths))
+
+
+def _tasks(records: RecordColumns, task: TaskRange) -> pa.Array:
+    return _repeated([task.task], [len(records.offsets)])
+
+
+def _task_numbers(records: RecordColumns, task: TaskRange) -> pa.Array:
+    return numeric_column(pa.int32(), np.full(len(records.offsets), task.number, _INT))
+
+
+def _micros(records: RecordColumns, _: TaskRange) -> pa.Array:
+    times_ms = records.times_ms
+    if times_ms is None:
+        raise AssertionError("times that were not read")
     values = np.frombuffer(times_ms.buffers()[1], np.int64, len(times_ms), 8 * times_ms.offset)
     if len(values) and (values.max() > _MAX_MS or values.min() < -_MAX_MS):
         row = int(np.flatnonzero((values > _MAX_MS) | (values < -_MAX_MS))[0])
         raise InvalidRequestError(
-            record_name(columns.runs, row, columns.offsets[row].as_py()),
+            records.record_name(row),
             found=f"the time {values[row]}, out of range for Spark's timestamps",
             expected="milliseconds since 1970",
             next_step="correct the producer, which may write microseconds or nanoseconds; start "
             "after this record by startingOffsets, with a new checkpoint",
         )
     return numeric_column(_MICROS, values * 1000)
+
+
+_Build = Callable[[RecordColumns, TaskRange], "pa.Array | None"]
+
+_COLUMNS: Final[Mapping[str, _Build]] = {
+    "key": lambda records, _: records.keys,
+    "value": lambda records, _: records.values,
+    "topic": _topics,
+    "partition": _partitions,
+    "offset": lambda records, _: records.offsets,
+    "timestamp": _micros,
+    "timestampType": lambda records, _: records.time_types,
+    "headers": lambda records, _: records.headers,
+    "task": _tasks,
+    "ssp": _task_numbers,
+}
+"""How each column of `source.spark_schema` is built; a test compares them."""
+
+
+def all_columns(*, include_headers: bool, include_task: bool) -> tuple[Column, ...]:
+    """Return the columns of these options, in the order of the schema."""
+    optional = {"headers": include_headers, "task": include_task, "ssp": include_task}
+    return tuple(Column(name) for name in _COLUMNS if optional.get(name, True))
 
 
 def _repeated(values: Sequence[str], lengths: Sequence[int]) -> pa.Array:

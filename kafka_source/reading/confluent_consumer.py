@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from typing import cast
@@ -42,15 +42,12 @@ class ConfluentConsumer:
     """A `PartitionConsumer` by confluent-kafka. `settings` of librdkafka extend the client's
     properties."""
 
-    def __init__(
-        self, client: ClientProperties, settings: Mapping[str, str], *, headers: bool
-    ) -> None:
+    def __init__(self, client: ClientProperties, settings: Mapping[str, str]) -> None:
         self._secrets = secrets_of(client)
         self._last_error: str | None = None
         self._consumer: Consumer = create_client(
             Consumer, client, role=ClientRole.CONSUMER, on_error=self._on_error, overrides=settings
         )
-        self.headers = headers
         self._polled: list[Message] = []
         self._kept: list[Message] = []
         self._runs: list[tuple[SystemStreamPartition, int]] = []
@@ -151,26 +148,35 @@ class ConfluentConsumer:
         self._buffered_bytes += sum(map(_size, messages))
         self._runs.append((run.ssp, len(messages)))
 
-    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
+    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
         sizes = np.array([*map(_size, self._kept)], np.int64)
         count = rows_within(sizes, most, header_bytes)
         messages, rest = self._kept[:count], self._kept[count:]
         runs, rest_runs = split_runs(self._runs, count)
-        times = list(map(Message.timestamp, messages))
-        # librdkafka's kinds are 0 for none, 1 and 2; Spark's, as Java's, are one less.
-        kinds = array("i", [kind - 1 for kind, _ in times])
-        millis = array("q", [millis if kind else -1 for kind, millis in times])
-        columns = RecordColumns(
+        keys = values = times_ms = time_types = headers = None
+        if "key" in columns:
+            keys = binary_column(list(_keys(messages)))
+        if "value" in columns:
+            values = binary_column(list(map(Message.value, messages)))
+        if "timestamp" in columns or "timestampType" in columns:
+            times = list(map(Message.timestamp, messages))
+            # librdkafka's kinds are 0 for none, 1 and 2; Spark's, as Java's, are one less.
+            time_types = integer_column(pa.int32(), array("i", [kind - 1 for kind, _ in times]))
+            millis = array("q", [millis if kind else -1 for kind, millis in times])
+            times_ms = integer_column(pa.int64(), millis)
+        if "headers" in columns:
+            headers = _headers(messages, runs)
+        records = RecordColumns(
             runs=runs,
-            keys=binary_column(list(_keys(messages))),
-            values=binary_column(list(map(Message.value, messages))),
             offsets=integer_column(pa.int64(), _offsets(messages)),
-            times_ms=integer_column(pa.int64(), millis),
-            time_types=integer_column(pa.int32(), kinds),
-            headers=_headers(messages, runs) if self.headers else None,
+            keys=keys,
+            values=values,
+            times_ms=times_ms,
+            time_types=time_types,
+            headers=headers,
         )
         self._kept, self._runs, self._buffered_bytes = rest, [*rest_runs], int(sizes[count:].sum())
-        return columns
+        return records
 
     def last_error(self) -> str | None:
         return self._last_error

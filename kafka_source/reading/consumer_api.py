@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,9 +78,10 @@ class PartitionConsumer(Protocol):
         """Bytes of the keys and values of the buffered records."""
         ...
 
-    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
-        """Remove and return the first buffered records, in order. Their keys, values and
-        `header_bytes` each take at most `most` bytes, unless it is one record."""
+    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
+        """Remove and return the first buffered records, in order, with what the columns of these
+        names need. Their keys, values and `header_bytes` each take at most `most` bytes, unless it
+        is one record."""
         ...
 
     def last_error(self) -> str | None:

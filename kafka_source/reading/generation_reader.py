@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass, field
@@ -11,6 +11,7 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.times import duration_text
 from spark_ssp.grouping.identifiers import SystemStreamPartition
@@ -71,6 +72,7 @@ class GenerationReader:
 
     task: TaskRange
     options: KafkaOptions
+    columns: Sequence[Column]
     progress: RangeProgress
     consumer: PartitionConsumer
     service: Callable[[], KafkaService]
@@ -132,8 +134,12 @@ class GenerationReader:
             most = _FIRST_ROWS if size is None else min(_POLL_ROWS, max(1, int(POLL_BYTES / size)))
         return min(most, remaining + len(positions))
 
+    @property
+    def _names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
     def _headers_unknown(self) -> bool:
-        return self.options.include_headers and self._header_bytes is None
+        return self._header_bytes is None and "headers" in self._names
 
     def _update_record_bytes(self) -> None:
         """Update the size of a record from the buffered records, before they become a batch."""
@@ -155,11 +161,11 @@ class GenerationReader:
         because records have grown."""
         while self.consumer.buffered_rows:
             self._update_record_bytes()
-            columns = self.consumer.take(POLL_BYTES, self._header_bytes or 0.0)
-            if columns.headers is not None:
-                each = columns.headers.nbytes / len(columns.offsets)
+            records = self.consumer.take(POLL_BYTES, self._names, self._header_bytes or 0.0)
+            if records.headers is not None:
+                each = records.headers.nbytes / len(records.offsets)
                 self._header_bytes = max(self._header_bytes or 0.0, each)
-            yield record_batch(columns, self.task if self.options.include_task else None)
+            yield record_batch(records, self.columns, self.task)
 
     def _handle(self, event: Event) -> None:
         match event:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
@@ -86,11 +86,8 @@ class NativeConsumer:
         library: Library,
         client: ClientProperties,
         settings: Mapping[str, str],
-        *,
-        headers: bool,
     ) -> None:
         self._library = library
-        self.headers = headers
         self._secrets = secrets_of(client)
         self._last_error: str | None = None
         self._times = MessageTimes(library)
@@ -204,7 +201,7 @@ class NativeConsumer:
         self.buffered_rows += end - begin
         self.buffered_bytes += int(words[:, VALUE_LENGTH].sum()) + int(words[:, KEY_LENGTH].sum())
 
-    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
+    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
         words = np.concatenate(self._kept)
         addresses = np.concatenate(self._addresses)
         sizes = words[:, VALUE_LENGTH] + words[:, KEY_LENGTH]
@@ -216,23 +213,32 @@ class NativeConsumer:
         )
         words, addresses = words[:count], addresses[:count]
         runs, rest_runs = split_runs(self._runs, count)
-        kinds, millis = self._times.of(addresses)
-        offsets = words[:, OFFSET]
-        columns = RecordColumns(
+        keys = values = times_ms = time_types = headers = None
+        if "key" in columns:
+            keys = gather_column(words[:, KEY], words[:, KEY_LENGTH])
+        if "value" in columns:
+            values = gather_column(words[:, VALUE], words[:, VALUE_LENGTH])
+        if "timestamp" in columns or "timestampType" in columns:
+            kinds, millis = self._times.of(addresses)
+            times_ms = numeric_column(pa.int64(), millis)
+            time_types = numeric_column(pa.int32(), kinds)
+        if "headers" in columns:
+            headers = self._headers(addresses, words, runs)
+        records = RecordColumns(
             runs=runs,
-            keys=gather_column(words[:, KEY], words[:, KEY_LENGTH]),
-            values=gather_column(words[:, VALUE], words[:, VALUE_LENGTH]),
-            offsets=numeric_column(pa.int64(), offsets),
-            times_ms=numeric_column(pa.int64(), millis),
-            time_types=numeric_column(pa.int32(), kinds),
-            headers=self._headers(addresses, words, runs) if self.headers else None,
+            offsets=numeric_column(pa.int64(), words[:, OFFSET]),
+            keys=keys,
+            values=values,
+            times_ms=times_ms,
+            time_types=time_types,
+            headers=headers,
         )
         if len(rest):
             self._kept, self._addresses, self._runs = [rest], [rest_addresses], [*rest_runs]
             self.buffered_rows, self.buffered_bytes = len(rest), int(rest_buffered_bytes)
         else:
             self._clear()
-        return columns
+        return records
 
     def _headers(self, addresses: Words, words: Words, runs: Runs) -> pa.Array:
         def name_of(row: int) -> str:

@@ -144,7 +144,6 @@ class ConsumerKey:
 
     client: ClientProperties
     group_id: str
-    headers: bool = False
     profile: FetchProfile = FetchProfile.BULK
 
 
@@ -158,8 +157,8 @@ def open_consumer(key: ConsumerKey) -> PartitionConsumer:
     """Create a consumer, which connects later. Raises the errors of `create_client`."""
     native = library()
     if native is not None:
-        return NativeConsumer(native, key.client, consumer_settings(key), headers=key.headers)
-    return ConfluentConsumer(key.client, consumer_settings(key), headers=key.headers)
+        return NativeConsumer(native, key.client, consumer_settings(key))
+    return ConfluentConsumer(key.client, consumer_settings(key))
 
 
 def check_consumers(

@@ -6,13 +6,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
 import pyarrow as pa
 
+from spark_ssp.common.columns import Column
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.client.api import KafkaService, TopicDescription
@@ -21,6 +22,7 @@ from spark_ssp.kafka_source.model.topic import Subscribe, TopicId
 from spark_ssp.kafka_source.options.client_properties import GROUP_ID, ClientProperties
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.data_loss import report_data_loss
+from spark_ssp.kafka_source.reading.arrow_batches import all_columns
 from spark_ssp.kafka_source.reading.generation_reader import GenerationReader
 from spark_ssp.kafka_source.reading.pool import (
     PROCESS_POOL,
@@ -45,11 +47,13 @@ def read_task(
     options: KafkaOptions,
     group_id: str,
     *,
+    columns: Sequence[Column] | None = None,
     pool: ConsumerPool = PROCESS_POOL,
     topics: TopicIdChecker | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Read the records of `range_` as batches of `arrow_schema`. The rows of a partition keep their
-    order, and partitions of an older generation precede those of a newer one.
+    """Read the records of `range_` as batches of these columns, by default all of the options. The
+    rows of a partition keep their order, and partitions of an older generation precede those of a
+    newer one.
 
     Reading again returns the same rows, possibly in other batches. `group_id` is the consumer group
     unless `kafka.group.id` is set. Nothing starts before the first `next`.
@@ -57,13 +61,15 @@ def read_task(
     Raises DataLossError for lost records unless that is tolerated, ServiceUnavailableError if no
     partition advanced for `pollTimeout`, and permanent errors of brokers at once.
     """
+    columns = columns or all_columns(
+        include_headers=options.include_headers, include_task=options.include_task
+    )
     topics = topics or checker_of_process(os.getpid())
     properties = options.client.config()
     ranges = _check_topic_ids(range_.partitions, options, topics, time.sleep)
     key = ConsumerKey(
         client=options.client,
         group_id=properties.get(GROUP_ID, group_id),
-        headers=options.include_headers,
         profile=choose_profile(ranges, pool.record_bytes, properties),
     )
     ids = {one.ssp.stream: one.topic_id for one in ranges if one.topic_id is not None}
@@ -72,6 +78,7 @@ def read_task(
             reader = GenerationReader(
                 task=range_,
                 options=options,
+                columns=columns,
                 progress=RangeProgress(generation),
                 consumer=consumer,
                 service=partial(topics.service, options),

@@ -1,5 +1,6 @@
-"""The rows of the source, as a Spark schema; `arrow_batches` has the same for Arrow. The order of
-the columns is part of the contract: PySpark compares the Arrow schema field by field."""
+"""The rows of the source, as a Spark schema; `arrow_batches` builds each column for Arrow, and
+PySpark compares the Arrow schema with this one field by field. The order is part of the contract.
+"""
 
 from __future__ import annotations
 

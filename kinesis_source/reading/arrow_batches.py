@@ -8,33 +8,23 @@ statement runs per record, except to split a chunk that is too big for a batch.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, repeat
-from typing import TypeVar, cast
+from typing import Final, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
+from spark_ssp.common.columns import Column
 from spark_ssp.grouping.identifiers import ShardKey, SlotId
 from spark_ssp.kinesis_source.model.shard import RecordPage
 
 T = TypeVar("T")
 
-ARROW_SCHEMA = pa.schema(
-    [
-        pa.field("partitionKey", pa.string()),
-        pa.field("data", pa.binary()),
-        pa.field("stream", pa.string()),
-        pa.field("shardId", pa.string()),
-        pa.field("sequenceNumber", pa.string()),
-        pa.field("subSequenceNumber", pa.int64()),
-        pa.field("approximateArrivalTimestamp", pa.timestamp("us", tz="UTC")),
-        pa.field("ssp", pa.int32()),
-    ]
-)
-_WITH_REPEAT_KEYS = ARROW_SCHEMA.append(pa.field("repeatKey", pa.string()))
-"""Both are equal to PySpark's conversion of `schema.spark_schema`; a test compares them."""
+REPEAT_KEY: Final = "repeatKey"
+"""The column of `includeRepeatKeys`."""
 
 MAX_BATCH_ROWS = 65_536
 MAX_BATCH_BYTES = 16 << 20
@@ -65,9 +55,13 @@ def memory_bytes(rows: RecordPage) -> int:
     return keys + sum(map(len, rows.data)) + ROW_OVERHEAD_BYTES * len(rows)
 
 
-def to_batches(chunks: Iterable[Chunk], slot: SlotId) -> Iterator[pa.RecordBatch]:
-    """Yield `chunks` in order as batches of at most MAX_BATCH_ROWS and MAX_BATCH_BYTES. Empty
-    chunks are dropped. Only a single row that is bigger than MAX_BATCH_BYTES exceeds it."""
+def to_batches(
+    chunks: Iterable[Chunk], slot: SlotId, columns: Sequence[Column]
+) -> Iterator[pa.RecordBatch]:
+    """Yield `chunks` in order as batches of these columns, of at most MAX_BATCH_ROWS and, with all
+    columns, MAX_BATCH_BYTES. Empty chunks are dropped. Only a single row that is bigger than
+    MAX_BATCH_BYTES exceeds it. Raises InvalidRequestError for data that is requested as text and is
+    not UTF-8."""
     gathered: list[Chunk] = []
     rows = memory_bytes = 0
     for chunk in chain.from_iterable(map(_split, chunks)):
@@ -75,13 +69,13 @@ def to_batches(chunks: Iterable[Chunk], slot: SlotId) -> Iterator[pa.RecordBatch
             rows + len(chunk) > MAX_BATCH_ROWS
             or memory_bytes + chunk.memory_bytes > MAX_BATCH_BYTES
         ):
-            yield _build(gathered, slot)
+            yield _build(_Rows(gathered, slot), columns)
             gathered, rows, memory_bytes = [], 0, 0
         gathered.append(chunk)
         rows += len(chunk)
         memory_bytes += chunk.memory_bytes
     if gathered:
-        yield _build(gathered, slot)
+        yield _build(_Rows(gathered, slot), columns)
 
 
 def _split(chunk: Chunk) -> Iterator[Chunk]:
@@ -111,34 +105,74 @@ def _split(chunk: Chunk) -> Iterator[Chunk]:
     yield Chunk(chunk.shard, rows.part(begin, len(rows)), memory_bytes)
 
 
-def _build(chunks: Sequence[Chunk], slot: SlotId) -> pa.RecordBatch:
-    def gather(column: Callable[[RecordPage], Iterable[T]]) -> list[T]:
-        return list(chain.from_iterable(column(chunk.rows) for chunk in chunks))
-
-    def constant(value: Callable[[Chunk], str]) -> pa.Array:
-        return _text(list(map(value, chunks))).take(_fixed(pa.int32(), places))
-
-    places, subs = array("i"), array("q")
-    for place, chunk in enumerate(chunks):
-        places.extend(array("i", [place]) * len(chunk))
-        known = chunk.rows.sub_sequence_numbers
-        subs.extend(array("q", [0]) * len(chunk) if known is None else array("q", known))
-    millis = array("q", gather(lambda rows: rows.arrival_ms))
-    arrivals = _fixed(pa.timestamp("ms", tz="UTC"), millis).cast(pa.timestamp("us", tz="UTC"))
-    columns = [
-        _optional_text(gather(lambda rows: rows.partition_keys)),
-        _bytes(pa.binary(), gather(lambda rows: rows.data)),
-        constant(lambda chunk: chunk.shard.stream),
-        constant(lambda chunk: chunk.shard.shard),
-        _text(gather(lambda rows: rows.sequence_numbers)),
-        _fixed(pa.int64(), subs),
-        arrivals,
-        _fixed(pa.int32(), array("i", [slot]) * len(millis)),
+def _build(rows: _Rows, columns: Sequence[Column]) -> pa.RecordBatch:
+    arrays = [
+        column.text_of(_COLUMNS[column.name](rows), rows.record_name)
+        if column.is_text
+        else _COLUMNS[column.name](rows)
+        for column in columns
     ]
-    if chunks[0].rows.repeat_keys is None:
-        return pa.RecordBatch.from_arrays(columns, schema=ARROW_SCHEMA)
-    keys = _text(gather(lambda rows: rows.repeat_keys or ()))
-    return pa.RecordBatch.from_arrays([*columns, keys], schema=_WITH_REPEAT_KEYS)
+    return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
+
+
+class _Rows:
+    """The rows of one batch."""
+
+    def __init__(self, chunks: Sequence[Chunk], slot: SlotId) -> None:
+        self.chunks = chunks
+        self.slot = slot
+
+    def gather(self, column: Callable[[RecordPage], Iterable[T]]) -> list[T]:
+        return list(chain.from_iterable(column(chunk.rows) for chunk in self.chunks))
+
+    def constant(self, value: Callable[[Chunk], str]) -> pa.Array:
+        return _text(list(map(value, self.chunks))).take(_fixed(pa.int32(), self._places))
+
+    @cached_property
+    def _places(self) -> array[int]:
+        """The index of each row's chunk."""
+        places = array("i")
+        for place, chunk in enumerate(self.chunks):
+            places.extend(array("i", [place]) * len(chunk))
+        return places
+
+    @property
+    def sub_sequence_numbers(self) -> array[int]:
+        subs = array("q")
+        for chunk in self.chunks:
+            known = chunk.rows.sub_sequence_numbers
+            subs.extend(array("q", [0]) * len(chunk) if known is None else array("q", known))
+        return subs
+
+    def record_name(self, row: int) -> str:
+        chunk = self.chunks[self._places[row]]
+        number = self.gather(lambda rows: rows.sequence_numbers)[row]
+        sub = self.sub_sequence_numbers[row]
+        return f"record {number}, sub-sequence number {sub}, of shard {chunk.shard}"
+
+
+def _arrivals(rows: _Rows) -> pa.Array:
+    millis = array("q", rows.gather(lambda page: page.arrival_ms))
+    return _fixed(pa.timestamp("ms", tz="UTC"), millis).cast(pa.timestamp("us", tz="UTC"))
+
+
+_COLUMNS: Final[Mapping[str, Callable[[_Rows], pa.Array]]] = {
+    "partitionKey": lambda rows: _optional_text(rows.gather(lambda page: page.partition_keys)),
+    "data": lambda rows: _bytes(pa.binary(), rows.gather(lambda page: page.data)),
+    "stream": lambda rows: rows.constant(lambda chunk: chunk.shard.stream),
+    "shardId": lambda rows: rows.constant(lambda chunk: chunk.shard.shard),
+    "sequenceNumber": lambda rows: _text(rows.gather(lambda page: page.sequence_numbers)),
+    "subSequenceNumber": lambda rows: _fixed(pa.int64(), rows.sub_sequence_numbers),
+    "approximateArrivalTimestamp": _arrivals,
+    "ssp": lambda rows: _fixed(pa.int32(), array("i", [rows.slot]) * sum(map(len, rows.chunks))),
+    REPEAT_KEY: lambda rows: _text(rows.gather(lambda page: page.repeat_keys or ())),
+}
+"""How each column of `schema.spark_schema` is built; a test compares them."""
+
+
+def all_columns(*, include_repeat_keys: bool) -> tuple[Column, ...]:
+    """Return the columns of the option `includeRepeatKeys`, in the order of the schema."""
+    return tuple(Column(name) for name in _COLUMNS if include_repeat_keys or name != REPEAT_KEY)
 
 
 # Columns are laid out here rather than by `pa.array` and similar functions, which import pandas on

@@ -100,6 +100,7 @@ class ReadContext:
     clock: Clock
     hash_ranges: HashRangeCache
     rates: ReadRates
+    include_repeat_keys: bool
     subscriber: Subscriber | None = None
     faults: FaultLog = PROCESS_WIDE_FAULTS
 
@@ -115,6 +116,7 @@ class ShardReader:
         self._clock = context.clock
         self._hash_ranges = context.hash_ranges
         self._rates = rates = context.rates
+        self._include_repeat_keys = context.include_repeat_keys
         self._loss_checks = DataLossChecks(
             range=range_, service=context.service, fail=options.fail_on_data_loss
         )
@@ -346,7 +348,7 @@ class ShardReader:
                     part,
                     self._range.key,
                     deaggregate=self._options.deaggregate,
-                    include_repeat_keys=self._options.include_repeat_keys,
+                    include_repeat_keys=self._include_repeat_keys,
                     straggler_filter=self._straggler_filter,
                 )
             )

@@ -10,11 +10,12 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_ssp.common.columns import Column
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import KinesisService, Subscriber
 from spark_ssp.kinesis_source.model.ranges import ShardRange, SlotRange
 from spark_ssp.kinesis_source.options.values import KinesisOptions
-from spark_ssp.kinesis_source.reading.arrow_batches import to_batches
+from spark_ssp.kinesis_source.reading.arrow_batches import REPEAT_KEY, all_columns, to_batches
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer
 from spark_ssp.kinesis_source.reading.process_wide import HASH_RANGES, HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.pushed_pages import OnDemandSubscriber
@@ -77,12 +78,13 @@ def read_slot(
     service: KinesisService,
     *,
     rates: ReadRates,
+    columns: Sequence[Column] | None = None,
     open_subscriber: OpenSubscriber | None = None,
     clock: Clock = SYSTEM_CLOCK,
     hash_ranges: HashRangeCache = HASH_RANGES,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the records of `range_`, of `arrow_batches`; the rows of a shard keep their order, and
-    follow those of the shards in its range's `after`.
+    """Yield the records of `range_`, with these columns, by default all of the options; the rows of
+    a shard keep their order, and follow those of the shards in its range's `after`.
 
     Reading it again yields the same rows, in batches that may be split elsewhere. Batches hold
     about 10,000 rows or 4 MiB, more or fewer at the end and when `maxBytesInFlight` is short.
@@ -91,6 +93,7 @@ def read_slot(
     happens and stops the reading of all. When this returns, raises or is closed, its threads have
     ended; that may take as long as the calls they are in, at most the read timeout.
     """
+    columns = columns or all_columns(include_repeat_keys=options.include_repeat_keys)
     order = ReadOrder(range_.shards)
     is_pushed = open_subscriber is not None and any(each.is_pushed for each in range_.shards)
     limit = options.max_bytes_in_flight
@@ -108,6 +111,7 @@ def read_slot(
         clock=clock,
         hash_ranges=hash_ranges,
         rates=rates,
+        include_repeat_keys=any(column.name == REPEAT_KEY for column in columns),
         subscriber=subscriber,
     )
 
@@ -131,7 +135,7 @@ def read_slot(
             threads.append(thread)
         while chunks := buffer.take():
             memory_bytes = sum(chunk.memory_bytes for chunk in chunks)
-            yield from to_batches(chunks, range_.slot)
+            yield from to_batches(chunks, range_.slot, columns)
             del chunks  # before their memory is released to others
             buffer.release(memory_bytes)
     finally:

@@ -1,9 +1,9 @@
 """Checks of the schemas of sources and sinks.
 
-A source's schema follows from its options, so one that a user sets is rejected, as are tables of a
-catalog, whose options Spark does not pass to a source. A sink maps the columns of a query to the
-parts of the records that it writes: names are case-sensitive, any other column is ignored, as in
-Spark's Kafka sink.
+A user's schema chooses columns of a source, whose names and types follow from its options. Tables
+of a catalog are rejected, since Spark does not pass their options to a source. A sink maps the
+columns of a query to the parts of the records that it writes: names are case-sensitive, any other
+column is ignored, as in Spark's Kafka sink.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from pyspark.sql.types import ArrayType, DataType, StringType, StructType
+from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructType
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRowsError, UnsupportedError
 
 _OF_TABLES: Final = "option."
@@ -36,20 +37,67 @@ def check_not_table(format_: str, options: Mapping[str, str]) -> None:
     )
 
 
-def check_schema(schema: StructType, expected: StructType, rule: str) -> None:
-    """Raise UnsupportedError unless both schemas have the same names and types of columns. `rule`
-    describes the schema of the source."""
-    if _columns(schema) != _columns(expected):
+# --- Columns of a source -------------------------------------------------------------------------
+
+
+def requested_columns(schema: StructType, source: StructType, optional: str) -> tuple[Column, ...]:
+    """Return the columns that a user's schema requests: any of the source's, in any order, those of
+    bytes also as text. `optional` names the columns that options add. Raises UnsupportedError with
+    all problems."""
+    types = {field.name: field.dataType for field in source.fields}
+    problems = list(_requested_problems(schema, types, optional))
+    if problems:
+        raise UnsupportedError(
+            ", ".join([".schema(...)", *(f"column {name}" for name, _, _, _ in problems)]),
+            found="; ".join(found for _, found, _, _ in problems),
+            expected="; ".join(expected for _, _, expected, _ in problems),
+            next_step="; ".join(dict.fromkeys(next_step for _, _, _, next_step in problems)),
+        )
+    if not schema.fields:
         raise UnsupportedError(
             ".schema(...)",
-            found=f"the schema {schema.simpleString()}",
-            expected=f"no schema: {rule}",
-            next_step="leave .schema(...) out and select or parse the columns after load()",
+            found="no columns",
+            expected=f"columns of {', '.join(types)}",
+            next_step="name one, or leave .schema(...) out",
         )
+    return tuple(
+        Column(field.name, is_text=field.dataType != types[field.name]) for field in schema.fields
+    )
 
 
-def _columns(schema: StructType) -> list[tuple[str, str]]:
-    return [(field.name, field.dataType.simpleString()) for field in schema.fields]
+def _requested_problems(
+    schema: StructType, types: Mapping[str, DataType], optional: str
+) -> Iterator[tuple[str, str, str, str]]:
+    """Return the column, found, expected and next step of each problem."""
+    seen: set[str] = set()
+    for field in schema.fields:
+        name, kind = field.name, field.dataType
+        allowed = _allowed_types(types.get(name))
+        if name in seen:
+            yield name, f"{name} twice", f"{name} once", "name each column once"
+        elif not allowed:
+            yield (
+                name,
+                f"{name}, which is not a column of the source",
+                f"columns of {', '.join(types)} ({optional})",
+                "correct the name, or leave .schema(...) out and derive columns after load()",
+            )
+        elif kind.simpleString() not in (texts := [one.simpleString() for one in allowed]):
+            yield (
+                name,
+                f"{name} of type {kind.simpleString()}",
+                f"{name} of type {' or '.join(texts)}",
+                "correct the type, or leave .schema(...) out and convert columns after load()",
+            )
+        elif not field.nullable or kind not in allowed:
+            yield name, f"{name} NOT NULL", f"{name} without NOT NULL", "leave NOT NULL out"
+        seen.add(name)
+
+
+def _allowed_types(kind: DataType | None) -> list[DataType]:
+    if kind is None:
+        return []
+    return [kind, StringType()] if isinstance(kind, BinaryType) else [kind]
 
 
 # --- Columns of a sink ---------------------------------------------------------------------------

@@ -47,6 +47,8 @@ from spark_ssp.operations.snapshot import short_name
 
 _PAGE: Final = 1_000
 _TAKE_BYTES: Final = 8 << 20
+_READ_COLUMNS: Final = ("key", "value", "timestamp")
+"""The columns of `kafka-ssp` that are shown, without the position."""
 _POLL_S: Final = 0.5
 
 
@@ -365,7 +367,7 @@ class KafkaTail:
                     raise error
         records: list[Record] = []
         while self._consumer.buffered_rows:
-            records += self._records(self._consumer.take(_TAKE_BYTES))
+            records += self._records(self._consumer.take(_TAKE_BYTES, _READ_COLUMNS))
         return Round(
             records=tuple(records),
             is_caught_up=not self._behind,

@@ -109,7 +109,7 @@ def test_what_is_fetched_of_a_long_log(
             settings = consumer_settings(
                 ConsumerKey(client=key.client, group_id="g", profile=profile)
             )
-            return ConfluentConsumer(key.client, settings, headers=False)
+            return ConfluentConsumer(key.client, settings)
 
         reading = TaskReading(kafka_broker.options, ConsumerPool(create=opened))
         assert len(reading.rows(part(topic, 0, 1_000, 1_010))) == 10

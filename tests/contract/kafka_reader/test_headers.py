@@ -257,9 +257,7 @@ def _table(reading: TaskReading, range_: TaskRange) -> pa.Table:
 
 def test_tasks_read_headers_with_the_consumer_that_can_read_any(kafka_broker: KafkaBroker) -> None:
     client = options_for(kafka_broker.options).client
-    with PROCESS_POOL.acquire(
-        ConsumerKey(client=client, group_id="g", headers=True), {}
-    ) as consumer:
+    with PROCESS_POOL.acquire(ConsumerKey(client=client, group_id="g"), {}) as consumer:
         assert isinstance(consumer, NativeConsumer)
     PROCESS_POOL.close()
 

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.kafka.memory import Shape, fill, held_by_a_task
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRequestError
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer, RecordRun
 from spark_ssp.kafka_source.reading.generation_reader import POLL_BYTES
@@ -100,15 +101,38 @@ def test_what_was_gathered_is_weighed_and_taken_in_pieces_by_keys_and_values(
     assert consumer.buffered_bytes == 116
     taken: list[int] = []
     while consumer.buffered_rows:
-        columns = consumer.take(100, header_bytes=50)
+        columns = consumer.take(100, ("key", "value"), header_bytes=50)
+        assert columns.keys is not None
+        assert columns.values is not None
         taken += columns.offsets.to_pylist()
         assert columns.runs == [(part(topic, 0, 0, 4).ssp, 1)], "two would take over 100 bytes"
         left = [(key or 0) + (value or 0) for key, value in sizes[len(taken) :]]
         assert (consumer.buffered_rows, consumer.buffered_bytes) == (len(left), sum(left))
         found = [len(one.as_py() or b"") for one in (columns.keys[0], columns.values[0])]
         assert found == [size or 0 for size in sizes[len(taken) - 1]]
+        assert (columns.times_ms, columns.time_types, columns.headers) == (None, None, None)
     consumer.close()
     assert taken == [0, 1, 2, 3]
+
+
+def test_any_column_alone_is_that_of_the_full_read(
+    both: tuple[TaskReading, TaskReading], topics: KafkaTopics
+) -> None:
+    topic = topics.create(config={"retention.ms": "-1"})
+    topics.put(
+        topic,
+        [
+            Record(key=key, value=b"v", headers=(("a", key),), time_ms=n + 1)
+            for n, key in enumerate([None, b"", b"k"] * 100)
+        ],
+    )
+    include = {"includeHeaders": "true", "includeTask": "true"}
+    for reading in both:
+        range_ = task(part(topic, 0, 10, 290))
+        full = pa.Table.from_batches(reading.batches(range_, **include))
+        for name in full.column_names:
+            batches = reading.batches(range_, [Column(name)], **include)
+            assert pa.Table.from_batches(batches).equals(full.select([name]))
 
 
 @pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])

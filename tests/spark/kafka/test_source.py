@@ -245,8 +245,8 @@ def test_wrong_options_are_reported_by_name(
         for name in ("invalid-options", "subscribe", "grouper", "kafka.bootstrap.servers")
     )
     reader = spark.readStream.format("kafka-ssp").options(**feed.options)
-    other = start(reader.schema("value string").load(), KafkaSink(), tmp_path / "schema")
-    assert "unsupported] .schema(...)" in failure_of(other)
+    other = start(reader.schema("body string").load(), KafkaSink(), tmp_path / "schema")
+    assert "unsupported] .schema(...), column body" in failure_of(other)
     batch = spark.read.format("kafka-ssp").options(**feed.options)
     with pytest.raises(PySparkException, match="startingOffsets: found latest"):
         batch.option("startingOffsets", "latest").load().count()

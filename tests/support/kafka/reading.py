@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from spark_ssp.common.columns import Column
 from spark_ssp.grouping.identifiers import StreamName, TaskName
 from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
 from spark_ssp.kafka_source.model.topic import TopicId, partition_of
@@ -27,12 +28,12 @@ def open_native(key: ConsumerKey) -> PartitionConsumer:
     """Open the consumer over librdkafka's memory."""
     found = library()
     assert found is not None
-    return NativeConsumer(found, key.client, consumer_settings(key), headers=key.headers)
+    return NativeConsumer(found, key.client, consumer_settings(key))
 
 
 def open_messages(key: ConsumerKey) -> PartitionConsumer:
     """Open confluent-kafka's own consumer."""
-    return ConfluentConsumer(key.client, consumer_settings(key), headers=key.headers)
+    return ConfluentConsumer(key.client, consumer_settings(key))
 
 
 def part(
@@ -73,13 +74,16 @@ class TaskReading:
     pool: ConsumerPool = field(default_factory=ConsumerPool)
     topics: TopicIdChecker = field(default_factory=TopicIdChecker)
 
-    def batches(self, range_: TaskRange, **options: str) -> list[pa.RecordBatch]:
+    def batches(
+        self, range_: TaskRange, columns: Sequence[Column] | None = None, /, **options: str
+    ) -> list[pa.RecordBatch]:
         """Return all batches of a task."""
         return list(
             read_task(
                 range_,
                 options_for(self.settings, **options),
                 "test",
+                columns=columns,
                 pool=self.pool,
                 topics=self.topics,
             )

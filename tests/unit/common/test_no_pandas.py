@@ -32,7 +32,10 @@ import spark_ssp.kinesis_source.reading.shard_reader, spark_ssp.kinesis_source.s
 import spark_ssp.planner, spark_ssp.planner.running
 """,
     "a page of Kinesis": """
-from spark_ssp.kinesis_source.reading.arrow_batches import Chunk, memory_bytes, to_batches
+from spark_ssp.common.columns import Column
+from spark_ssp.kinesis_source.reading.arrow_batches import (
+    Chunk, all_columns, memory_bytes, to_batches
+)
 from spark_ssp.kinesis_source.client.messages import DECODERS, parse_page
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 answer = DECODERS["GetRecords"](
@@ -42,15 +45,17 @@ answer = DECODERS["GetRecords"](
 page = parse_page(answer, 0)
 shard = ShardKey(stream=StreamName("orders"), shard=ShardId("a"))
 chunk = Chunk(shard, page, memory_bytes(page))
-(batch,) = to_batches([chunk], SlotId(0))
+columns = (*all_columns(include_repeat_keys=False), Column("data", is_text=True))
+(batch,) = to_batches([chunk], SlotId(0), columns)
 assert batch.num_rows == 1
 """,
     "records of Kafka": """
 from array import array
 import numpy as np
 import pyarrow as pa
+from spark_ssp.common.columns import Column
 from spark_ssp.kafka_source.reading.arrow_batches import (
-    RecordColumns, binary_column, headers_column, headers_from_counts, integer_column,
+    RecordColumns, all_columns, binary_column, headers_column, headers_from_counts, integer_column,
     numeric_column, record_batch, string_column
 )
 from tests.support.kafka.reading import task
@@ -66,7 +71,8 @@ for column in (headers_column([[("h", b"v")], None]), headers):
         time_types=integer_column(pa.int32(), array("i", [0, 1])),
         headers=column,
     )
-    assert record_batch(columns, task(number=4)).num_rows == 2
+    requested = (*all_columns(include_headers=True, include_task=True), Column("key", is_text=True))
+    assert record_batch(columns, requested, task(number=4)).num_rows == 2
 """,
     "rows for Kafka": """
 import pyarrow as pa

@@ -53,7 +53,7 @@ class Service:
         return self.kafka
 
     def read_task(
-        self, range_: TaskRange, options: KafkaOptions, group_id: str
+        self, range_: TaskRange, options: KafkaOptions, group_id: str, **_: object
     ) -> Iterator[pa.RecordBatch]:
         self.read.append((range_, group_id))
         offsets = [n for part in range_.partitions for n in range(part.start, part.end)]

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRequestError
 from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
-    arrow_schema,
+    all_columns,
     binary_column,
     headers_column,
     integer_column,
@@ -26,14 +27,18 @@ from spark_ssp.kafka_source.source import spark_schema
 from tests.support.kafka.partitions import ssp
 from tests.support.kafka.reading import part, task
 from tests.support.spark.arrow_schemas import arrow_schema_of
+from tests.support.spark.requested_columns import selected, some_of
 
 
 @pytest.mark.parametrize("headers", [False, True])
 @pytest.mark.parametrize("of_task", [False, True])
-def test_the_two_schemas_are_one(headers: bool, of_task: bool) -> None:
+def test_the_arrow_schema_is_what_pyspark_makes_of_the_spark_schema(
+    headers: bool, of_task: bool
+) -> None:
     spark = spark_schema(include_headers=headers, include_task=of_task)
-    arrow = arrow_schema(include_headers=headers, include_task=of_task)
-    assert arrow_schema_of(spark).equals(arrow, check_metadata=True)
+    columns = all_columns(include_headers=headers, include_task=of_task)
+    batch = record_batch(records_of([(b"k", b"v")]), columns, task())
+    assert arrow_schema_of(spark).equals(batch.schema, check_metadata=True)
 
 
 def test_the_columns_are_those_of_sparks_source() -> None:
@@ -52,9 +57,10 @@ def test_a_batch_of_two_partitions_with_its_task() -> None:
         times_ms=integer_column(pa.int64(), array("q", [1_700_000_000_123, 0, -1])),
         time_types=integer_column(pa.int32(), array("i", [0, 1, -1])),
     )
-    batch = record_batch(columns, task(number=4))
+    batch = record_batch(
+        columns, all_columns(include_headers=False, include_task=True), task(number=4)
+    )
     batch.validate(full=True)
-    assert batch.schema == arrow_schema(include_headers=False, include_task=True)
     assert batch["key"].to_pylist() == [b"a", None, b""]
     assert batch["value"].to_pylist() == [b"1", b"\xff", None]
     assert batch["topic"].to_pylist() == ["orders", "orders", "zoë"]
@@ -80,12 +86,59 @@ def test_a_time_that_is_no_timestamp_is_an_error_that_names_the_record(sign: int
             time_types=integer_column(pa.int32(), array("i", [0] * 4)),
         )
 
-    batch = record_batch(columns(sign * largest), None)
+    requested = all_columns(include_headers=False, include_task=False)
+    batch = record_batch(columns(sign * largest), requested, task())
     assert batch["timestamp"].cast(pa.int64()).to_pylist()[2] == sign * largest * 1000
     with pytest.raises(InvalidRequestError) as caught:
-        record_batch(columns(sign * (largest + 1)), None)
+        record_batch(columns(sign * (largest + 1)), requested, task())
     assert caught.value.subject == "the record at offset 70 of partition zoë-1"
     assert str(sign * (largest + 1)) in caught.value.found
+    without = record_batch(columns(sign * (largest + 1)), [Column("value")], task())
+    assert without["value"].null_count == 4, "a time that is not requested is no error"
+
+
+_TEXTS = st.none() | st.text(max_size=3).map(str.encode)
+
+
+@given(
+    some_of(all_columns(include_headers=True, include_task=True), ["key", "value"]),
+    st.lists(st.tuples(_TEXTS, _TEXTS), min_size=1, max_size=5),
+)
+def test_any_columns_are_those_of_the_full_read(
+    columns: list[Column], pairs: list[tuple[bytes | None, bytes | None]]
+) -> None:
+    everything = all_columns(include_headers=True, include_task=True)
+    full = record_batch(records_of(pairs), everything, task(number=4))
+    found = record_batch(records_of(pairs), columns, task(number=4))
+    found.validate(full=True)
+    assert found.equals(selected(full, columns))
+
+
+@pytest.mark.parametrize("name", ["key", "value"])
+def test_bytes_that_are_not_text_are_an_error_that_names_the_record(name: str) -> None:
+    """Each record by itself: in a row, halves of a character would be one."""
+    values = ["é".encode(), None, b"", b"\xc3", b"\xa9"]
+    records = records_of([(value, value) for value in values])
+    with pytest.raises(InvalidRequestError) as caught:
+        record_batch(records, [Column(name, is_text=True)], task())
+    assert caught.value.subject == "the record at offset 13 of partition orders-1"
+    assert name in caught.value.found
+    assert caught.value.__cause__ is None
+
+
+def records_of(pairs: list[tuple[bytes | None, bytes | None]]) -> RecordColumns:
+    """Records of two partitions, from offset 10, with these keys and values."""
+    count = len(pairs)
+    runs = [(ssp("orders", 0), count // 2), (ssp("orders", 1), count - count // 2)]
+    return RecordColumns(
+        runs=runs,
+        keys=binary_column([key for key, _ in pairs]),
+        values=binary_column([value for _, value in pairs]),
+        offsets=integer_column(pa.int64(), array("q", range(10, 10 + count))),
+        times_ms=integer_column(pa.int64(), array("q", range(count))),
+        time_types=integer_column(pa.int32(), array("i", [0] * count)),
+        headers=headers_column([[("h", value)] if value else None for _, value in pairs]),
+    )
 
 
 @given(st.lists(st.none() | st.binary(max_size=5)))

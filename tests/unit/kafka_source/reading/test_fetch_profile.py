@@ -103,7 +103,7 @@ def test_the_size_of_an_answer_is_one_that_librdkafka_takes(
     client = ClientProperties(public=(("bootstrap.servers", "127.0.0.1:1"), *given.items()))
     settings = consumer_settings(ConsumerKey(client=client, group_id="g"))
     assert settings.get("fetch.max.bytes") == (None if answer is None else str(answer))
-    ConfluentConsumer(client, settings, headers=False).close()
+    ConfluentConsumer(client, settings).close()
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,6 @@ def test_the_refusal_of_an_answer_names_the_property_that_bounds_it(given: dict[
     client = ClientProperties(public=(("bootstrap.servers", "127.0.0.1:1"), *given.items()))
     settings = consumer_settings(ConsumerKey(client=client, group_id="g"))
     with pytest.raises(InvalidOptionsError) as raised:
-        ConfluentConsumer(client, settings, headers=False)
+        ConfluentConsumer(client, settings)
     (problem,) = raised.value.problems
     assert problem.option == "kafka.receive.message.max.bytes"

@@ -19,6 +19,7 @@ from spark_ssp.kafka_source.model.ranges import PartitionRange
 from spark_ssp.kafka_source.model.topic import LogicalOffset, Selection, TopicId
 from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
+    all_columns,
     binary_column,
     numeric_column,
     rows_within,
@@ -32,6 +33,7 @@ from tests.support.kafka.reading import part, task
 
 T = TypeVar("T")
 
+ALL = all_columns(include_headers=False, include_task=False)
 PLANNED = part("orders", 0, 0, 100, topic_id="new")
 SECOND = part("orders", 1, 0, 100, topic_id="new")
 
@@ -99,7 +101,7 @@ class Consumer:
     def keep(self, run: RecordRun, kept: slice) -> None:
         raise AssertionError("there are no records")
 
-    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
+    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
         raise AssertionError("there are no records")
 
     def last_error(self) -> str | None:
@@ -139,6 +141,7 @@ def read(
     wave = GenerationReader(
         task=task(planned),
         options=kafka_options(pollTimeout=timeout, failOnDataLoss=fail),
+        columns=ALL,
         progress=RangeProgress((planned,)),
         consumer=consumer,
         service=lambda: brokers,
@@ -252,6 +255,7 @@ def test_records_that_were_fetched_before_they_were_deleted_are_not_lost(
     wave = GenerationReader(
         task=task(PLANNED, SECOND),
         options=kafka_options(),
+        columns=ALL,
         progress=RangeProgress((PLANNED, SECOND)),
         consumer=consumer,
         service=lambda: brokers,
@@ -348,7 +352,7 @@ class Large(Consumer):
         self.buffered_rows += kept.stop - kept.start
         self.buffered_bytes = self.buffered_rows << 20
 
-    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
+    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
         count = rows_within(np.full(self.buffered_rows, 1 << 20, np.int64), most, header_bytes)
         begin = sum(self.taken)
         self.taken.append(count)
@@ -372,6 +376,7 @@ def test_records_of_unknown_size_are_polled_with_care_and_batches_are_cut_by_byt
     wave = GenerationReader(
         task=task(PLANNED),
         options=kafka_options(),
+        columns=ALL,
         progress=RangeProgress((PLANNED,)),
         consumer=consumer,
         service=lambda: brokers,

@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.types import StructType
 
 from spark_ssp.kafka_source.reading.arrow_batches import (
-    arrow_schema,
     binary_column,
     headers_column,
     headers_from_counts,
 )
 from spark_ssp.kafka_source.reading.headers import HeaderPositions, find_headers
+from spark_ssp.kafka_source.source import spark_schema
+from tests.support.spark.arrow_schemas import arrow_schema_of
 
 Headers = Sequence[tuple[bytes, bytes | None]]
 
@@ -180,9 +182,10 @@ def test_each_name_is_text_by_itself(names: list[bytes]) -> None:
         np.array([len(names)]), binary_column(names), binary_column([None] * len(names))
     )
     column.validate(full=True)
+    headers = spark_schema(include_headers=True, include_task=False)["headers"]
     (found,) = column.to_pylist()
     assert [one["key"] for one in found] == [name.decode(errors="replace") for name in names]
-    assert column.type == arrow_schema(include_headers=True, include_task=False).field(7).type
+    assert column.type == arrow_schema_of(StructType([headers])).field(0).type
 
 
 _ODD = st.builds(

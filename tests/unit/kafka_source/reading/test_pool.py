@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import pytest
 
@@ -45,7 +45,7 @@ class FakeConsumer:
     def keep(self, run: RecordRun, kept: slice) -> None:
         raise NotImplementedError
 
-    def take(self, most: int, header_bytes: float = 0.0) -> RecordColumns:
+    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
         raise NotImplementedError
 
     def last_error(self) -> str | None:

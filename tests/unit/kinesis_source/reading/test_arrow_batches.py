@@ -11,18 +11,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common.columns import Column
+from spark_ssp.common.errors import InvalidRequestError
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.schema import spark_schema
 from spark_ssp.kinesis_source.model.shard import RecordPage
 from spark_ssp.kinesis_source.reading import arrow_batches
 from spark_ssp.kinesis_source.reading.arrow_batches import (
-    ARROW_SCHEMA,
     Chunk,
+    all_columns,
     memory_bytes,
     to_batches,
 )
 from tests.support.kinesis.pages import page
 from tests.support.spark.arrow_schemas import arrow_schema_of
+from tests.support.spark.requested_columns import selected, some_of
+
+ALL = all_columns(include_repeat_keys=False)
 
 
 def chunk(
@@ -43,10 +48,11 @@ def chunk_of(rows: RecordPage, shard: str = "a") -> Chunk:
     return Chunk(key, rows, memory_bytes(rows))
 
 
-@pytest.mark.parametrize("keys", [None, ["orders:1"]])
-def test_the_arrow_schema_is_what_pyspark_makes_of_the_spark_schema(keys: list[str] | None) -> None:
-    (batch,) = to_batches([chunk_of(replace(chunk("a", [1]).rows, repeat_keys=keys))], SlotId(0))
-    spark = spark_schema(include_repeat_keys=keys is not None)
+@pytest.mark.parametrize("repeat_keys", [False, True])
+def test_the_arrow_schema_is_what_pyspark_makes_of_the_spark_schema(repeat_keys: bool) -> None:
+    columns = all_columns(include_repeat_keys=repeat_keys)
+    (batch,) = to_batches([with_repeat_keys(chunk("a", [1]))], SlotId(0), columns)
+    spark = spark_schema(include_repeat_keys=repeat_keys)
     assert arrow_schema_of(spark).equals(batch.schema, check_metadata=True)
 
 
@@ -59,9 +65,8 @@ def test_the_spark_schema_is_the_documented_one() -> None:
 
 
 def test_chunks_of_several_shards_share_a_batch() -> None:
-    (batch,) = to_batches([chunk("a", [1, 2]), chunk("b", [7], subs=[5])], SlotId(3))
+    (batch,) = to_batches([chunk("a", [1, 2]), chunk("b", [7], subs=[5])], SlotId(3), ALL)
     batch.validate(full=True)
-    assert batch.schema.equals(ARROW_SCHEMA, check_metadata=True)
     assert batch.to_pylist() == [
         {
             "partitionKey": f"key-{number}",
@@ -82,7 +87,7 @@ def test_chunks_of_several_shards_share_a_batch() -> None:
 def test_text_beyond_ascii_keeps_its_bytes() -> None:
     words = ["", "a", "ключ", "鍵🔑", "b"]
     source = chunk("a", range(5))
-    (batch,) = to_batches([keyed(source, words)], SlotId(0))
+    (batch,) = to_batches([keyed(source, words)], SlotId(0), ALL)
     batch.validate(full=True)
     assert batch["partitionKey"].to_pylist() == words
 
@@ -108,7 +113,7 @@ def test_columns_are_what_arrow_makes_of_the_same_values(values: list[str]) -> N
 @given(st.lists(st.one_of(st.none(), words.map("".join)), max_size=20))
 def test_a_partition_key_may_be_null(keys: list[str | None]) -> None:
     source = chunk("a", range(len(keys)))
-    columns = [batch["partitionKey"] for batch in to_batches([keyed(source, keys)], SlotId(0))]
+    columns = [batch["partitionKey"] for batch in to_batches([keyed(source, keys)], SlotId(0), ALL)]
     for column in columns:
         column.validate(full=True)
     assert [key for column in columns for key in column.to_pylist()] == keys
@@ -123,9 +128,56 @@ def with_repeat_keys(source: Chunk) -> Chunk:
     return chunk_of(replace(source.rows, repeat_keys=keys), source.shard.shard)
 
 
+@given(
+    some_of(all_columns(include_repeat_keys=True), ["data"]),
+    st.lists(st.lists(st.text(max_size=3), min_size=1, max_size=4), min_size=1, max_size=3),
+)
+def test_any_columns_are_those_of_the_full_read(
+    columns: list[Column], texts: list[list[str]]
+) -> None:
+    chunks = [
+        with_repeat_keys(
+            chunk_of(
+                page(
+                    [text.encode() for text in data],
+                    keys=[text or None for text in data],
+                    subs=range(len(data)) if place % 2 else None,
+                ),
+                str(place),
+            )
+        )
+        for place, data in enumerate(texts)
+    ]
+    (full,) = to_batches(chunks, SlotId(5), all_columns(include_repeat_keys=True))
+    (found,) = to_batches(chunks, SlotId(5), columns)
+    found.validate(full=True)
+    assert found.equals(selected(full, columns))
+
+
+@given(st.lists(st.binary(max_size=3) | st.text(max_size=2).map(str.encode), min_size=1))
+def test_data_that_is_not_text_is_an_error_that_names_the_record(data: list[bytes]) -> None:
+    """Each record by itself: in a row, halves of a character would be one."""
+    bad = [n for n, one in enumerate(data) if one.decode(errors="replace").encode() != one]
+    chunks = [
+        chunk_of(page([one], numbers=[n], subs=[7]), "ab"[n % 2]) for n, one in enumerate(data)
+    ]
+    batches = to_batches(chunks, SlotId(0), [Column("data", is_text=True)])
+    if not bad:
+        assert [text for batch in batches for text in batch["data"].to_pylist()] == [
+            one.decode() for one in data
+        ]
+        return
+    with pytest.raises(InvalidRequestError) as caught:
+        list(batches)
+    assert caught.value.subject == (
+        f"record {bad[0]}, sub-sequence number 7, of shard {chunks[bad[0]].shard}"
+    )
+    assert caught.value.__cause__ is None
+
+
 def test_nothing_makes_no_batch() -> None:
-    assert list(to_batches([], SlotId(0))) == []
-    assert list(to_batches([chunk("a", [])], SlotId(0))) == []
+    assert list(to_batches([], SlotId(0), ALL)) == []
+    assert list(to_batches([chunk("a", [])], SlotId(0), ALL)) == []
 
 
 @pytest.fixture
@@ -151,7 +203,8 @@ def test_batches_keep_rows_and_order_within_the_limits(
     ]
     if repeat_keys:
         chunks = [with_repeat_keys(one) for one in chunks]
-    batches = list(to_batches(chunks, SlotId(0)))
+    columns = all_columns(include_repeat_keys=repeat_keys)
+    batches = list(to_batches(chunks, SlotId(0), columns))
     rows = [row for batch in batches for row in batch.to_pylist()]
     assert [(r["shardId"], r["sequenceNumber"], r["subSequenceNumber"]) for r in rows] == [
         (str(place), str(number), number if subs else 0)
@@ -174,7 +227,7 @@ def test_batches_keep_rows_and_order_within_the_limits(
 
 def test_a_big_page_is_split_below_the_limit() -> None:
     big = chunk("a", range(20), size=1 << 20)
-    batches = list(to_batches([big], SlotId(0)))
+    batches = list(to_batches([big], SlotId(0), ALL))
     assert [batch.num_rows for batch in batches] == [15, 5]
     assert pa.Table.from_batches(batches)["sequenceNumber"].to_pylist() == list(map(str, range(20)))
 
