@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 import pytest
 from pyspark.errors import PySparkException
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_ssp.common.errors import AccessError
 from spark_ssp.kinesis_source.source import KinesisBatchReader
@@ -17,6 +18,7 @@ from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kinesis.fan_out_mode import pushed_everywhere
 from tests.support.kinesis.feeds import FEEDS, Feed
+from tests.support.spark.queries import failure_of, run_to_end, start
 
 HOUR_MS = 3_600_000
 
@@ -90,6 +92,40 @@ def test_two_reads_that_meet_at_a_time_or_a_record_and_a_look(
     after = read(spark, options, startingPosition=bound)
     assert numbers(before + after) == list(range(1, 81))
     assert len(read(spark, options, maxRecords="7")) == 7
+
+
+@pytest.mark.core("columns")
+def test_any_columns_in_any_order_in_batch_reads_and_streams(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    """A restarted stream may request others; data that is not text fails it until it is read as
+    bytes."""
+    feed.create("orders", shards=2)
+    feed.put("orders", 40)
+    batch = spark.read.format("kinesis-ssp").options(**options)
+    full = {row.sequenceNumber: row for row in read(spark, options)}
+    found = batch.schema("ssp int, sequenceNumber string, data string").load().collect()
+    assert sorted(found) == sorted(
+        (row.ssp, number, row.data.decode()) for number, row in full.items()
+    )
+    assert batch.schema("data binary").load().count() == 40
+
+    rows: list[Row] = []
+
+    def keep(frame: DataFrame, _: int) -> None:
+        rows.extend(frame.collect())
+
+    stream = spark.readStream.format("kinesis-ssp").options(**options)
+    text, raw = stream.schema("data string").load(), stream.schema("shardId string, data binary")
+    run_to_end(text, keep, tmp_path)
+    assert sorted(rows) == sorted((row.data.decode(),) for row in full.values())
+    rows.clear()
+    bad = feed.put_data("orders", "key", b"\xff")
+    failure = failure_of(start(text, keep, tmp_path, "available now"))
+    assert "invalid-request] record" in failure
+    assert f"{bad.sequence}, sub-sequence number 0, of shard orders/{bad.shard}" in failure
+    run_to_end(raw.load(), keep, tmp_path)
+    assert rows == [(bad.shard, bad.data)]
 
 
 def test_aggregated_records_are_split_and_a_bound_may_lie_inside_one(

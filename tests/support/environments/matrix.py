@@ -86,6 +86,7 @@ SCENARIOS: Final = (
     "Kafka expansion",
     "Kinesis sink",
     "Kafka sink",
+    "columns",
     "two-stage pipeline",
     "availableNow and once with limits",
     "graceful stop",
