@@ -46,7 +46,11 @@ CATALOGUE: Final = (
     Benchmark(name="kinesis.metrics", minutes=4, small="--shards 2 --seconds 3"),
     Benchmark(name="kinesis.memory", minutes=3, small="--gigabytes 0.05"),
     Benchmark(name="kinesis.neighbour", minutes=10, small="--shards 1 --seconds 10"),
-    Benchmark(name="kinesis.bulk", minutes=10, small="--shards 2 --records 20000 --rounds 1"),
+    Benchmark(
+        name="kinesis.bulk",
+        minutes=10,
+        small="--shards 2 --records 20000 --rounds 1 --columns data",
+    ),
     Benchmark(name="kinesis.sink", minutes=4, small="--records 20000 --rounds 1 --seconds 4"),
     Benchmark(name="kinesis.slow_link", minutes=5, small="--rates 4 --tasks 2 --megabytes 1"),
     Benchmark(
@@ -57,7 +61,7 @@ CATALOGUE: Final = (
     Benchmark(
         name="kafka.bulk",
         minutes=20,
-        small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0",
+        small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0 --columns value",
     ),
     Benchmark(
         name="kafka.native",

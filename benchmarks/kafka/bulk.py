@@ -1,13 +1,14 @@
 """Kafka in bulk: this project's source beside Spark's own, the bare client, and Spark's ceiling.
 
-    python -m benchmarks.kafka.bulk [--records 2000000] [--sizes 200 1000 20] [--partitions 4 16]
+    python -m benchmarks.kafka.bulk [--records 2000000] [--sizes 200 1000 20] [--partitions 4 16] \
+        [--columns value]
 
 One batch of all records into the sink `noop`. `ours` and `Spark` are the same batch read
 (`spark.read`) with the one format and the other; `client` is confluent-kafka's `consume(10000)`, in
 as many processes as there are cores, which looks at no record; `ceiling` is a Python source that
 has the same rows ready as Arrow. `whole` is a whole query with either format, from `start()` to its
-end: a stream of all records with the trigger availableNow. Seconds are wall time; the first rounds
-warm up and are dropped (`--warm-up`).
+end: a stream of all records with the trigger availableNow. With `--columns`, `chosen` is `ours` of
+only these columns. Seconds are wall time; the first rounds warm up and are dropped (`--warm-up`).
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from benchmarks.kafka.bare import consume_in_processes
 from benchmarks.kafka.feed import fill, new_topic
 from benchmarks.support.report import Report, ratio, spread
 from benchmarks.support.sessions import local_spark
 from benchmarks.support.sources import ReadySource
+from spark_ssp.kafka_source.source import spark_schema
 from spark_ssp.testing.kafka import LocalKafka
 from tests.support.servers.spark_kafka import install
 
@@ -40,15 +44,20 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def read_into_nothing(frame: DataFrame) -> None:
-    """Read all rows, with all columns."""
+    """Read all rows, with all columns of the DataFrame."""
     frame.write.format("noop").mode("overwrite").save()
 
 
-def kafka_frame(spark: SparkSession, kafka: LocalKafka, name: str, topic: str) -> DataFrame:
-    """The whole topic by one of the formats."""
+def kafka_frame(
+    spark: SparkSession, kafka: LocalKafka, name: str, topic: str, columns: Sequence[str] = ()
+) -> DataFrame:
+    """The whole topic by one of the formats: only some columns, or all."""
+    source = spark_schema(include_headers=False, include_task=False)
+    reader = spark.read.format(name)
+    if columns:
+        reader = reader.schema(StructType([source[column] for column in columns]))
     return (
-        spark.read.format(name)
-        .options(**kafka.options)
+        reader.options(**kafka.options)
         .option("subscribe", topic)
         .option("startingOffsets", "earliest")
         .load()
@@ -87,6 +96,7 @@ def run(
     partitions: list[int],
     rounds: int,
     warm_up: int = 2,
+    columns: Sequence[str] = (),
 ) -> Report:
     """Measure; `spark` has Spark's connector on its class path."""
     report = Report(
@@ -94,7 +104,7 @@ def run(
         command=f"python -m benchmarks.kafka.bulk --records {records} "
         f"--sizes {' '.join(str(size) for size in sizes)} "
         f"--partitions {' '.join(str(count) for count in partitions)} --rounds {rounds} "
-        f"--warm-up {warm_up}",
+        f"--warm-up {warm_up}{' --columns ' if columns else ''}{' '.join(columns)}",
         columns=(
             "bytes, partitions",
             "ours s",
@@ -107,6 +117,7 @@ def run(
             "whole Spark s",
             "times Spark's",
             "part of the ceiling",
+            *(("chosen s", "part of all columns") if columns else ()),
         ),
     )
     spark.dataSource.register(ReadySource)
@@ -114,7 +125,7 @@ def run(
         for count in partitions:
             with new_topic(kafka, count) as topic:
                 fill(kafka, topic, records=records, size=size, partitions=count)
-                took = _rounds(spark, kafka, topic, records, size, count, rounds, warm_up)
+                took = _rounds(spark, kafka, topic, records, size, count, rounds, warm_up, columns)
             _add(report, size, count, records, took)
     return report
 
@@ -132,6 +143,7 @@ def _rounds(
     partitions: int,
     rounds: int,
     warm_up: int,
+    columns: Sequence[str],
 ) -> Took:
     ready = spark.read.format("ready").options(records=records, size=size, partitions=partitions)
     frames = {
@@ -139,18 +151,16 @@ def _rounds(
         "spark": kafka_frame(spark, kafka, "kafka", topic),
         "ceiling": ready.load(),
     }
+    if columns:
+        frames["chosen"] = kafka_frame(spark, kafka, "kafka-ssp", topic, columns)
     for name, frame in frames.items():
         if (found := frame.count()) != records:
             raise AssertionError(f"{name}: {found:,} records were read of {records:,}")
-    took: Took = {
-        name: [] for name in ("ours", "spark", "client", "ceiling", "whole_ours", "whole_spark")
-    }
+    took: Took = defaultdict(list)
     for number in range(warm_up + rounds):
         now = {
-            "ours": seconds(partial(read_into_nothing, frames["ours"])),
-            "spark": seconds(partial(read_into_nothing, frames["spark"])),
+            **{name: seconds(partial(read_into_nothing, frame)) for name, frame in frames.items()},
             "client": consumed(kafka, topic, partitions, records),
-            "ceiling": seconds(partial(read_into_nothing, frames["ceiling"])),
             "whole_ours": seconds(partial(run_to_the_end, spark, kafka, "kafka-ssp", topic)),
             "whole_spark": seconds(partial(run_to_the_end, spark, kafka, "kafka", topic)),
         }
@@ -164,6 +174,7 @@ def _add(report: Report, size: int, partitions: int, records: int, took: Took) -
     times = ratio(took["spark"], took["ours"])
     part = ratio(took["ceiling"], took["ours"])
     whole = ratio(took["whole_spark"], took["whole_ours"])
+    chosen = ratio(took["chosen"], took["ours"]) if "chosen" in took else None
     report.add(
         f"{size:,} B, {partitions}",
         *(spread(took[name]).text(2) for name in ("ours", "spark", "client", "ceiling")),
@@ -173,6 +184,7 @@ def _add(report: Report, size: int, partitions: int, records: int, took: Took) -
         spread(took["whole_spark"]).text(2),
         whole.text(2),
         part.text(2),
+        *(() if chosen is None else (spread(took["chosen"]).text(2), chosen.text(2))),
         size=size,
         partitions=partitions,
         records=records,
@@ -180,6 +192,7 @@ def _add(report: Report, size: int, partitions: int, records: int, took: Took) -
         times_spark=times.median,
         times_spark_whole=whole.median,
         part_of_ceiling=part.median,
+        part_of_all_columns=None if chosen is None else chosen.median,
     )
 
 
@@ -190,6 +203,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, nargs="+", default=[4, 16])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
+    parser.add_argument("--columns", nargs="+", default=(), help="also read only these")
     arguments = parser.parse_args()
     spark = local_spark(CORES, class_path=install())
     with LocalKafka() as kafka:
@@ -201,6 +215,7 @@ def main() -> None:
             partitions=arguments.partitions,
             rounds=arguments.rounds,
             warm_up=arguments.warm_up,
+            columns=arguments.columns,
         )
     spark.stop()
     report.publish()

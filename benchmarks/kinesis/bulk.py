@@ -1,6 +1,7 @@
 """Kinesis in bulk: this project's source beside bare loops over the same service.
 
-    python -m benchmarks.kinesis.bulk [--shards 1 16 128] [--records 2000000] [--size 200]
+    python -m benchmarks.kinesis.bulk [--shards 1 16 128] [--records 2000000] [--size 200] \
+        [--columns data]
 
 The service is a page server on this machine, so that it is not the limit (`page_server`). `ours` is
 one batch over all shards into the sink `noop`, on 2 slots, timed by Spark (`triggerExecution`);
@@ -9,7 +10,8 @@ with botocore's connections, parses them with orjson and decodes the data, in as
 there are cores, and does nothing else; `boto3` is GetRecords of an unmodified client, in as many
 processes. It is so slow that it reads about a tenth of the pages; its seconds are those for all of
 them at that pace. The loops' time starts when their processes are ready. Ratios are those of
-`ours`. Seconds are wall time; a first round warms up and is dropped.
+`ours`. With `--columns`, `chosen` is `ours` of only these columns, in the same rounds. Seconds are
+wall time; a first round warms up and is dropped.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ import binascii
 import multiprocessing
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any, Final
@@ -29,10 +32,12 @@ import orjson
 from botocore.awsrequest import AWSRequest
 from botocore.httpsession import URLLib3Session
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
 from benchmarks.support.page_server import STREAM, Load, page_server
 from benchmarks.support.report import Report, ratio, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
+from spark_ssp.kinesis_source.model.schema import spark_schema
 
 CORES: Final = 2
 _READY_S: Final = 60
@@ -128,13 +133,22 @@ def _boto3(url: str, load: Load) -> float:
 
 
 def read_by_us(
-    spark: SparkSession, url: str, checkpoint: str, *, slots: int = CORES, **options: str
+    spark: SparkSession,
+    url: str,
+    checkpoint: str,
+    *,
+    columns: Sequence[str] = (),
+    slots: int = CORES,
+    **options: str,
 ) -> list[dict[str, Any]]:
     """Run one query that reads everything and ends, with further options; return its progress by
-    batch."""
+    batch. Without `columns`, all are read."""
+    source = spark_schema(include_repeat_keys=False)
+    reader = spark.readStream.format("kinesis-ssp")
+    if columns:
+        reader = reader.schema(StructType([source[name] for name in columns]))
     query = (
-        spark.readStream.format("kinesis-ssp")
-        .option("streamName", STREAM)
+        reader.option("streamName", STREAM)
         .option("startingPosition", "trim_horizon")
         .option("slots", str(slots))
         .option("endpointUrl", url)
@@ -152,10 +166,12 @@ def read_by_us(
     return [dict(entry) for entry in query.recentProgress]
 
 
-def _ours(spark: SparkSession, url: str, checkpoint: str, records: int) -> tuple[float, float]:
+def _ours(
+    spark: SparkSession, url: str, checkpoint: str, records: int, columns: Sequence[str] = ()
+) -> tuple[float, float]:
     """Seconds of the batches, and of the whole query."""
     began = time.perf_counter()
-    progress = read_by_us(spark, url, checkpoint)
+    progress = read_by_us(spark, url, checkpoint, columns=columns)
     took = time.perf_counter() - began
     read = sum(entry["numInputRows"] for entry in progress)
     batches = sum(entry["numInputRows"] > 0 for entry in progress)
@@ -165,14 +181,21 @@ def _ours(spark: SparkSession, url: str, checkpoint: str, records: int) -> tuple
 
 
 def run(
-    spark: SparkSession, folder: Path, *, shards: list[int], records: int, size: int, rounds: int
+    spark: SparkSession,
+    folder: Path,
+    *,
+    shards: list[int],
+    records: int,
+    size: int,
+    rounds: int,
+    columns: Sequence[str] = (),
 ) -> Report:
     """Measure. About `records` in all, a page for each shard at least."""
     report = Report(
         name="kinesis.bulk",
         command="python -m benchmarks.kinesis.bulk "
         f"--shards {' '.join(str(count) for count in shards)} --records {records} --size {size} "
-        f"--rounds {rounds}",
+        f"--rounds {rounds}{' --columns ' if columns else ''}{' '.join(columns)}",
         columns=(
             "shards",
             "records",
@@ -183,12 +206,13 @@ def run(
             "ours records/s",
             "part of parse",
             "times boto3",
+            *(("chosen s", "part of all columns") if columns else ()),
         ),
     )
     for count in shards:
         single = Load(shards=count, pages=1, size=size)
         load = Load(shards=count, pages=max(1, records // single.records), size=size)
-        took: dict[str, list[float]] = {"ours": [], "query": [], "parse": [], "boto3": []}
+        took: dict[str, list[float]] = defaultdict(list)
         with page_server(load) as server:
             for number in range(rounds + 1):
                 checkpoint = checkpoint_in(folder, f"{count}-{number}")
@@ -201,11 +225,15 @@ def run(
                     ),
                     "boto3": _boto3(server.url, load),
                 }
+                if columns:
+                    narrow = checkpoint_in(folder, f"{count}-{number}-chosen")
+                    now["chosen"], _ = _ours(spark, server.url, narrow, load.records, columns)
                 if number > 0:  # The first one warms up.
                     for name, value in now.items():
                         took[name].append(value)
         part = ratio(took["parse"], took["ours"])
         times = ratio(took["boto3"], took["ours"])
+        chosen = ratio(took["chosen"], took["ours"]) if columns else None
         report.add(
             str(count),
             f"{load.records:,}",
@@ -213,12 +241,14 @@ def run(
             f"{load.records / spread(took['ours']).median:,.0f}",
             part.text(2),
             times.text(2),
+            *(() if chosen is None else (spread(took["chosen"]).text(2), chosen.text(2))),
             shards=count,
             records=load.records,
             size=size,
             seconds=took,
             part_of_parse=part.median,
             times_boto3=times.median,
+            part_of_all_columns=None if chosen is None else chosen.median,
         )
     return report
 
@@ -229,6 +259,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--size", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--columns", nargs="+", default=(), help="also read only these")
     arguments = parser.parse_args()
     spark = local_spark(CORES)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -239,6 +270,7 @@ def main() -> None:
             records=arguments.records,
             size=arguments.size,
             rounds=arguments.rounds,
+            columns=arguments.columns,
         )
     spark.stop()
     report.publish()

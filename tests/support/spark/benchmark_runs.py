@@ -55,6 +55,7 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
         "partitions": [2],
         "rounds": 1,
         "warm_up": 0,
+        "columns": ["value"],
     },
     "planning.start": {"rounds": 1, "warm_up": 0},
     "kafka.native": {
@@ -100,7 +101,13 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
     "kinesis.memory": {"gigabytes": 0.02, "size": 1_000, "by": "push"},
     "kinesis.neighbour": {"shards": 1, "seconds": 20.0, "rounds": 1},
     "kinesis.triggers": {"shards": [1], "slots": 1, "seconds": 0.5, "rounds": 1},
-    "kinesis.bulk": {"shards": [2], "records": 20_000, "size": 200, "rounds": 1},
+    "kinesis.bulk": {
+        "shards": [2],
+        "records": 20_000,
+        "size": 200,
+        "rounds": 1,
+        "columns": ["data"],
+    },
 }
 """Arguments of each benchmark, without a session and other fixtures."""
 
