@@ -151,7 +151,7 @@ _COLUMNS: Final[Mapping[str, _Build]] = {
     "task": _tasks,
     "ssp": _task_numbers,
 }
-"""How each column of `source.spark_schema` is built; a test compares them."""
+"""The builder of each column of `source.spark_schema`; a test compares them."""
 
 
 def all_columns(*, include_headers: bool, include_task: bool) -> tuple[Column, ...]:

@@ -79,9 +79,9 @@ class PartitionConsumer(Protocol):
         ...
 
     def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
-        """Remove and return the first buffered records, in order, with what the columns of these
-        names need. Their keys, values and `header_bytes` each take at most `most` bytes, unless it
-        is one record."""
+        """Remove and return the first buffered records, in order, with the fields of these
+        columns. Their keys, values and `header_bytes` each take at most `most` bytes, unless it is
+        one record."""
         ...
 
     def last_error(self) -> str | None:

@@ -167,7 +167,7 @@ _COLUMNS: Final[Mapping[str, Callable[[_Rows], pa.Array]]] = {
     "ssp": lambda rows: _fixed(pa.int32(), array("i", [rows.slot]) * sum(map(len, rows.chunks))),
     REPEAT_KEY: lambda rows: _text(rows.gather(lambda page: page.repeat_keys or ())),
 }
-"""How each column of `schema.spark_schema` is built; a test compares them."""
+"""The builder of each column of `schema.spark_schema`; a test compares them."""
 
 
 def all_columns(*, include_repeat_keys: bool) -> tuple[Column, ...]:
