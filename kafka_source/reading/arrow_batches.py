@@ -93,9 +93,7 @@ def record_batch(
     record's time that is out of range for Spark's timestamps, and for a key or value that is
     requested as text and is not UTF-8."""
     arrays = [
-        column.text_of(_COLUMNS[column.name](records, task), records.record_name)
-        if column.is_text
-        else _COLUMNS[column.name](records, task)
+        column.typed(_COLUMNS[column.name](records, task), records.record_name)
         for column in columns
     ]
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
@@ -137,7 +135,7 @@ def _micros(records: RecordColumns, _: TaskRange) -> pa.Array:
     return numeric_column(_MICROS, values * 1000)
 
 
-_Build = Callable[[RecordColumns, TaskRange], "pa.Array | None"]
+_Build = Callable[[RecordColumns, TaskRange], pa.Array | None]
 
 _COLUMNS: Final[Mapping[str, _Build]] = {
     "key": lambda records, _: records.keys,

@@ -106,12 +106,7 @@ def _split(chunk: Chunk) -> Iterator[Chunk]:
 
 
 def _build(rows: _Rows, columns: Sequence[Column]) -> pa.RecordBatch:
-    arrays = [
-        column.text_of(_COLUMNS[column.name](rows), rows.record_name)
-        if column.is_text
-        else _COLUMNS[column.name](rows)
-        for column in columns
-    ]
+    arrays = [column.typed(_COLUMNS[column.name](rows), rows.record_name) for column in columns]
     return pa.RecordBatch.from_arrays(arrays, names=[column.name for column in columns])
 
 

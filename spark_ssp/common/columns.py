@@ -19,9 +19,11 @@ class Column:
     name: str
     is_text: bool = False
 
-    def text_of(self, values: pa.Array, record_name: Callable[[int], str]) -> pa.Array:
-        """Return a column of bytes as text, which shares their memory. Raises InvalidRequestError
-        with the name of the first row's record that is not UTF-8."""
+    def typed(self, values: pa.Array, record_name: Callable[[int], str]) -> pa.Array:
+        """Return the values in the requested type: text shares the memory of the bytes. Raises
+        InvalidRequestError with the name of the first row's record that is not UTF-8."""
+        if not self.is_text:
+            return values
         try:
             return values.cast("string")
         except ValueError:

@@ -101,7 +101,8 @@ class UnsupportedError(SspError):
 
 
 class InvalidRequestError(SspError):
-    """The service refused a request as malformed; retrying cannot help."""
+    """The service refused a request as malformed, or a record cannot be returned as requested;
+    retrying cannot help."""
 
     kind = "invalid-request"
 
