@@ -11,6 +11,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import AccessError, DataLossError
 from spark_ssp.grouping.identifiers import HashRange, ShardId, SlotId
 from spark_ssp.kinesis_source.client.api import KinesisService
@@ -24,6 +25,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
+from spark_ssp.kinesis_source.reading import page_rows
 from spark_ssp.kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation
 from spark_ssp.kinesis_source.reading.process_wide import MAX_KEPT, HashRangeCache, ReadRates
@@ -338,6 +340,22 @@ def test_a_record_that_only_has_aggregate_magic_is_one_row() -> None:
     assert rows == [Row(A, 2, 0, "k", data), plain_row(3)]
     rows = read(ScriptedService([shard]), shard_range(A, after(2), after(3)))
     assert rows == [plain_row(3)]
+
+
+def test_repeat_keys_are_read_only_if_they_are_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are computed for each user record, and take memory."""
+    the_slot = slot_of(shard_range(A, TrimHorizon(), after(5)))
+    all_ = options(include_repeat_keys=True)
+
+    def names(columns: list[Column] | None) -> list[str]:
+        (batch,) = read_slot(
+            the_slot, all_, ScriptedService([mixed()]), rates=ReadRates(), columns=columns
+        )
+        return list(batch.schema.names)
+
+    assert names(None) == spark_schema(include_repeat_keys=True).names
+    monkeypatch.setattr(page_rows, "repeat_keys", None)
+    assert names([Column("ssp"), Column("data")]) == ["ssp", "data"]
 
 
 STRAGGLERS = Stragglers(since=EpochMillis(0), family=WHOLE)
