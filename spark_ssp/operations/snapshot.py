@@ -19,13 +19,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from spark_ssp.common.spark.reader_status import Status, parsed, status_in
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kafka_source.model import offset as kafka_offset
 from spark_ssp.kinesis_source.model import offset as kinesis_offset
 from spark_ssp.kinesis_source.model.shard import ShardEnd
+
+_PARTITION: Final = re.compile(r"SystemStreamPartition \[\w+, (.+), ([0-9]+)\]")
 
 
 class SourceFormat(StrEnum):
@@ -189,6 +191,12 @@ def short_name(shard: str) -> str:
     """Return a shard id without the prefix and zeros that all ids have."""
     number = shard.removeprefix("shardId-")
     return number.lstrip("0") or "0" if number != shard else shard
+
+
+def task_text(name: str | None) -> str | None:
+    """Return a task's name; for a task of one partition, the partition's name."""
+    match = _PARTITION.fullmatch(name or "")
+    return f"{match[1]}-{match[2]}" if match else name
 
 
 # --- From a progress report -----------------------------------------------------------------------

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,7 +36,6 @@ _LONGEST_CELL: Final = 1_000
 _NARROWEST: Final = 8
 _GAP: Final = 2
 _UNUSUAL: Final = re.compile(r"[^\n\x20-\x7e]")
-_PARTITION: Final = re.compile(r"SystemStreamPartition \[\w+, (.+), ([0-9]+)\]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,9 +206,3 @@ def unavailable_noted() -> Iterator[None]:
         yield
     except ServiceUnavailableError as error:
         note(str(error))
-
-
-def task_text(name: str | None) -> str | None:
-    """Return a task's name; for a task of one partition, the partition's name."""
-    match = _PARTITION.fullmatch(name or "")
-    return f"{match[1]}-{match[2]}" if match else name

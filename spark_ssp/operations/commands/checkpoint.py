@@ -64,11 +64,11 @@ from spark_ssp.operations.inspection.starting_position import (
 )
 from spark_ssp.operations.inspection.streams import ListedStream, list_streams
 from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
+from spark_ssp.operations.snapshot import task_text
 from spark_ssp.operations.terminal import (
     Environment,
     Screen,
     note,
-    task_text,
     to_document,
     write_json,
 )
