@@ -214,6 +214,11 @@ class ObservedQueries:
         with self._lock:
             return dict(self._failures)
 
+    def get(self, run_id: str) -> ObservedQuery | None:
+        """Return a run; None if it is not known."""
+        with self._lock:
+            return self._queries.get(run_id)
+
     def assessed(self, limits: Limits, now_ms: int) -> list[tuple[ObservedQuery, Health]]:
         """Return the queries with their health: of those with one id or one label, the newest."""
         with self._lock:
@@ -305,10 +310,18 @@ def _failing(query: ObservedQuery) -> Iterator[Finding]:
 def _first(
     query: ObservedQuery, phase: Phase | None, limits: Limits, now_ms: int
 ) -> tuple[Finding, ...]:
-    """Return the finding of a query whose first batch takes long."""
+    """Return the finding of a query whose first batch is not reported yet, or takes long."""
     age = now_ms - query.started_ms
-    if not query.is_running or age <= limits.stuck_after_ms or phase is Phase.WAITING:
+    if not query.is_running:
         return ()
+    if age <= limits.stuck_after_ms or phase is Phase.WAITING:
+        return (
+            Finding(
+                verdict=Verdict.UNKNOWN,
+                reason=f"the query was started {duration_text(age)} ago and has reported no batch",
+                remedy="look again when it has run one",
+            ),
+        )
     return (
         Finding(
             verdict=Verdict.STALLED,

@@ -4,6 +4,7 @@ width. Where a width limits the lines, long sequence numbers are shortened in th
 
 from __future__ import annotations
 
+import re
 import json
 import os
 import sys
