@@ -4,9 +4,9 @@ width. Where a width limits the lines, long sequence numbers are shortened in th
 
 from __future__ import annotations
 
-import re
 import json
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,8 @@
 """`spark-ssp watch`: The live page of a query that another process runs, from its checkpoint.
 
 A checkpoint has the shards and tasks of each batch and the time of its planning. It has no rows, no
-duration and no lag; the lag after the newest batch can be measured.
+duration and no lag; the lag after the newest batch can be measured. So the health of the query is
+known only as far as its batches show it: `spark-ssp status` measures the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -35,6 +36,7 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     to_millis,
 )
+from spark_ssp.operations.health import Finding, Health, Limits, Query, Verdict, assess
 from spark_ssp.operations.inspection.checkpoint_folder import (
     CheckpointFolderError,
     Folder,
@@ -42,10 +44,12 @@ from spark_ssp.operations.inspection.checkpoint_folder import (
 )
 from spark_ssp.operations.inspection.lease_table import LeaseTable
 from spark_ssp.operations.inspection.spark_checkpoint import (
+    Checkpoint,
     LoggedBatch,
     batches_of,
     parse_offset,
     query_id,
+    read_checkpoint,
     read_kept_batch,
 )
 from spark_ssp.operations.inspection.streams import describe_streams, lags_of
@@ -54,6 +58,7 @@ from spark_ssp.operations.live_page.page import page
 from spark_ssp.operations.live_page.server import start_server
 from spark_ssp.operations.live_page.timeline import MAX_BATCHES
 from spark_ssp.operations.live_page.timelines import Timelines
+from spark_ssp.operations.observed_queries import ObservedQuery
 from spark_ssp.operations.snapshot import (
     LeaseCounts,
     QuerySnapshot,
@@ -95,7 +100,32 @@ Measure = Callable[[Any], Status | None]
 @click.option("--json", "as_json", is_flag=True, help="Write the newest batch as JSON instead.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to serve at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=0, help="Default: any free port.")
-@click.option("--token", help="Opens the page; default: none on this machine, else random.")
+@click.option(
+    "--token",
+    envvar="SPARK_SSP_PAGE_TOKEN",
+    show_envvar=True,
+    help="Opens the page; default: none on this machine, else random. Other users of the machine "
+    "see a command line: give it by the environment or --token-file.",
+)
+@click.option(
+    "--token-file",
+    type=click.File(encoding="utf-8"),
+    help="A file with the token.",
+)
+@click.option(
+    "--max-delay",
+    callback=to_millis,
+    default="10m",
+    show_default=True,
+    help="A shard whose oldest unplanned record is older is red.",
+)
+@click.option(
+    "--stuck-after",
+    callback=to_millis,
+    default="15m",
+    show_default=True,
+    help="A query whose planned batch is not committed for longer is STALLED.",
+)
 @click.option(
     "--interval", callback=to_millis, default="5s", show_default=True, help="Between two readings."
 )
@@ -114,6 +144,9 @@ def watch_command(
     host: str,
     port: int,
     token: str | None,
+    token_file: TextIO | None,
+    max_delay: int,
+    stuck_after: int,
     interval: int,
     aws: Given,
     kafka: Given,
@@ -133,10 +166,14 @@ def watch_command(
     if lag:
         kinesis = connection(aws)
         measure = partial(measure_status, kinesis=kinesis, kafka=kafka.options)
-    timelines = Timelines()
+    if token_file is not None:
+        token = token_file.read().strip()
+    timelines = Timelines(Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after))
+    observed = CheckpointHealth(folder, path)
+    timelines.attach(observed)
     server = None
     try:
-        update = _updates(CheckpointReader(folder, path, measure), leases, timelines)
+        update = _updates(CheckpointReader(folder, path, measure), leases, timelines, observed)
         found = update()
         if not found:
             raise _no_batches(path)
@@ -144,9 +181,12 @@ def watch_command(
             write_json(to_document(found[-1]))
             return
         if once is not None:
-            once.write_text(page(timelines.render()), encoding="utf-8")
+            content = timelines.render(environment.now_ms())
+            once.write_text(page(content), encoding="utf-8")
             return
-        server = start_server(timelines, host=host, port=port, token=token)
+        server = start_server(
+            timelines, host=host, port=port, token=token, now_ms=environment.now_ms
+        )
         note(f"serving {server.url} until Ctrl-C")
         for _ in itertools.count():
             environment.sleep(interval / 1000)
@@ -161,7 +201,10 @@ def watch_command(
 
 
 def _updates(
-    reader: CheckpointReader, leases: LeaseTable | None, timelines: Timelines
+    reader: CheckpointReader,
+    leases: LeaseTable | None,
+    timelines: Timelines,
+    observed: CheckpointHealth,
 ) -> Callable[[], Sequence[QuerySnapshot]]:
     unowned: list[QuerySnapshot] = []  # kept if the lease table cannot be read
 
@@ -173,6 +216,7 @@ def _updates(
         unowned.clear()
         for snapshot in owned:
             timelines.publish(snapshot)
+        observed.update(owned[-1] if owned else None)
         return owned
 
     return update
@@ -184,6 +228,71 @@ def _no_batches(path: str) -> CheckpointFolderError:
         found="no planned batch",
         expected="the checkpoint of a query that has planned a batch",
         next_step="name the query's checkpointLocation itself, or start the query first",
+    )
+
+
+# --- The health of the query ----------------------------------------------------------------------
+
+
+class CheckpointHealth:
+    """The health of the one query of a checkpoint, as far as its batches show it."""
+
+    def __init__(self, folder: Folder, location: str) -> None:
+        self._folder = folder
+        self._location = location
+        self._known: tuple[ObservedQuery, Query] | None = None
+        self.version = 0
+
+    def update(self, newest: QuerySnapshot | None) -> None:
+        """Read the checkpoint. `newest`: the newest batch, if it is another one than before.
+
+        Raises SspError if a file is damaged or cannot be read.
+        """
+        before = None if self._known is None else self._known[0]
+        if newest is not None:
+            before = ObservedQuery(
+                run_id=newest.run_id,
+                query_id=newest.query_id,
+                name=newest.name,
+                started_ms=newest.time_ms,
+                snapshot=newest,
+            )
+        if before is None:
+            return
+        facts = facts_of(self._folder, read_checkpoint(self._folder, self._location))
+        if self._known != (before, facts):
+            self._known = before, facts
+            self.version += 1
+
+    def get(self, run_id: str) -> ObservedQuery | None:
+        """Return the query."""
+        known = self._known
+        return known[0] if known is not None and known[0].run_id == run_id else None
+
+    def assessed(self, limits: Limits, now_ms: int) -> list[tuple[ObservedQuery, Health]]:
+        """Return the query with its health."""
+        if self._known is None:
+            return []
+        query, facts = self._known
+        return [(query, assess(facts, limits, now_ms))]
+
+
+def facts_of(folder: Folder, checkpoint: Checkpoint) -> Query:
+    """Return what a checkpoint shows of its query without the services that it reads."""
+    newest = checkpoint.planned or checkpoint.last
+    committed = checkpoint.committed
+    return Query(
+        committed=committed,
+        committed_at_ms=None if committed is None else folder.modified_ms(f"commits/{committed}"),
+        in_progress=None if checkpoint.planned is None else checkpoint.planned.batch,
+        planned_at_ms=None if newest is None else newest.planned_ms,
+        findings=(
+            Finding(
+                verdict=Verdict.UNKNOWN,
+                reason="a checkpoint shows neither the committed delay nor the readers of shards",
+                remedy=f"spark-ssp status {checkpoint.location} measures both",
+            ),
+        ),
     )
 
 

@@ -1,25 +1,44 @@
-"""The page as HTML: one file without external resources, readable without scripts. `body` is the
-part that changes. The live page replaces it with each trigger, by a short script; the file that
-`LivePage.save` writes has no script."""
+"""The page as HTML: one file without external resources, readable without scripts.
+
+Its content consists of parts with names, in their order. A part is an element of `main`, or a row
+of a table that is a part: the row `q1-t0-7` is in the table `q1-t0`. The live page receives the
+parts that have changed, by a short script; the file that `LivePage.save` writes has no script."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from html import escape
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
-from typing import Final
+from typing import Any, Final
 
-from spark_ssp.common.errors import printable
-from spark_ssp.common.times import duration_text
-from spark_ssp.operations.live_page.svg import OWNER_COLOURS, count_text, draw, lag_text
+from spark_ssp.common.times import clock_text, date_text, duration_text
+from spark_ssp.operations.health import Health, Limits
+from spark_ssp.operations.live_page.banner import (
+    banner,
+    ended_banner,
+    gravest_first,
+    overview,
+    worst_of,
+)
+from spark_ssp.operations.live_page.svg import (
+    OWNER_COLOURS,
+    axis_of,
+    count_text,
+    delay_text,
+    draw,
+    html_text,
+    is_aggregate,
+)
 from spark_ssp.operations.live_page.timeline import (
-    LEVELS,
-    LagLevel,
+    Bar,
+    DelayLevel,
     QueryTimeline,
     SourceTimeline,
+    level_bounds,
     owners_of,
 )
+from spark_ssp.operations.observed_queries import ObservedQuery
 from spark_ssp.operations.snapshot import (
     ReadState,
     ShardSnapshot,
@@ -27,13 +46,20 @@ from spark_ssp.operations.snapshot import (
     SourceSnapshot,
     StreamSnapshot,
     short_name,
+    task_text,
 )
 
 _FILES: Final = files("spark_ssp.operations.live_page")
 _STYLE: Final = _FILES.joinpath("page.css").read_text(encoding="utf-8")
 _SCRIPT: Final = _FILES.joinpath("page.js").read_text(encoding="utf-8")
-_SHOWN_SHARDS: Final = 200
-"""The shards listed in the table: those farthest behind."""
+_MOST_ROWS: Final = 2_000
+"""The shards in a table: those farthest behind."""
+_MOST_ROWS_ENDED: Final = 100
+_CHANGING: Final = 2
+"""The first cells of a row, which change most: delay, and state or offsets."""
+_EVENTS: Final = 12
+"""The events that are shown, the newest."""
+_ROW: Final = re.compile(r"q\d+-t\w+-\d+")
 
 _STATES: Final = {
     ReadState.OPEN: "open",
@@ -42,23 +68,39 @@ _STATES: Final = {
     ReadState.ENDED: "ended",
 }
 
+Parts = Mapping[str, str]
+"""The HTML of each part by its name."""
 
-def page(content: str, *, nonce: str | None = None) -> str:
-    """Return the whole page around a body. With `nonce`, the live one: its script has it."""
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """The content of the page at a time."""
+
+    title: str
+    parts: Parts
+
+
+# --- The document ---------------------------------------------------------------------------------
+
+
+def page(content: Content, *, nonce: str | None = None, revision: str = "") -> str:
+    """Return the whole page. With `nonce`, the live one: its script has it. `revision`: that of
+    the content, from which the script asks for changes."""
     live = "" if nonce is None else f'<script nonce="{nonce}">\n{_SCRIPT}</script>'
     state = "snapshot" if nonce is None else "connecting"
     return "\n".join(
         [
             "<!DOCTYPE html>",
-            '<html lang="en">',
+            f'<html lang="en" data-revision="{revision}">',
             '<head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
             '<link rel="icon" href="data:,">',
-            "<title>spark-ssp</title>",
+            f"<title>{html_text(content.title)}</title>",
             f"<style>\n{_STYLE}</style></head>",
             "<body>",
             f'<h1>spark-ssp <span class="dim" id="state" role="status">{state}</span></h1>',
-            f"<main>{content}</main>",
+            _HATCH,
+            f"<main>{_nested(content.parts)}</main>",
             live,
             "</body></html>",
             "",
@@ -66,40 +108,146 @@ def page(content: str, *, nonce: str | None = None) -> str:
     )
 
 
-def body(queries: Sequence[QueryTimeline]) -> str:
-    """Return the content of the page: a section for each query."""
-    if not any(query.sources for query in queries):
-        return "<p>No query of kinesis-ssp or kafka-ssp has reported a batch yet.</p>"
-    return "\n".join(line for query in queries if query.sources for line in _query(query))
+_HATCH: Final = (
+    '<svg class="defs" width="0" height="0" aria-hidden="true"><defs><pattern id="hatch" width="6" '
+    'height="6" patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+    '<rect class="hatch-ground" width="6" height="6"/><rect class="hatch-line" width="2" '
+    'height="6"/></pattern></defs></svg>'
+)
 
 
-def _query(query: QueryTimeline) -> Iterator[str]:
-    snapshot = query.snapshot
-    if snapshot is None:
-        return
-    state = "" if query.is_running else " (ended)"
-    yield f"<section><h2>{_text(query.label)}{state}</h2>"
-    yield f'<p class="dim">batch {snapshot.batch_id}, query {_text(snapshot.query_id)}</p>'
-    if query.dropped:
-        yield f"<p>{count_text(query.dropped)} rows dropped by the watermark</p>"
-    for timeline in query.sources:
-        yield from _source(timeline, query.label)
-    yield "</section>"
+def _nested(parts: Parts) -> str:
+    """Return the parts as elements, rows in their tables."""
+    rows: dict[str, list[str]] = {}
+    for name, html in parts.items():
+        if is_row(name):
+            rows.setdefault(name.rpartition("-")[0], []).append(f'<tr id="{name}">{html}</tr>')
+    return "\n".join(
+        f'<div id="{name}">{html.replace(_TBODY, _TBODY + chr(10).join(rows.get(name, ())))}</div>'
+        for name, html in parts.items()
+        if not is_row(name)
+    )
 
 
-def _source(timeline: SourceTimeline, label: str) -> Iterator[str]:
-    latest = timeline.latest
-    if latest is None or not timeline.batches:
-        return
-    yield f"<p>{_text(_summary(timeline, latest))}</p>"
-    title = f"{label}: the shards of each task over time"
-    yield f'<div class="frame" tabindex="0" aria-label="{_text(title)}">'
-    yield draw(timeline, title)
-    yield "</div>"
-    yield f'<ul class="legend">{"".join(f"<li>{entry}</li>" for entry in _legend(timeline))}</ul>'
-    yield from _leases(latest)
-    yield from _counters(latest)
-    yield from _shards(latest)
+_TBODY: Final = '<tbody class="rows">'
+
+
+def is_row(name: str) -> bool:
+    """Return whether a part is a row of a table."""
+    return _ROW.fullmatch(name) is not None
+
+
+def changes(before: Parts | None, after: Content) -> dict[str, Any]:
+    """Return the document that makes one content of the page another. `before`: the parts that the
+    page has; None if that is not known."""
+    known = before or {}
+    found: dict[str, Any] = {"title": after.title}
+    if before is None:
+        found["all"] = True
+    for name, html in after.parts.items():
+        earlier = known.get(name)
+        if earlier == html:
+            continue
+        cells, rest = _cells(html)
+        if earlier is not None and is_row(name) and _cells(earlier)[1] == rest:
+            found.setdefault("cells", {})[name] = cells
+        else:
+            found.setdefault("parts", {})[name] = html
+    gone = [name for name in known if name not in after.parts]
+    if gone:
+        found["gone"] = gone
+    order = [name for name in after.parts if not is_row(name)]
+    if order != [name for name in known if not is_row(name)]:
+        found["order"] = order
+    return found
+
+
+def _cells(row: str) -> tuple[str, str]:
+    """Return the first cells of a row, which change most, and the others."""
+    cells = row.split("</td>", _CHANGING)
+    return "</td>".join([*cells[:_CHANGING], ""]), cells[-1]
+
+
+# --- The parts ------------------------------------------------------------------------------------
+
+
+DrawParts = Callable[[QueryTimeline, Limits, int | None], Parts]
+"""`query_parts`, or what remembers its answers."""
+
+
+def content(
+    queries: Sequence[tuple[ObservedQuery, Health, QueryTimeline]],
+    limits: Limits,
+    now_ms: int,
+    *,
+    draw_parts: DrawParts | None = None,
+) -> Content:
+    """Return the content of the page."""
+    draw_parts = draw_parts or query_parts
+    assessed = [(query, health) for query, health, _ in queries]
+    timelines = {query.run_id: timeline for query, _, timeline in queries}
+    parts = {"top": overview(assessed, now_ms)}
+    if not queries:
+        parts["none"] = "<p>No query of kinesis-ssp or kafka-ssp runs.</p>"
+    for query, health in gravest_first(assessed):
+        timeline = timelines[query.run_id]
+        name = f"q{timeline.number}"
+        drawn = draw_parts(timeline, limits, now_ms if query.is_running else None)
+        if query.is_running:
+            parts |= {name: banner(query, health)} | dict(drawn)
+        else:
+            inner = "\n".join(drawn.values())
+            parts[name] = (
+                f'<details class="ended" data-key="{name}"><summary>{ended_banner(query)}'
+                f"</summary>{inner}</details>"
+            )
+    worst = worst_of(assessed)
+    title = "spark-ssp" if worst is None else f"{worst} - spark-ssp"
+    return Content(title=title, parts=parts)
+
+
+def query_parts(query: QueryTimeline, limits: Limits, now_ms: int | None) -> Parts:
+    """Return the parts of a query below its banner. `now_ms`: None if it has ended."""
+    parts: dict[str, str] = {}
+    if query.snapshot is None:
+        return parts
+    for number, source in enumerate(query.sources):
+        latest = source.latest
+        if latest is None or not source.batches:
+            continue
+        parts[f"q{query.number}-f{number}"] = "\n".join(
+            _figure(source, latest, query, limits, now_ms)
+        )
+        table = f"q{query.number}-t{number}"
+        if now_ms is None:
+            rows = _shard_rows(source, latest, table, _MOST_ROWS_ENDED).values()
+            html = "\n".join(f"<tr>{row}</tr>" for row in rows)
+            parts[table] = _shards_frame(latest, table, html, _MOST_ROWS_ENDED)
+        else:
+            # A frame that changes is another table, since it comes without its rows.
+            table += "o" if _has_owners(latest) else ""
+            table += "m" if _is_more(latest, _MOST_ROWS) else ""
+            parts[table] = _shards_frame(latest, table, "", _MOST_ROWS)
+            parts |= _shard_rows(source, latest, table, _MOST_ROWS)
+    parts[f"q{query.number}-n"] = "\n".join(_notes(query))
+    return parts
+
+
+def _figure(
+    timeline: SourceTimeline,
+    latest: SourceSnapshot,
+    query: QueryTimeline,
+    limits: Limits,
+    now_ms: int | None,
+) -> Iterator[str]:
+    label = query.snapshot.label if query.snapshot else ""
+    yield f'<p class="summary">{html_text(_summary(timeline, latest))}</p>'
+    yield f'<p class="summary">{html_text(_levels(timeline, latest, limits))}</p>'
+    lanes = "shards farthest behind" if is_aggregate(timeline) else "shards of each task"
+    title = f"{label}: the {lanes} over time"
+    yield draw(timeline, axis_of(timeline, now_ms), title, limits.max_delay_ms)
+    entries = "".join(f"<li>{entry}</li>" for entry in _legend(timeline, limits))
+    yield f'<ul class="legend">{entries}</ul>'
 
 
 def _summary(timeline: SourceTimeline, latest: SourceSnapshot) -> str:
@@ -115,14 +263,13 @@ def _summary(timeline: SourceTimeline, latest: SourceSnapshot) -> str:
             f"{count_text(sum(stream.states.values()))} {'shards' if is_kinesis else 'partitions'}"
         )
         shown = f" ({', '.join(states)})" if is_kinesis and states else ""
-        lag = ""
-        if stream.max_lag is not None:
-            lag = f", lag {lag_text(stream.max_lag, timeline.format)}"
+        offsets = ""
+        if not is_kinesis and stream.max_lag is not None:
+            offsets = f", up to {count_text(stream.max_lag)} offsets behind"
         pushed = ""
         if stream.fan_out is not None:
             pushed = f", {stream.fan_out.pushed} pushed and {stream.fan_out.polled} polled"
-        alignment = _alignment(stream)
-        parts.append(f"{stream.name}: {total}{shown}{lag}{alignment}{pushed}")
+        parts.append(f"{stream.name}: {total}{shown}{offsets}{_alignment(stream)}{pushed}")
     newest = timeline.batches[-1]
     took = "" if newest.duration_ms is None else f" in {duration_text(newest.duration_ms)}"
     if newest.rows is not None:
@@ -140,19 +287,34 @@ def _alignment(stream: StreamSnapshot) -> str:
     return spread + holds + left
 
 
-def _legend(timeline: SourceTimeline) -> Iterator[str]:
-    low, moderate, high = LEVELS[timeline.format]
-    names = {
-        LagLevel.LOW: f"lag up to {lag_text(low, timeline.format)}",
-        LagLevel.MODERATE: f"up to {lag_text(moderate, timeline.format)}",
-        LagLevel.HIGH: f"up to {lag_text(high, timeline.format)}",
-        LagLevel.SEVERE: "above",
-        LagLevel.UNKNOWN: "unknown",
+def _level_names(limits: Limits) -> dict[DelayLevel, str]:
+    low, moderate, high = map(duration_text, level_bounds(limits.max_delay_ms))
+    return {
+        DelayLevel.SEVERE: f"more than {high}",
+        DelayLevel.HIGH: f"up to {high}",
+        DelayLevel.MODERATE: f"up to {moderate}",
+        DelayLevel.LOW: f"up to {low}",
+        DelayLevel.UNKNOWN: "not reported",
     }
-    used = {span.level for bar in timeline.bars for span in bar.spans}
-    for level, name in names.items():
-        if level is not LagLevel.UNKNOWN or level in used:
-            yield f'<span class="swatch lag{int(level)}"></span>{name}'
+
+
+def _levels(timeline: SourceTimeline, latest: SourceSnapshot, limits: Limits) -> str:
+    """Return the number of shards of each level."""
+    levels = [bar.spans[-1].level for bar in timeline.bars if bar.is_current]
+    parts = [
+        f"{count_text(levels.count(level))} {name}"
+        for level, name in _level_names(limits).items()
+        if level in levels
+    ]
+    bounds = [one.not_shown_max_lag for one in latest.streams if one.not_shown_max_lag is not None]
+    known = f" (at most {duration_text(max(bounds))} when the batch began)" if bounds else ""
+    noun = "shards" if timeline.format is SourceFormat.KINESIS else "partitions"
+    return f"{noun} by delay: {', '.join(parts)}{known}" if parts else ""
+
+
+def _legend(timeline: SourceTimeline, limits: Limits) -> Iterator[str]:
+    for level, name in reversed(_level_names(limits).items()):
+        yield f'<span class="swatch lag{int(level)}"></span>{name}'
     if timeline.format is SourceFormat.KINESIS:
         yield "dark end: closed or ended"
         yield "line: split or merge"
@@ -160,16 +322,109 @@ def _legend(timeline: SourceTimeline) -> Iterator[str]:
     if len(owners) > 1:
         for number, owner in enumerate(owners):
             swatch = f'<span class="swatch owner{number % OWNER_COLOURS}"></span>'
-            yield f"{swatch}owner {_text(owner)}"
+            yield f"{swatch}owner {html_text(owner)}"
+
+
+# --- Shards ---------------------------------------------------------------------------------------
+
+
+def _has_owners(latest: SourceSnapshot) -> bool:
+    return any(shard.owner for stream in latest.streams for shard in stream.shards)
+
+
+def _is_more(latest: SourceSnapshot, most: int) -> bool:
+    return sum(len(stream.shards) for stream in latest.streams) > most
+
+
+def _shards_frame(latest: SourceSnapshot, name: str, rows: str, most: int) -> str:
+    """Return the table of shards around its rows."""
+    is_kinesis = latest.format is SourceFormat.KINESIS
+    noun = "Shards" if is_kinesis else "Partitions"
+    columns = (
+        ["delay", "state", "shard", "stream", "slot"]
+        if is_kinesis
+        else ["delay", "offsets", "partition", "topic", "task"]
+    )
+    columns += ["owner"] if _has_owners(latest) else []
+    shown = f": the {count_text(most)} farthest behind" if _is_more(latest, most) else ""
+    head = "".join(f"<th>{column}</th>" for column in columns)
+    return (
+        f'<details data-key="{name}"><summary>{noun}{shown}</summary><div class="scroll">'
+        f'<table class="shards"><thead><tr>{head}</tr></thead>\n{_TBODY}{rows}</tbody></table>'
+        "</div></details>"
+    )
+
+
+def _shard_rows(
+    timeline: SourceTimeline, latest: SourceSnapshot, table: str, most: int
+) -> dict[str, str]:
+    """Return the row of each shard, those farthest behind first."""
+    bars = {bar.key: bar for bar in timeline.bars if bar.is_current}
+    every = [(stream, shard) for stream in latest.streams for shard in stream.shards]
+
+    def order(one: tuple[StreamSnapshot, ShardSnapshot]) -> tuple[int, int]:
+        delay = timeline.delays.get((one[0].name, one[1].shard))
+        return -1 if delay is None else -delay.ms - 1, -(one[1].lag or 0)
+
+    every.sort(key=order)
+    has_owners = _has_owners(latest)
+    found = {}
+    for stream, shard in every[:most]:
+        key = stream.name, shard.shard
+        cells = _shard_cells(timeline, stream, shard, bars.get(key))
+        cells += [("", shard.owner or "")] if has_owners else []
+        found[f"{table}-{timeline.numbers[key]}"] = "".join(
+            f"<td{f' data-v={value}' if value else ''}>{html_text(text)}</td>"
+            for value, text in cells
+        )
+    return found
+
+
+def _shard_cells(
+    timeline: SourceTimeline, stream: StreamSnapshot, shard: ShardSnapshot, bar: Bar | None
+) -> list[tuple[str, str]]:
+    """Return the cells of a shard: the value to sort by, if it is not the text, and the text."""
+    planned = timeline.delays.get((stream.name, shard.shard))
+    delay = planned if bar is None else bar.delay
+    task = shard.task or ""
+    measured = ("", "") if delay is None else (str(delay.ms), delay_text(delay))
+    if timeline.format is SourceFormat.KAFKA:
+        lag = shard.lag
+        second = ("", "") if lag is None else (str(lag), count_text(lag))
+        task = task_text(task) or ""
+    else:
+        parents = ", ".join(map(short_name, shard.parents or ()))
+        second = ("", f"{shard.state}, from {parents}" if parents else f"{shard.state}")
+    return [measured, second, ("", shard.shard), ("", stream.name), ("", task)]
+
+
+# --- Events, leases, counters ---------------------------------------------------------------------
+
+
+def _notes(query: QueryTimeline) -> Iterator[str]:
+    yield '<div class="notes">'
+    if query.events:
+        lines = "".join(
+            f"<li><time>{_moment(event.time_ms)}</time> {html_text(event.text)}</li>"
+            for event in list(query.events)[: -_EVENTS - 1 : -1]
+        )
+        yield f'<div><h3>Events, UTC</h3><ul class="events">{lines}</ul></div>'
+    for source in query.sources:
+        if source.latest is not None:
+            yield from _leases(source.latest)
+            yield from _counters(source.latest)
+    if query.dropped:
+        yield f"<p>{count_text(query.dropped)} rows dropped by the watermark</p>"
+    yield "</div>"
+
+
+def _moment(time_ms: int) -> str:
+    return f"{date_text(time_ms)} {clock_text(time_ms, seconds=True)}"
 
 
 def _leases(latest: SourceSnapshot) -> Iterator[str]:
-    leased = [stream for stream in latest.streams if stream.leases is not None]
-    if not leased:
-        return
-    yield "<h3>Leases</h3>"
     rows = []
-    for stream in leased:
+    for stream in latest.streams:
         leases = stream.leases
         if leases is None:
             continue
@@ -182,15 +437,15 @@ def _leases(latest: SourceSnapshot) -> Iterator[str]:
             rows.append((stream.name, "no owner", count_text(leases.free)))
         if leases.not_read:
             rows.append((stream.name, "not read: a row is malformed", count_text(leases.not_read)))
-    yield _table(("stream", "owner", "leases"), rows)
+    if rows:
+        yield f"<div><h3>Leases</h3>{_table(('stream', 'owner', 'leases'), rows)}</div>"
 
 
 def _counters(latest: SourceSnapshot) -> Iterator[str]:
-    if not latest.counters:
-        return
-    yield "<h3>Since the start of the query</h3>"
-    rows = [(_in_words(name), count_text(n)) for name, n in latest.counters.items()]
-    yield _table(("event", "count"), rows)
+    if latest.counters:
+        rows = [(_in_words(name), count_text(n)) for name, n in latest.counters.items()]
+        table = _table(("event", "count"), rows)
+        yield f"<div><h3>Since the start of the query</h3>{table}</div>"
 
 
 def _in_words(name: str) -> str:
@@ -198,59 +453,9 @@ def _in_words(name: str) -> str:
     return re.sub("[A-Z]", lambda capital: f" {capital[0].lower()}", name)
 
 
-def _shards(latest: SourceSnapshot) -> Iterator[str]:
-    every = [(stream, shard) for stream in latest.streams for shard in stream.shards]
-    every.sort(key=lambda each: (each[1].lag is None, -(each[1].lag or 0)))
-    is_kinesis = latest.format is SourceFormat.KINESIS
-    noun = "Shards" if is_kinesis else "Partitions"
-    shown = f", the {_SHOWN_SHARDS} farthest behind" if len(every) > _SHOWN_SHARDS else ""
-    yield f"<details><summary>{noun}: {count_text(len(every))}{shown}</summary>"
-    columns: tuple[str, ...] = (
-        "stream" if is_kinesis else "topic",
-        noun[:-1].lower(),
-        "task",
-        "state",
-        "lag",
-    )
-    has_owner = any(shard.owner for _, shard in every)
-    has_parents = any(shard.parents for _, shard in every)
-    columns += ("owner",) if has_owner else ()
-    columns += ("from",) if has_parents else ()
-    rows = [
-        (
-            *_shard_cells(stream, shard, latest.format),
-            *((shard.owner or "",) if has_owner else ()),
-            *((", ".join(map(short_name, shard.parents or ())),) if has_parents else ()),
-        )
-        for stream, shard in every[:_SHOWN_SHARDS]
-    ]
-    yield _table(columns, rows)
-    yield "</details>"
-
-
-def _shard_cells(
-    stream: StreamSnapshot, shard: ShardSnapshot, format_: SourceFormat
-) -> tuple[str, ...]:
-    lag = lag_text(shard.lag, format_)
-    if shard.lag is None and stream.not_shown_max_lag is not None:
-        lag = f"at most {lag_text(stream.not_shown_max_lag, format_)}"
-    return stream.name, shard.shard, shard.task or "", shard.state.value, lag
-
-
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{_text(name)}</th>" for name in columns)
-    cells = (
-        "".join(_cell(name, cell) for name, cell in zip(columns, row, strict=True)) for row in rows
+    head = "".join(f"<th>{html_text(name)}</th>" for name in columns)
+    lines = "\n".join(
+        f"<tr>{''.join(f'<td>{html_text(cell)}</td>' for cell in row)}</tr>" for row in rows
     )
-    lines = "\n".join(f"<tr>{row}</tr>" for row in cells)
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{lines}</tbody></table>"
-
-
-def _cell(column: str, text: str) -> str:
-    kind = {"shard": "id", "owner": "id", "from": "id", "count": "number", "leases": "number"}
-    name = kind.get(column)
-    return f'<td class="{name}">{_text(text)}</td>' if name else f"<td>{_text(text)}</td>"
-
-
-def _text(text: str) -> str:
-    return escape(printable(text))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import logging
+import time
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import SparkSession
 
+from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.common.options.spec import BadValueError
+from spark_ssp.common.options.values import duration
 from spark_ssp.common.spark.requirement import missing_extra
+from spark_ssp.operations.health import Limits
 from spark_ssp.operations.live_page.page import page
 from spark_ssp.operations.live_page.timelines import Timelines
 from spark_ssp.operations.progress import Subscription, subscribe
@@ -17,6 +22,7 @@ from spark_ssp.operations.progress import Subscription, subscribe
 if TYPE_CHECKING:
     from spark_ssp.operations.live_page.server import PageServer
 
+_YEAR_MS: Final = 365 * 24 * 3_600_000
 _log = logging.getLogger(__name__)
 
 
@@ -37,7 +43,8 @@ class LivePage:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page as it is now to a file, without scripts. Possible after `stop()` too."""
-        Path(path).write_text(page(self._timelines.render()), encoding="utf-8")
+        content = self._timelines.render(time.time_ns() // 10**6)
+        Path(path).write_text(page(content), encoding="utf-8")
 
     def stop(self) -> None:
         """Stop serving the page. Queries continue. Has no effect the second time."""
@@ -46,23 +53,33 @@ class LivePage:
 
 
 def serve_live_page(
-    spark: SparkSession, *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+    spark: SparkSession,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 0,
+    token: str | None = None,
+    max_delay: str = "10m",
+    stuck_after: str = "15m",
 ) -> LivePage:
-    """Serve a page that shows the streaming queries of a session while they run: the shards and
-    partitions of each task over time, their lag and owners, and the batches.
+    """Serve a page that shows the streaming queries of a session while they run: their health, the
+    shards and partitions of each task over time with their delays, and the batches.
 
     `port`: 0 for any free one; `LivePage.url` has the address. A `host` that other machines can
     reach needs a `token`, by which the page is opened; without one, a random token is generated.
 
+    `max_delay`: a query whose oldest uncommitted record is older is BEHIND. `stuck_after`: one
+    that commits nothing for longer is STALLED; longer than the interval of the trigger, and than
+    the longest usual batch.
+
     Works through Spark Connect too, where the client serves the page. Raises UnsupportedError if
     the packages of the extra `live` are missing, InvalidOptionsError for an address that cannot be
-    used.
+    used, or a duration that is not one.
     """
     try:
         from spark_ssp.operations.live_page.server import start_server
     except ModuleNotFoundError as error:
         raise missing_extra("serve_live_page", "live", error.name) from error
-    timelines = Timelines()
+    timelines = Timelines(_limits(max_delay=max_delay, stuck_after=stuck_after))
     server = start_server(timelines, host=host, port=port, token=token)
     try:
         subscription = subscribe(spark, "the live page", timelines)
@@ -71,3 +88,25 @@ def serve_live_page(
         raise
     _log.info("live page: %s", server.url.partition("?")[0])
     return LivePage(subscription, timelines, server)
+
+
+def _limits(**given: str) -> Limits:
+    """Return the limits of a healthy query, of durations such as 10m."""
+    found: dict[str, int] = {}
+    problems: list[OptionProblem] = []
+    for name, text in given.items():
+        try:
+            found[f"{name}_ms"] = duration(1, _YEAR_MS)(text)
+        except BadValueError as error:
+            fault = error.faults[0]
+            problems.append(
+                OptionProblem(
+                    option=name,
+                    found=fault.found,
+                    expected=fault.expected,
+                    next_step=fault.next_step,
+                )
+            )
+    if problems:
+        raise InvalidOptionsError("the live page", problems)
+    return Limits(**found)

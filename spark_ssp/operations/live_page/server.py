@@ -7,7 +7,10 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlencode
 
@@ -22,18 +25,42 @@ from starlette.routing import Route
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.common.options.values import is_loopback
-from spark_ssp.operations.live_page.page import page
+from spark_ssp.operations.live_page.page import Content, changes, page
 from spark_ssp.operations.live_page.timelines import Timelines
 
 _STOP_TIMEOUT_S: Final = 10
 _PERIOD_S: Final = 0.5
 """The shortest time between two updates of an open page."""
-_KEEP_ALIVE: Final = 30
-"""An open page gets a comment after this number of periods without an update, which shows the
-server that it is still there."""
+CLOCK_MS: Final = 5_000
+"""The longest: ages and delays grow without a report."""
+MAX_READERS: Final = 50
+"""The pages that are updated at a time."""
+_KEPT: Final = 8
+"""The contents that are kept, to send what has changed since."""
 
 
-def start_server(timelines: Timelines, *, host: str, port: int, token: str | None) -> PageServer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rendered:
+    revision: str
+    """Of the content, unique among all servers."""
+    version: int
+    """Of the timelines."""
+    time_ms: int
+    content: Content
+
+
+def _system_ms() -> int:
+    return time.time_ns() // 10**6
+
+
+def start_server(
+    timelines: Timelines,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    now_ms: Callable[[], int] = _system_ms,
+) -> PageServer:
     """Serve the page of timelines. An address that other machines can reach needs a token, which is
     random unless it is given. Raises InvalidOptionsError for an address that cannot be used, and
     for a blank address or token, such as those of variables that are not set."""
@@ -43,7 +70,7 @@ def start_server(timelines: Timelines, *, host: str, port: int, token: str | Non
     if token is None and not is_loopback(f"http://{f'[{host}]' if ':' in host else host}"):
         token = secrets.token_urlsafe(24)
     try:
-        server = PageServer(timelines, host=host, port=port, token=token)
+        server = PageServer(timelines, host=host, port=port, token=token, now_ms=now_ms)
     except (OSError, OverflowError) as error:
         raise _unusable_address(host, port, error) from error
     server.start()
@@ -74,15 +101,28 @@ def _unusable_address(host: str, port: int, error: Exception) -> InvalidOptionsE
 
 class PageServer:
     """Serves the page of timelines from `start` to `stop`. The page is rendered once for each
-    version of them. Without a `token`, only requests to a loopback address are answered, whatever
-    name they use."""
+    version of them and each `CLOCK_MS`, while somebody looks. Without a `token`, only requests to
+    a loopback address are answered, whatever name they use."""
 
-    def __init__(self, timelines: Timelines, *, host: str, port: int, token: str | None) -> None:
+    def __init__(
+        self,
+        timelines: Timelines,
+        *,
+        host: str,
+        port: int,
+        token: str | None,
+        now_ms: Callable[[], int] = _system_ms,
+    ) -> None:
         self._timelines = timelines
+        self._now_ms = now_ms
         self._token = token
         self._host = host
         self._lock = threading.Lock()
-        self._rendered: tuple[int, str] | None = None
+        self._instance = secrets.token_hex(8)
+        self._renders = 0
+        self._rendered: deque[_Rendered] = deque(maxlen=_KEPT)
+        """The newest last."""
+        self._readers = 0
         self._stopping = False
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family)
@@ -119,13 +159,25 @@ class PageServer:
             self._thread.join(_STOP_TIMEOUT_S)
         self._socket.close()
 
-    def content(self) -> str:
-        """Return the body of the page, rendered if it has changed."""
+    def rendered(self) -> _Rendered:
+        """Return the content of the page, rendered if it or the time has changed."""
         with self._lock:
-            version = self._timelines.version
-            if self._rendered is None or self._rendered[0] != version:
-                self._rendered = version, self._timelines.render()
-            return self._rendered[1]
+            version, now = self._timelines.version, self._now_ms()
+            newest = self._rendered[-1] if self._rendered else None
+            if newest is None or self._is_old(newest):
+                self._renders += 1
+                newest = _Rendered(
+                    revision=f"{self._instance}-{self._renders}",
+                    version=version,
+                    time_ms=now,
+                    content=self._timelines.render(now),
+                )
+                self._rendered.append(newest)
+            return newest
+
+    def _is_old(self, rendered: _Rendered) -> bool:
+        age = self._now_ms() - rendered.time_ms
+        return rendered.version != self._timelines.version or not 0 <= age < CLOCK_MS
 
     def _run(self) -> None:
         asyncio.run(self._server.serve(sockets=[self._socket]))
@@ -143,7 +195,7 @@ class PageServer:
         if not self._is_allowed(request):
             return _refusal()
         nonce = secrets.token_urlsafe(16)
-        content = await run_in_threadpool(self.content)
+        shown = await run_in_threadpool(self.rendered)
         policy = (
             f"default-src 'none'; style-src 'unsafe-inline'; script-src 'nonce-{nonce}'; "
             "connect-src 'self'; img-src data:; frame-ancestors 'none'"
@@ -153,31 +205,45 @@ class PageServer:
             "Cache-Control": "no-store",
             "Referrer-Policy": "no-referrer",
         }
-        return HTMLResponse(page(content, nonce=nonce), headers=headers)
+        text = page(shown.content, nonce=nonce, revision=shown.revision)
+        return HTMLResponse(text, headers=headers)
 
     async def _events(self, request: Request) -> Response:
         if not self._is_allowed(request):
             return _refusal()
+        if self._readers >= MAX_READERS:
+            return PlainTextResponse(
+                f"{MAX_READERS} pages are open already: close one of them", status_code=503
+            )
         headers = {"Cache-Control": "no-store"}
         return StreamingResponse(
             self._updates(request), media_type="text/event-stream", headers=headers
         )
 
     async def _updates(self, request: Request) -> AsyncIterator[str]:
-        """Yield the body at once and after each change, as server-sent events."""
-        shown: int | None = None
-        quiet = 0
-        while not self._stopping and not await request.is_disconnected():
-            version = self._timelines.version
-            quiet += 1
-            if version != shown:
-                shown, quiet = version, 0
-                content = await run_in_threadpool(self.content)
-                yield f"data: {json.dumps(content)}\n\n"
-            elif quiet >= _KEEP_ALIVE:
-                quiet = 0
-                yield ": no update\n\n"
-            await asyncio.sleep(_PERIOD_S)
+        """Yield what has changed since the content that the page has, as server-sent events."""
+        self._readers += 1
+        try:
+            shown = self._known(request)
+            is_first = True
+            while not self._stopping and not await request.is_disconnected():
+                if is_first or shown is None or self._is_old(shown):
+                    newest = await run_in_threadpool(self.rendered)
+                    before = None if shown is None else shown.content.parts
+                    document = json.dumps(
+                        changes(before, newest.content), ensure_ascii=False, separators=(",", ":")
+                    )
+                    yield f"id: {newest.revision}\ndata: {document}\n\n"
+                    shown, is_first = newest, False
+                await asyncio.sleep(_PERIOD_S)
+        finally:
+            self._readers -= 1
+
+    def _known(self, request: Request) -> _Rendered | None:
+        """Return the content that a page has, if it is kept."""
+        revision = request.headers.get("last-event-id") or request.query_params.get("revision")
+        with self._lock:
+            return next((one for one in self._rendered if one.revision == revision), None)
 
     def _is_allowed(self, request: Request) -> bool:
         if self._token is None:

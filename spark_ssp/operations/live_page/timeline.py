@@ -1,44 +1,55 @@
 """Gathers the snapshots of a query into the bars that the page draws. No I/O. A bar is the time in
-which one task read one shard. It consists of spans of equal lag and owner, so that its size depends
-on changes and not on the number of batches."""
+which one task read one shard. It consists of spans of equal delay and owner, so that its size
+depends on changes and not on the number of batches. A span keeps its level: what came later does
+not change it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Final
 
+from spark_ssp.operations.live_page.events import Event, events_between
+from spark_ssp.operations.observed_queries import Delay, PartKey
 from spark_ssp.operations.snapshot import (
     QuerySnapshot,
     ReadState,
     ShardSnapshot,
     SourceFormat,
     SourceSnapshot,
-    StreamSnapshot,
 )
 
 MAX_BATCHES: Final = 240
 """The batches of the time that is shown."""
-_MAX_SPANS: Final = 40
-"""The spans of a bar. Beyond it the two oldest become one, with the larger lag."""
+_MAX_EVENTS: Final = 50
 
 
-class LagLevel(IntEnum):
-    """A class of lag, from which the page takes a colour."""
+class DelayLevel(IntEnum):
+    """A class of delay, from which the page takes a colour."""
 
     UNKNOWN = 0
+    """The report does not have it."""
     LOW = 1
     MODERATE = 2
     HIGH = 3
     SEVERE = 4
+    """Beyond the limit of a healthy query."""
 
 
-LEVELS: Final = {
-    SourceFormat.KINESIS: (10_000, 60_000, 600_000),
-    SourceFormat.KAFKA: (1_000, 100_000, 10_000_000),
-}
-"""The largest lag of the levels `LOW`, `MODERATE` and `HIGH`: milliseconds, or offsets."""
+def level_bounds(limit_ms: int) -> tuple[int, int, int]:
+    """Return the largest delay of the levels `LOW`, `MODERATE` and `HIGH`: a tenth of the limit, a
+    half, and the limit."""
+    return limit_ms // 10, limit_ms // 2, limit_ms
+
+
+def delay_level(delay: Delay | None, limit_ms: int) -> DelayLevel:
+    """Return the level of a delay. Of one that is at least so long, it is known only if that is
+    beyond the limit."""
+    if delay is None or (delay.is_bound and delay.ms <= limit_ms):
+        return DelayLevel.UNKNOWN
+    return DelayLevel(1 + sum(delay.ms > most for most in level_bounds(limit_ms)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +60,8 @@ class Batch:
     time_ms: int
     rows: int | None = None
     duration_ms: int | None = None
-    max_lag: int | None = None
-    """Of the source, in its unit."""
+    delay_ms: int | None = None
+    """The largest known delay of the source at the end of the batch."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,7 +70,7 @@ class Span:
 
     start_ms: int
     end_ms: int
-    level: LagLevel
+    level: DelayLevel
     owner: str | None = None
 
 
@@ -72,10 +83,18 @@ class Bar:
     task: str
     state: ReadState
     lag: int | None = None
+    """By the newest snapshot, in the unit of its source."""
+    delay: Delay | None = None
+    """At the end of the batch of that."""
     parents: tuple[str, ...] = ()
     is_current: bool = True
     """True if the newest snapshot contains it."""
     spans: list[Span] = field(default_factory=list)
+
+    @property
+    def key(self) -> PartKey:
+        """The stream and the shard."""
+        return self.stream, self.shard
 
     @property
     def start_ms(self) -> int:
@@ -97,8 +116,13 @@ class SourceTimeline:
         self.bars: list[Bar] = []
         """In the order of their first snapshot."""
         self.latest: SourceSnapshot | None = None
-        self._open: dict[tuple[str, str], Bar] = {}
-        """The bars of the newest snapshot, by stream and shard."""
+        self.delays: dict[PartKey, Delay] = {}
+        """The planned delays of the newest snapshot."""
+        self.numbers: dict[PartKey, int] = {}
+        """A number for each shard of the newest snapshot, which it keeps."""
+        self._numbered = 0
+        self._open: dict[PartKey, Bar] = {}
+        """The bars of the newest snapshot."""
 
     @property
     def start_ms(self) -> int:
@@ -110,36 +134,45 @@ class SourceTimeline:
         """The end of the newest batch, or its start while its duration is not known."""
         return self.batches[-1].time_ms + (self.batches[-1].duration_ms or 0)
 
-    def add(self, query: QuerySnapshot, source: SourceSnapshot) -> None:
-        """Add the snapshot of a trigger. One that is older than the newest is ignored; one of the
-        same trigger replaces the values of that."""
-        newest = self.batches[-1] if self.batches else None
-        if newest is not None and query.time_ms < newest.time_ms:
-            return
-        lags = [each.max_lag for each in source.streams if each.max_lag is not None]
+    def add(
+        self,
+        query: QuerySnapshot,
+        source: SourceSnapshot,
+        delays: Mapping[PartKey, Delay],
+        limit_ms: int,
+    ) -> None:
+        """Add the snapshot of a trigger, not older than the newest. One of the same trigger
+        replaces the values of that. `delays`: those of Kafka's partitions."""
+        self.latest = source
+        self.delays = _planned(source, delays)
+        duration = query.phases_ms.get("triggerExecution")
+        largest = _largest(source, self.delays)
         batch = Batch(
             batch_id=query.batch_id,
             time_ms=query.time_ms,
             rows=source.rows,
-            duration_ms=query.phases_ms.get("triggerExecution"),
-            max_lag=max(lags, default=None),
+            duration_ms=duration,
+            delay_ms=None if largest is None else largest + (duration or 0),
         )
-        if newest is not None and newest.time_ms == batch.time_ms:
+        if self.batches and self.batches[-1].time_ms == batch.time_ms:
             self.batches[-1] = batch
         else:
             self.batches.append(batch)
         del self.batches[:-MAX_BATCHES]
-        self.latest = source
-        self._extend(source)
+        self._extend(source, limit_ms)
         self._forget()
 
-    def _extend(self, source: SourceSnapshot) -> None:
-        open_bars: dict[tuple[str, str], Bar] = {}
+    def _extend(self, source: SourceSnapshot, limit_ms: int) -> None:
+        open_bars: dict[PartKey, Bar] = {}
+        numbers: dict[PartKey, int] = {}
         for stream in source.streams:
             for shard in stream.shards:
+                key = stream.name, shard.shard
+                if key not in self.numbers:
+                    self._numbered += 1
+                numbers[key] = self.numbers.get(key, self._numbered)
                 if shard.task is None:
                     continue
-                key = stream.name, shard.shard
                 bar = self._open.pop(key, None)
                 if bar is None or bar.task != shard.task:
                     if bar is not None:
@@ -148,71 +181,83 @@ class SourceTimeline:
                         stream=stream.name, shard=shard.shard, task=shard.task, state=shard.state
                     )
                     self.bars.append(bar)
-                self._update(bar, stream, shard)
+                self._update(bar, shard, self.delays.get(key), limit_ms)
                 open_bars[key] = bar
         for bar in self._open.values():
             bar.is_current = False
-        self._open = open_bars
+        self._open, self.numbers = open_bars, numbers
 
-    def _update(self, bar: Bar, stream: StreamSnapshot, shard: ShardSnapshot) -> None:
-        bar.state = shard.state
-        bar.lag = shard.lag
+    def _update(self, bar: Bar, shard: ShardSnapshot, planned: Delay | None, limit_ms: int) -> None:
+        bar.state, bar.lag = shard.state, shard.lag
         bar.parents = shard.parents or bar.parents
         start, end = self.batches[-1].time_ms, self.end_ms
-        level = lag_level(self.format, _bound(stream, shard))
+        bar.delay = None
+        if planned is not None:
+            bar.delay = Delay(ms=planned.ms + end - start, is_bound=planned.is_bound)
+        level = delay_level(bar.delay, limit_ms)
+        if bar.spans:
+            if bar.spans[-1].start_ms >= start:  # of the same trigger
+                bar.spans.pop()
+            else:
+                bar.spans[-1].end_ms = start
         last = bar.spans[-1] if bar.spans else None
         if last is not None and (last.level, last.owner) == (level, shard.owner):
-            last.end_ms = max(last.end_ms, end)
+            last.end_ms = end
             return
-        if last is not None:
-            last.end_ms = start
-            if last.start_ms >= start:
-                bar.spans.pop()
         bar.spans.append(Span(start_ms=start, end_ms=end, level=level, owner=shard.owner))
-        if len(bar.spans) > _MAX_SPANS:
-            first, second = bar.spans[:2]
-            second.start_ms = first.start_ms
-            second.level = max(first.level, second.level)
-            del bar.spans[0]
 
     def _forget(self) -> None:
         """Remove what ended before the time that is shown."""
         start = self.start_ms
         self.bars = [bar for bar in self.bars if bar.is_current or bar.end_ms >= start]
         for bar in self.bars:
-            while len(bar.spans) > 1 and bar.spans[0].end_ms < start:
-                del bar.spans[0]
+            past = 0
+            while past < len(bar.spans) - 1 and bar.spans[past].end_ms < start:
+                past += 1
+            del bar.spans[:past]
 
 
 class QueryTimeline:
-    """One query over the time that is shown."""
+    """One query over the time that is shown, in all its runs."""
 
-    def __init__(self, label: str) -> None:
-        self.label = label
+    def __init__(self, number: int, run_id: str) -> None:
+        self.number = number
+        """By which the parts of the page are named."""
+        self.run_id = run_id
+        """The newest run."""
+        self.version = 0
+        """Increases with each change."""
         self.sources: list[SourceTimeline] = []
         self.snapshot: QuerySnapshot | None = None
         self.dropped = 0
         """Rows dropped by the watermark, since the first snapshot."""
-        self.is_running = True
+        self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
 
-    def add(self, snapshot: QuerySnapshot) -> None:
-        """Add the snapshot of a trigger."""
-        if self.snapshot is None or snapshot.time_ms > self.snapshot.time_ms:
+    def add(self, snapshot: QuerySnapshot, delays: Mapping[PartKey, Delay], limit_ms: int) -> None:
+        """Add the snapshot of a trigger; one that is older than the newest is ignored. `delays`:
+        those of Kafka's partitions. `limit_ms`: the limit of a healthy query's delay."""
+        before = self.snapshot
+        if before is not None and snapshot.time_ms < before.time_ms:
+            return
+        if before is None or snapshot.time_ms > before.time_ms:
             self.dropped += snapshot.dropped or 0
-        self.snapshot = snapshot
-        self.label = snapshot.label
+        if self.run_id != snapshot.run_id:
+            self.note(snapshot.time_ms, "restarted")
+        self.version += 1
+        self.run_id, self.snapshot = snapshot.run_id, snapshot
         formats = [source.format for source in snapshot.sources]
         if formats != [source.format for source in self.sources]:
             self.sources = [SourceTimeline(each) for each in formats]
         for timeline, source in zip(self.sources, snapshot.sources, strict=True):
-            timeline.add(snapshot, source)
+            if timeline.latest is not None:
+                for text in events_between(timeline.latest, source):
+                    self.note(snapshot.time_ms, text)
+            timeline.add(snapshot, source, delays, limit_ms)
 
-
-def lag_level(format_: SourceFormat, lag: int | None) -> LagLevel:
-    """Return the level of a lag in the unit of its source."""
-    if lag is None:
-        return LagLevel.UNKNOWN
-    return LagLevel(1 + sum(lag > most for most in LEVELS[format_]))
+    def note(self, time_ms: int, text: str) -> None:
+        """Add an event."""
+        self.version += 1
+        self.events.append(Event(time_ms=time_ms, text=text))
 
 
 def owners_of(bars: Iterable[Bar]) -> list[str]:
@@ -220,6 +265,22 @@ def owners_of(bars: Iterable[Bar]) -> list[str]:
     return sorted({span.owner for bar in bars for span in bar.spans if span.owner is not None})
 
 
-def _bound(stream: StreamSnapshot, shard: ShardSnapshot) -> int | None:
-    """Return the lag, or the upper bound of those that a report leaves out."""
-    return stream.not_shown_max_lag if shard.lag is None else shard.lag
+def _planned(source: SourceSnapshot, delays: Mapping[PartKey, Delay]) -> dict[PartKey, Delay]:
+    """Return the planned delays that are known, by shard. A shard that the report leaves out has
+    none: the bound of those is not its own delay."""
+    found = {}
+    for stream in source.streams:
+        for shard in stream.shards:
+            key = stream.name, shard.shard
+            if source.format is SourceFormat.KAFKA and shard.lag != 0:
+                if key in delays:
+                    found[key] = delays[key]
+            elif shard.lag is not None:
+                found[key] = Delay(ms=shard.lag)
+    return found
+
+
+def _largest(source: SourceSnapshot, planned: Mapping[PartKey, Delay]) -> int | None:
+    if source.format is SourceFormat.KAFKA:
+        return max((delay.ms for delay in planned.values()), default=None)
+    return max((one.max_lag for one in source.streams if one.max_lag is not None), default=None)
