@@ -278,7 +278,7 @@ class CheckpointHealth:
 
 
 def facts_of(folder: Folder, checkpoint: Checkpoint) -> Query:
-    """Return what a checkpoint shows of its query without the services that it reads."""
+    """Return the facts about a query that its checkpoint alone shows."""
     newest = checkpoint.planned or checkpoint.last
     committed = checkpoint.committed
     return Query(

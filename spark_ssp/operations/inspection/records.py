@@ -126,7 +126,8 @@ PartitionSpans = Mapping[SystemStreamPartition, PartitionSpan]
 
 
 def shard_spans(source: Source) -> dict[StreamName, tuple[ShardSpan, ...]]:
-    """Return what the planned batch of a Kinesis source reads, by stream: parents first."""
+    """Return the ranges that the planned batch of a Kinesis source reads, by stream: parents
+    first."""
     start, end = source.committed, source.planned
     if not isinstance(end, Offset):
         return {}
@@ -144,7 +145,7 @@ def shard_spans(source: Source) -> dict[StreamName, tuple[ShardSpan, ...]]:
 
 
 def partition_spans(source: Source) -> dict[StreamName, PartitionSpans]:
-    """Return what the planned batch of a Kafka source reads, by topic."""
+    """Return the ranges that the planned batch of a Kafka source reads, by topic."""
     found: dict[StreamName, dict[SystemStreamPartition, PartitionSpan]] = {}
     if source.planned is None or isinstance(source.planned, Offset):
         return {}

@@ -28,7 +28,7 @@ class Event:
 
 
 def events_between(before: SourceSnapshot, after: SourceSnapshot) -> Iterator[str]:
-    """Yield what a later snapshot shows to have happened since an earlier one."""
+    """Yield the events between an earlier snapshot and a later one."""
     if len(before.tasks) != len(after.tasks):
         noun = "slots" if after.format is SourceFormat.KINESIS else "tasks"
         yield f"{noun}: {len(before.tasks)} became {len(after.tasks)}"

@@ -22,18 +22,25 @@ function create(name) {
   return element;
 }
 
-function replace(element, html) {
-  const open = {};
+function keepScroll(element, change) {
   const left = [...element.querySelectorAll(".frame")].map(each => each.scrollLeft);
-  element.querySelectorAll("details").forEach(each => { open[each.dataset.key] = each.open; });
-  element.innerHTML = html;
-  element.querySelectorAll("details").forEach(each => { each.open = !!open[each.dataset.key]; });
+  change();
   element.querySelectorAll(".frame").forEach((each, n) => { each.scrollLeft = left[n] || 0; });
 }
 
+function replace(element, html) {
+  const open = {};
+  element.querySelectorAll("details").forEach(each => { open[each.dataset.key] = each.open; });
+  keepScroll(element, () => { element.innerHTML = html; });
+  element.querySelectorAll("details").forEach(each => { each.open = !!open[each.dataset.key]; });
+}
+
 function arrange(order) {
-  const now = [...main.children].map(each => each.id);
-  if (order.join() !== now.join()) order.forEach(name => main.append(document.getElementById(name)));
+  let next = main.firstElementChild;
+  for (const element of order.map(name => document.getElementById(name))) {
+    if (element === next) next = next.nextElementSibling;
+    else keepScroll(element, () => main.insertBefore(element, next));
+  }
 }
 
 function value(row, column) {

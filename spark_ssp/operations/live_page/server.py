@@ -36,7 +36,7 @@ CLOCK_MS: Final = 5_000
 MAX_READERS: Final = 50
 """The pages that are updated at a time."""
 _KEPT: Final = 8
-"""The contents that are kept, to send what has changed since."""
+"""The contents that are kept, to send the changes since."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +221,7 @@ class PageServer:
         )
 
     async def _updates(self, request: Request) -> AsyncIterator[str]:
-        """Yield what has changed since the content that the page has, as server-sent events."""
+        """Yield the changes since the content that the page has, as server-sent events."""
         self._readers += 1
         try:
             shown = self._known(request)

@@ -33,7 +33,7 @@ _WORST: Final = 12
 OWNER_COLOURS: Final = 6
 
 TIME: Final = 2000
-_LABELS: Final = 92, 140
+_LABELS: Final = 92, 148
 """The least and the greatest width of the labels, in pixels."""
 _LABEL_LETTERS: Final = 20
 _NARROWEST: Final = 640
@@ -305,7 +305,7 @@ def _label_width(lanes: Lanes) -> int:
     every = [*lanes.lanes, *([] if lanes.others is None else [lanes.others])]
     longest = max((len(shortened(lane.label)) for lane in every), default=0)
     least, most = _LABELS
-    return min(most, max(least, round(_LETTER * longest) + 10))
+    return min(most, max(least, round(1.1 * _LETTER * longest) + 10))
 
 
 def _lane_labels(lanes: Lanes) -> Iterator[str]:
@@ -563,7 +563,7 @@ def _chart(timeline: SourceTimeline, chart: _Chart, axis: Axis, top: int) -> Ite
 def _hovered(
     timeline: SourceTimeline, charts: Sequence[_Chart], axis: Axis, top: int, height: int
 ) -> Iterator[str]:
-    """Yield what shows the values of batches under the pointer."""
+    """Yield the elements that show the values of batches under the pointer."""
     if not charts:
         return
     yield '<g class="hover">'

@@ -63,7 +63,7 @@ Document = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """The last report of a run of a query, and what was written of it."""
+    """The last report of a run of a query, and the counts that were written of it."""
 
     snapshot: QuerySnapshot
     counts: Mapping[Metric, int]
@@ -118,13 +118,13 @@ class CloudWatchOutput(Output):
                 self._write([bound.document({"Query": query.label}, _health(health))])
 
     def end(self, run_id: str) -> None:
-        """Write what was counted since the last lines."""
+        """Write the counts since the last lines."""
         run = self._runs.pop(run_id, None)
         if run is not None and run.counts != run.written:
             self._write_run(run)
 
     def close(self) -> None:
-        """Write what was counted since the last lines, and close the file if it was opened here."""
+        """Write the counts since the last lines, and close the file if it was opened here."""
         for run_id in list(self._runs):
             self.end(run_id)
         if self._is_own:

@@ -206,7 +206,7 @@ def _topic(query: str, topic: StreamSnapshot, series: int) -> Iterator[Reading]:
 
 
 def health_readings(query: ObservedQuery, health: Health, *, series: int) -> Iterator[Reading]:
-    """Yield the values of a query's health. What is not known has no value."""
+    """Yield the values of a query's health, those that are known."""
     labels = (query.label,)
     for verdict in Verdict:
         yield Reading(catalogue.VERDICT, (*labels, verdict), verdict is health.verdict)

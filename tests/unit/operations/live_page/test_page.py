@@ -95,7 +95,7 @@ class Session:
 
     def end(self, run_id: str, failure: str | None, now_ms: int) -> None:
         self.queries.ended(run_id, failure, now_ms)
-        self.timelines.end(run_id, failed=failure is not None)
+        self.timelines.end(run_id)
 
     def content(self, now_ms: int = START_MS) -> Content:
         return self.timelines.render(now_ms)
