@@ -244,10 +244,8 @@ class CheckpointHealth:
         self.version = 0
 
     def update(self, newest: QuerySnapshot | None) -> None:
-        """Read the checkpoint. `newest`: the newest batch, if it is another one than before.
-
-        Raises SspError if a file is damaged or cannot be read.
-        """
+        """Read the checkpoint. `newest`: the newest batch, if it is another one than before. A
+        checkpoint that is damaged is a finding. Raises SspError if it cannot be read."""
         before = None if self._known is None else self._known[0]
         if newest is not None:
             before = ObservedQuery(
@@ -259,7 +257,11 @@ class CheckpointHealth:
             )
         if before is None:
             return
-        facts = facts_of(self._folder, read_checkpoint(self._folder, self._location))
+        try:
+            facts = facts_of(self._folder, read_checkpoint(self._folder, self._location))
+        except CheckpointFolderError as error:
+            reason = f"the state of the checkpoint is not known: found {error.found}"
+            facts = Query(findings=(_unknown(reason, error.next_step),))
         if self._known != (before, facts):
             self._known = before, facts
             self.version += 1
@@ -278,7 +280,7 @@ class CheckpointHealth:
 
 
 def facts_of(folder: Folder, checkpoint: Checkpoint) -> Query:
-    """Return the facts about a query that its checkpoint alone shows."""
+    """Return the facts that a checkpoint shows by itself."""
     newest = checkpoint.planned or checkpoint.last
     committed = checkpoint.committed
     return Query(
@@ -287,13 +289,16 @@ def facts_of(folder: Folder, checkpoint: Checkpoint) -> Query:
         in_progress=None if checkpoint.planned is None else checkpoint.planned.batch,
         planned_at_ms=None if newest is None else newest.planned_ms,
         findings=(
-            Finding(
-                verdict=Verdict.UNKNOWN,
-                reason="a checkpoint shows neither the committed delay nor the readers of shards",
-                remedy=f"spark-ssp status {checkpoint.location} measures both",
+            _unknown(
+                "a checkpoint shows neither the committed delay nor the readers of shards",
+                f"spark-ssp status {checkpoint.location} measures both",
             ),
         ),
     )
+
+
+def _unknown(reason: str, remedy: str) -> Finding:
+    return Finding(verdict=Verdict.UNKNOWN, reason=reason, remedy=remedy)
 
 
 # --- The batches of a checkpoint as snapshots -----------------------------------------------------

@@ -28,7 +28,7 @@ class Event:
 
 
 def events_between(before: SourceSnapshot, after: SourceSnapshot) -> Iterator[str]:
-    """Yield the events between an earlier snapshot and a later one."""
+    """Yield the events that a later snapshot shows since an earlier one."""
     if len(before.tasks) != len(after.tasks):
         noun = "slots" if after.format is SourceFormat.KINESIS else "tasks"
         yield f"{noun}: {len(before.tasks)} became {len(after.tasks)}"

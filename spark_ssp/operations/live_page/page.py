@@ -172,7 +172,7 @@ def _cells(row: str) -> tuple[str, str]:
 
 
 DrawParts = Callable[[QueryTimeline, Limits, int | None], Parts]
-"""`query_parts`, or what remembers its answers."""
+"""`query_parts`, or a function that remembers its answers."""
 
 
 def content(

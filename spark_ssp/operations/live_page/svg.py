@@ -359,7 +359,7 @@ def _edges(start_ms: int, end_ms: int, axis: Axis) -> tuple[int, int]:
 
 def coarse(spans: Iterable[Span], axis: Axis) -> Iterator[Span]:
     """Yield spans that are not too many to be drawn: those too short for the eye are one for each
-    column, whose place does not depend on what came later, with the worst of their levels."""
+    column, whose place does not depend on later ones, with the worst of their levels."""
     step = 1_000
     while step * _COLUMNS < axis.end_ms - axis.start_ms:
         step *= 2
@@ -563,7 +563,7 @@ def _chart(timeline: SourceTimeline, chart: _Chart, axis: Axis, top: int) -> Ite
 def _hovered(
     timeline: SourceTimeline, charts: Sequence[_Chart], axis: Axis, top: int, height: int
 ) -> Iterator[str]:
-    """Yield the elements that show the values of batches under the pointer."""
+    """Yield the areas that show the values of batches under the pointer."""
     if not charts:
         return
     yield '<g class="hover">'

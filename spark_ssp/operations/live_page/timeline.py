@@ -1,7 +1,7 @@
 """Gathers the snapshots of a query into the bars that the page draws. No I/O. A bar is the time in
 which one task read one shard. It consists of spans of equal delay and owner, so that its size
-depends on changes and not on the number of batches. A span keeps its level: what came later does
-not change it."""
+depends on changes and not on the number of batches. A span keeps its level: later ones do not
+change it."""
 
 from __future__ import annotations
 
@@ -207,7 +207,7 @@ class SourceTimeline:
         bar.spans.append(Span(start_ms=start, end_ms=end, level=level, owner=shard.owner))
 
     def _forget(self) -> None:
-        """Remove what ended before the time that is shown."""
+        """Remove the bars and spans that ended before the time that is shown."""
         start = self.start_ms
         self.bars = [bar for bar in self.bars if bar.is_current or bar.end_ms >= start]
         for bar in self.bars:

@@ -16,7 +16,7 @@ from spark_ssp.operations.snapshot import QuerySnapshot
 
 
 class Observed(Protocol):
-    """The queries of a session, or of a checkpoint, with their health."""
+    """The observed queries, with their health."""
 
     version: int
     """Increases with each change."""
@@ -40,7 +40,7 @@ class Timelines:
         """By query id, in the order of their first reports."""
         self._numbered = 0
         self._drawn: dict[int, tuple[tuple[object, ...], Parts]] = {}
-        """By the number of a timeline: the state that its parts were drawn for, and these."""
+        """The parts by the number of their timeline, after the version and times of that."""
 
     @property
     def version(self) -> int:
