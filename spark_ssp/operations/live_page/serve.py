@@ -35,6 +35,7 @@ class LivePage:
         self._subscription = subscription
         self._timelines = timelines
         self._server = server
+        self._stopped_ms: int | None = None
 
     @property
     def url(self) -> str:
@@ -42,12 +43,13 @@ class LivePage:
         return self._server.url
 
     def save(self, path: str | PathLike[str]) -> None:
-        """Write the page as it is now to a file, without scripts. Possible after `stop()` too."""
-        content = self._timelines.render(time.time_ns() // 10**6)
+        """Write the page as it is to a file, without scripts; after `stop()`, as it was then."""
+        content = self._timelines.render(self._stopped_ms or _now_ms())
         Path(path).write_text(page(content), encoding="utf-8")
 
     def stop(self) -> None:
         """Stop serving the page. Queries continue. Has no effect the second time."""
+        self._stopped_ms = self._stopped_ms or _now_ms()
         self._subscription.close()
         self._server.stop()
 
@@ -88,6 +90,10 @@ def serve_live_page(
         raise
     _log.info("live page: %s", server.url.partition("?")[0])
     return LivePage(subscription, timelines, server)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 10**6
 
 
 def _limits(**given: str) -> Limits:
