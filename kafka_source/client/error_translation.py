@@ -47,6 +47,11 @@ class ErrorKind(StrEnum):
     """A retry cannot help."""
 
 
+_INCONSISTENT_TOPIC_ID: Final = 103
+_REBOOTSTRAP_REQUIRED: Final = 129
+_DESTROY_BROKER: Final = -137
+"""Kafka's and librdkafka's codes without a name in confluent-kafka 2.10."""
+
 _TRANSIENT: Final = frozenset(
     {
         # By brokers.
@@ -57,7 +62,7 @@ _TRANSIENT: Final = frozenset(
         KafkaError.FENCED_LEADER_EPOCH,
         KafkaError.FETCH_SESSION_ID_NOT_FOUND,
         KafkaError.INVALID_FETCH_SESSION_EPOCH,
-        KafkaError.INCONSISTENT_TOPIC_ID,
+        _INCONSISTENT_TOPIC_ID,
         KafkaError.INVALID_MSG,  # a batch damaged in transit; CORRUPT_MESSAGE in Kafka
         KafkaError.KAFKA_STORAGE_ERROR,
         KafkaError.LEADER_NOT_AVAILABLE,
@@ -70,7 +75,7 @@ _TRANSIENT: Final = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
-        KafkaError.REBOOTSTRAP_REQUIRED,
+        _REBOOTSTRAP_REQUIRED,
         KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.STALE_BROKER_EPOCH,
@@ -79,7 +84,7 @@ _TRANSIENT: Final = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
         # By librdkafka.
         KafkaError._ALL_BROKERS_DOWN,
-        KafkaError._DESTROY_BROKER,
+        _DESTROY_BROKER,
         KafkaError._FAIL,
         KafkaError._IN_PROGRESS,
         KafkaError._MSG_TIMED_OUT,
