@@ -2,8 +2,10 @@
 confluent-kafka is linked with.
 
 Source: `rdkafka.h` of librdkafka 2, whose functions and `rd_kafka_message_t` are stable within the
-major version. This is not possible on Windows, where an extension module does not export its linked
-libraries; and the layout below is that of 64 bit, little endian.
+major version. `messages` and `headers` also read what follows the public part of a message, which
+may move in any version: so only versions with a tested layout are used (`TESTED`). None is usable
+on Windows, where an extension module does not export its linked libraries; and the layout below is
+that of 64 bit, little endian.
 """
 
 from __future__ import annotations
@@ -15,7 +17,13 @@ from typing import Any, Final
 
 import confluent_kafka.cimpl
 
-_MAJOR: Final = 2
+TESTED: Final = tuple((2, minor) for minor in range(10, 17))
+"""The major and minor versions whose messages have the known layout: `make long` reads records with
+each of them (`tests/support/environments/clients.py`)."""
+
+_RELEASE: Final = 0xFF
+"""The last byte of the version of a release."""
+
 ERROR_TEXT: Final = 512
 CONSUMER: Final = 1
 """RD_KAFKA_CONSUMER."""
@@ -126,12 +134,22 @@ class Library:
 
 
 @cache
-def library() -> Library | None:
-    """Return the library, or None if it cannot be used in this way."""
+def load() -> Library | str:
+    """Return the library, or the reason for which its memory is not read."""
     if sys.platform == "win32" or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:
-        return None
+        return "another platform than 64 bit, little endian, with exported libraries"
+    name, version = confluent_kafka.cimpl.libversion()
+    if not is_tested(version):
+        return f"librdkafka {name}, a version of unknown layout"
     try:
         found = Library(confluent_kafka.cimpl.__file__)
-    except (OSError, AttributeError):
-        return None
-    return found if int(found.version()) >> 24 == _MAJOR else None
+    except (OSError, AttributeError) as error:
+        return f"librdkafka {name} without its functions: {error}"
+    return found if int(found.version()) == version else "more than one librdkafka"
+
+
+def is_tested(version: int) -> bool:
+    """Return whether the layout of a version is known: 0x021001ff is the release 2.16.1, and any
+    other last byte a version before it."""
+    release = version & _RELEASE == _RELEASE
+    return release and (version >> 24, version >> 16 & 0xFF) in TESTED

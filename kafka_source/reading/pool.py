@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import logging
 import os
 import threading
 import time
@@ -27,8 +28,10 @@ from spark_ssp.kafka_source.model.topic import TopicId
 from spark_ssp.kafka_source.options.client_properties import GROUP_ID, ClientProperties
 from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
-from spark_ssp.kafka_source.reading.librdkafka import library
+from spark_ssp.kafka_source.reading.librdkafka import Library, load
 from spark_ssp.kafka_source.reading.native_consumer import NativeConsumer
+
+_log = logging.getLogger(__name__)
 
 # --- Settings -------------------------------------------------------------------------------------
 #
@@ -155,10 +158,20 @@ def consumer_settings(key: ConsumerKey) -> dict[str, str]:
 
 def open_consumer(key: ConsumerKey) -> PartitionConsumer:
     """Create a consumer, which connects later. Raises the errors of `create_client`."""
-    native = library()
-    if native is not None:
+    native = load()
+    if isinstance(native, Library):
         return NativeConsumer(native, key.client, consumer_settings(key))
     return ConfluentConsumer(key.client, consumer_settings(key))
+
+
+SLOW_READS: Final = "records are read by confluent-kafka's consumer, which takes twice as long"
+
+
+def slow_reads() -> str | None:
+    """Return the reason for which this process reads by confluent-kafka's consumer; None if it
+    reads librdkafka's memory, in half the time."""
+    found = load()
+    return found if isinstance(found, str) else None
 
 
 def check_consumers(
@@ -168,8 +181,11 @@ def check_consumers(
     create: Callable[[ConsumerKey], PartitionConsumer] = open_consumer,
 ) -> None:
     """Create and close every kind of consumer that tasks use, so that a configuration that
-    librdkafka refuses is an error on the driver, before anything is read. Raises the errors of
-    `create_client`."""
+    librdkafka refuses is an error on the driver, before anything is read. A warning is logged if
+    they are the slow ones. Raises the errors of `create_client`."""
+    reason = slow_reads()
+    if reason is not None:
+        _log.warning("%s: %s", SLOW_READS, reason)
     for profile in FetchProfile:
         group = client.config().get(GROUP_ID, group_id)
         create(ConsumerKey(client=client, group_id=group, profile=profile)).close()

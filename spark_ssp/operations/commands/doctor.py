@@ -23,6 +23,7 @@ from spark_ssp.common.options.spec import OptionTable, read_options
 from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
+from spark_ssp.kafka_source.reading.pool import SLOW_READS, slow_reads
 from spark_ssp.kinesis_source.options.parse import parse_at_load
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
 from spark_ssp.operations.arguments import (
@@ -150,6 +151,7 @@ def check_machine() -> Iterator[Finding]:
     yield _pyspark()
     yield _java(os.environ)
     yield _dependencies()
+    yield _kafka_reads()
     yield from _formats()
     file = defaults_file(os.environ)
     defaults = "" if file is None else file.read_text(encoding="utf-8", errors="replace")
@@ -234,6 +236,19 @@ def _dependencies() -> Finding:
             f"pip install {' '.join(missing)}",
         )
     return Finding("dependencies", Level.OK, ", ".join(found))
+
+
+def _kafka_reads() -> Finding:
+    reason = slow_reads()
+    if reason is None:
+        return Finding("Kafka reads", Level.OK, "from librdkafka's memory")
+    return Finding(
+        "Kafka reads",
+        Level.WARNING,
+        f"{SLOW_READS}: {reason}",
+        "upgrade spark-ssp, or install a version of confluent-kafka that it was tested with "
+        "(docs/guide/compatibility.md)",
+    )
 
 
 def _formats() -> Iterator[Finding]:

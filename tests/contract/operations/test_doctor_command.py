@@ -252,7 +252,7 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     levels = _levels(found)
     assert levels["reader sockets"] == "ok"
     assert levels["Java"] == "note"
-    assert levels["dependencies"] == "ok"
+    assert levels["dependencies"] == levels["Kafka reads"] == "ok"
     assert "identity" not in levels
 
 

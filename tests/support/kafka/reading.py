@@ -16,7 +16,7 @@ from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
-from spark_ssp.kafka_source.reading.librdkafka import library
+from spark_ssp.kafka_source.reading.librdkafka import Library, load
 from spark_ssp.kafka_source.reading.native_consumer import NativeConsumer
 from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool, consumer_settings
 from spark_ssp.kafka_source.reading.task_reader import TopicIdChecker, read_task
@@ -26,8 +26,8 @@ Row = dict[str, Any]
 
 def open_native(key: ConsumerKey) -> PartitionConsumer:
     """Open the consumer over librdkafka's memory."""
-    found = library()
-    assert found is not None
+    found = load()
+    assert isinstance(found, Library), found
     return NativeConsumer(found, key.client, consumer_settings(key))
 
 

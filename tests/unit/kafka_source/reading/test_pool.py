@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import pytest
 
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.topic import TopicId
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
+from spark_ssp.kafka_source.reading import librdkafka
 from spark_ssp.kafka_source.reading.arrow_batches import RecordColumns
+from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
 from spark_ssp.kafka_source.reading.consumer_api import Event, RecordRun
 from spark_ssp.kafka_source.reading.pool import (
     IDLE_TIMEOUT_S,
     MAX_IDLE,
     ConsumerKey,
     ConsumerPool,
+    check_consumers,
     consumer_settings,
+    open_consumer,
+    slow_reads,
 )
 from tests.support.kafka.partitions import ssp
 
@@ -161,3 +167,45 @@ def test_what_a_user_set_wins_over_the_defaults() -> None:
     assert "fetch.wait.max.ms" not in settings
     assert settings["group.id"] == "mine"
     assert settings["fetch.queue.backoff.ms"] == "2"
+
+
+# --- The kind of consumer -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("version", "tested"),
+    [
+        (0x020A01FF, True),
+        (0x021001FF, True),
+        (0x02100101, False),  # before its release
+        (0x021100FF, False),
+        (0x020900FF, False),
+        (0x030A01FF, False),
+    ],
+)
+def test_versions_of_a_known_layout(version: int, tested: bool) -> None:
+    assert librdkafka.is_tested(version) is tested
+
+
+@pytest.fixture
+def _unknown_layout(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(librdkafka, "TESTED", ())
+    librdkafka.load.cache_clear()
+    yield
+    librdkafka.load.cache_clear()
+
+
+@pytest.mark.usefixtures("_unknown_layout")
+def test_the_memory_of_a_version_of_unknown_layout_is_not_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    client = ClientProperties(public=(("bootstrap.servers", "127.0.0.1:1"),))
+    with caplog.at_level(logging.WARNING, logger="spark_ssp.kafka_source.reading.pool"):
+        check_consumers(client, "group")
+    reason = slow_reads()
+    assert reason is not None
+    (record,) = [one for one in caplog.records if one.name.endswith(".pool")]
+    assert reason in record.getMessage()
+    consumer = open_consumer(ConsumerKey(client=client, group_id="group"))
+    assert isinstance(consumer, ConfluentConsumer)
+    consumer.close()
