@@ -63,6 +63,7 @@ long: node $(READY) ## run whole scenarios on Spark and with other services, the
 		tests/spark/system/test_killed_driver.py tests/spark/system/test_leases.py \
 		tests/spark/system/test_metrics.py tests/spark/system/test_credentials_provider.py
 	$(BIN)/python -m tests.support.environments.run --processes $(WORKERS)
+	$(BIN)/python -m tests.support.environments.clients
 
 soak: node $(READY) ## run the long simulations and kills: twenty times the histories, a day of reshards, twenty kills
 	SSP_EFFORT=soak $(BIN)/python -m pytest --numprocesses 2 --dist worksteal -m "soak or not soak" --timeout=14400 tests/simulation

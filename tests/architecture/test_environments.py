@@ -6,7 +6,9 @@ import re
 import tomllib
 from collections import Counter
 
+from spark_ssp.kafka_source.reading.librdkafka import TESTED
 from tests.architecture.layers import ROOT
+from tests.support.environments.clients import OLDEST, VERSIONS
 from tests.support.environments.matrix import MATRIX, PLATFORMS, PYSPARK_4_3, SCENARIOS, Entry
 from tests.support.environments.run import as_markdown, outcomes_in, problems
 
@@ -37,6 +39,15 @@ def test_the_matrix_covers_every_declared_python_and_the_lowest_dependencies() -
     assert {entry.python for entry in MATRIX} == declared
     assert any(entry.is_lowest for entry in MATRIX)
     assert all(entry.has_tests for entry in MATRIX)
+
+
+def test_the_kafka_client_is_tested_in_the_lowest_version_and_in_each_of_a_known_layout() -> None:
+    lock = (ROOT / "requirements" / "dev.txt").read_text(encoding="utf-8")
+    (locked,) = re.findall(r"^confluent-kafka==(\S+)", lock, re.MULTILINE)
+    minors = [tuple(map(int, each.split(".")[:2])) for each in (*VERSIONS, locked)]
+    assert minors == [*TESTED]
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'"confluent-kafka>={OLDEST}"' in project
 
 
 def test_every_scenario_has_tests() -> None:
