@@ -47,6 +47,7 @@ from spark_ssp.kafka_source.planning.plan_batch import (
     count_expansions,
     count_unread,
     create_grouping,
+    create_split,
     explain_recreated,
     find_expansions,
     plan_batch,
@@ -151,6 +152,7 @@ class BatchPlanner:
             limits=self._limits(context, limits),
             trigger_delay=self._trigger_delay(limits),
             stored=self._synced_assignment(context),
+            split=create_split(self._options),
         )
         aligned = self._aligned_end(context, rules)
         plan = plan_batch(
@@ -406,9 +408,10 @@ def _describe_aligned(aligned: AlignedEnd, unread: Unread) -> str:
 def _describe_start(options: KafkaOptions, start: Offset, now: TaskAssignment) -> str:
     """Return the line for the start of a run."""
     begin = "its checkpoint" if start.positions else describe_bound(options.start)
+    tasks = count_of(len(set(now.owners().values())), "task")
     parts = [
         f"query starts from {begin}: {describe_topics(now.owners()) or 'no topics yet'}",
-        count_of(len(set(now.owners().values())), "task"),
+        "tasks by the offsets of each batch" if create_split(options) else tasks,
     ]
     if start.positions and (changes := _describe_changes(start.assignment, now)):
         parts.append(changes)

@@ -34,7 +34,7 @@ from spark_ssp.kafka_source.planning.offset_bounds import (
     option_name,
 )
 from spark_ssp.kafka_source.planning.offset_fetcher import OffsetFetcher
-from spark_ssp.kafka_source.planning.plan_batch import create_grouping
+from spark_ssp.kafka_source.planning.plan_batch import create_grouping, create_split
 from spark_ssp.kafka_source.planning.topic_metadata import BatchContext, offsets_of
 
 _log = logging.getLogger(__name__)
@@ -87,6 +87,7 @@ def plan_read(
         positions=ends,
         explicit_starts=explicit_starts,
         assignment=tasks,
+        split=create_split(options),
     )
     ranges = plan_ranges(BEFORE_FIRST_BATCH, end)
     _log.info("%s", _describe(options, context, ranges))
@@ -114,10 +115,11 @@ def _describe(options: KafkaOptions, context: BatchContext, tasks: Sequence[Task
     topics = describe_topics(context.partitions) or "no topics"
     read = [part for task in tasks for part in task.partitions]
     offsets = sum(part.end - part.start for part in read)
+    partitions = len({part.ssp for part in read})
     return "; ".join(
         [
             f"batch read from {begin} to {end}: {topics}",
-            f"{count_of(offsets, 'offset')} in {count_of(len(read), 'partition')}",
+            f"{count_of(offsets, 'offset')} in {count_of(partitions, 'partition')}",
             count_of(len(tasks), "task"),
             versions(),
         ]

@@ -2,7 +2,8 @@
 
     {"v": 2,
      "topics": {"orders": {"id": "4mWqrD…", "next": [23, 9, 4], "begin": {"2": 0}}},
-     "assignment": {"v": 2, "grouper": "partition", …}}
+     "assignment": {"v": 2, "grouper": "partition", …},
+     "split": {"offsets": 100000, "tasks": 8}}
 
 * `next` is the offset of the next record to read: a list if its partitions are 0 to n - 1,
   otherwise an object by partition.
@@ -13,9 +14,13 @@
   options and without a request.
 * `assignment` (`grouping.assignment`) has the same partitions, and the partition counts that
   the topics have had, which define the generations of partitions.
+* `split` appears only if the batch before this offset reads partitions in several tasks, with the
+  options that it was planned with (`Split`). So a batch that is planned again has the same tasks,
+  by which the Kafka sink identifies rows.
 * The offset before a query's first batch is empty.
 
-In version 1 `next` and `begin` are always objects, and the assignment is of version 1.
+In version 1 `next` and `begin` are always objects, the assignment is of version 1, and there is no
+`split`.
 
 Spark compares offsets as text, and PySpark writes a dict in insertion order. So every level is
 inserted in sorted order, partitions by number, and equal offsets are equal text.
@@ -55,15 +60,26 @@ Positions = Mapping[SystemStreamPartition, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """The division of a batch's partitions into more tasks: at least about `min_tasks`, each of at
+    most `max_offsets`. One of the two may be None."""
+
+    min_tasks: int | None = None
+    max_offsets: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
     """The position of every partition, and the tasks. `positions` and the assignment have the same
     partitions, and `topics` has their topics. `explicit_starts` has some of the partitions, none
-    after its position; it is stored as `begin`."""
+    after its position; it is stored as `begin`. `split` is that of the batch which ends here; None
+    if its tasks are those of the assignment."""
 
     topics: Mapping[StreamName, TopicId | None] = field(default_factory=dict)
     positions: Positions = field(default_factory=dict)
     explicit_starts: Positions = field(default_factory=dict)
     assignment: TaskAssignment = NO_ASSIGNMENT
+    split: Split | None = None
 
 
 BEFORE_FIRST_BATCH = Offset()
@@ -71,7 +87,11 @@ BEFORE_FIRST_BATCH = Offset()
 
 def encode(offset: Offset) -> Json:
     """Return the offset as the JSON that Spark stores."""
-    return _encode(offset, OFFSET_VERSION, _encode_numbers, encode_assignment)
+    document = _encode(offset, OFFSET_VERSION, _encode_numbers, encode_assignment)
+    if offset.split is not None:
+        limits = {"offsets": offset.split.max_offsets, "tasks": offset.split.min_tasks}
+        document["split"] = {name: limit for name, limit in limits.items() if limit is not None}
+    return document
 
 
 def without_topics(offset: Offset, topics: Collection[StreamName]) -> Offset:
@@ -97,6 +117,7 @@ def without_topics(offset: Offset, topics: Collection[StreamName]) -> Offset:
             ssp: at for ssp, at in offset.explicit_starts.items() if ssp.stream in kept
         },
         assignment=restrict_to(offset.assignment, streams),
+        split=offset.split,
     )
 
 
@@ -181,7 +202,11 @@ def _decode(document: Json) -> Offset:
     if "assignment" in document:
         assignment = decode_assignment(document["assignment"])
     offset = Offset(
-        topics=topics, positions=positions, explicit_starts=explicit_starts, assignment=assignment
+        topics=topics,
+        positions=positions,
+        explicit_starts=explicit_starts,
+        assignment=assignment,
+        split=_decode_split(document["split"]) if "split" in document else None,
     )
     _check_consistency(offset)
     return offset
@@ -211,6 +236,13 @@ def _decode_positions(
         partition_of(topic, partition): whole_number(position, what="position")
         for partition, position in numbers
     }
+
+
+def _decode_split(document: Json) -> Split:
+    limits = {name: whole_number(limit, what="limit") for name, limit in document.items()}
+    if not limits or 0 in limits.values():
+        raise ValueError(f"{document} is not a split")
+    return Split(min_tasks=limits.get("tasks"), max_offsets=limits.get("offsets"))
 
 
 def partition_number(text: str) -> int:

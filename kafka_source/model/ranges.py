@@ -1,18 +1,19 @@
 """The offset ranges that each task of a batch reads, computed from the batch's two offsets.
 
 Spark replays an unfinished batch in a new process, which asks for its ranges before anything else.
-So they follow from the two offsets only: tasks from the end offset; starts from the end offset if
-it contains an explicit start, otherwise from the start offset.
+So they follow from the two offsets only: tasks, and their split, from the end offset; starts from
+the end offset if it contains an explicit start, otherwise from the start offset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.grouping.identifiers import SystemStreamPartition, TaskName
-from spark_ssp.kafka_source.model.offset import Offset
+from spark_ssp.kafka_source.model.offset import Offset, Split
 from spark_ssp.kafka_source.model.topic import TopicId, kafka_name
 
 
@@ -56,7 +57,8 @@ def plan_ranges(start: Offset, end: Offset) -> tuple[TaskRange, ...]:
         )
         for index, task in enumerate(sorted(tasks, key=lambda task: (min(tasks[task]), task)))
     )
-    return tuple(task_range for task_range in ranges if task_range.partitions)
+    found = tuple(task_range for task_range in ranges if task_range.partitions)
+    return found if end.split is None else split_ranges(found, end.split)
 
 
 def _number(task: TaskName, index: int) -> int:
@@ -104,3 +106,67 @@ def _unrelated(ssp: SystemStreamPartition, found: str) -> IncompatibleStateError
         expected="offsets of one query that follow each other",
         next_step="do not edit or mix the files of a checkpoint; start on a new one",
     )
+
+
+# --- More tasks than partitions -------------------------------------------------------------------
+#
+# The rules are those of Spark's source (KafkaOffsetRangeCalculator of Spark 4): the same offsets
+# and options give the same ranges. A size is a number of offsets, of which some may have no record.
+
+
+def split_ranges(tasks: Sequence[TaskRange], split: Split) -> tuple[TaskRange, ...]:
+    """Return the same offsets in tasks of one range each, in the same order.
+
+    First each partition is divided into the fewest equal ranges of at most `max_offsets`. If there
+    are fewer than `min_tasks` then, the larger ones are divided in proportion to their sizes, so
+    that there are about as many.
+    """
+    ranges = [
+        replace(task, partitions=(piece,))
+        for task in tasks
+        for part in task.partitions
+        for piece in _divide(part, _count(part, split.max_offsets))
+    ]
+    if split.min_tasks is not None and len(ranges) < split.min_tasks:
+        ranges = list(_spread(ranges, split.min_tasks))
+    return tuple(ranges)
+
+
+def _count(part: PartitionRange, max_offsets: int | None) -> int:
+    return 1 if max_offsets is None else math.ceil(_size(part) / max_offsets)
+
+
+def _spread(ranges: Sequence[TaskRange], min_tasks: int) -> Iterator[TaskRange]:
+    """Divide the ranges whose share of `min_tasks` is more than one. The other ranges are not
+    counted for their shares. All ranges of a partition stay whole if one does."""
+    sizes = [_size(*one.partitions) for one in ranges]
+    total = sum(sizes)
+    small = [_share(size, total, min_tasks) == 1 for size in sizes]
+    staying = {
+        one.partitions[0].ssp for one, is_small in zip(ranges, small, strict=True) if is_small
+    }
+    divided = sum(size for size, is_small in zip(sizes, small, strict=True) if not is_small)
+    tasks = max(min_tasks - sum(small), 1)
+    for one, size in zip(ranges, sizes, strict=True):
+        (part,) = one.partitions
+        count = 1 if part.ssp in staying else _share(size, divided, tasks)
+        yield from (replace(one, partitions=(piece,)) for piece in _divide(part, count))
+
+
+def _share(size: int, total: int, tasks: int) -> int:
+    """Return the number of `tasks` for this part of the total, at least one. A half rounds up."""
+    return max(math.floor(size / total * tasks + 0.5), 1)
+
+
+def _divide(part: PartitionRange, count: int) -> Iterator[PartitionRange]:
+    """Divide a range into `count` ranges, or one per offset; the larger ones are the last."""
+    start = part.start
+    for left in range(count, 0, -1):
+        end = start + (part.end - start) // left
+        if end > start:
+            yield replace(part, start=start, end=end)
+        start = end
+
+
+def _size(part: PartitionRange) -> int:
+    return part.end - part.start

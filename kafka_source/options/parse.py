@@ -75,6 +75,7 @@ _TASK_OPTIONS: Final = (
     "onPartitionCountChange",
     "assignmentStore",
 )
+_SPLITTING: Final = ("minPartitions", "maxRecordsPerPartition")
 _BATCH_GROUP_ID_PREFIX: Final = "spark-kafka-relation"
 
 
@@ -95,7 +96,7 @@ def parse_options(
         selection=selection or Subscribe(topics=()),
         start=_start(reading, query),
         end=_end(reading, query),
-        relies_on_tasks=_relies_on_tasks(reading),
+        relies_on_tasks=bool(_task_options(reading)),
         store_connection=with_provider(ConnectionOptions(), reading),
         isolation_level=IsolationLevel(client.properties.config()[ISOLATION_LEVEL]),
         client=with_functions(client.properties, reading),
@@ -293,12 +294,26 @@ def _task_problems(reading: OptionReading, options: KafkaOptions) -> Iterator[Op
             next_step="remove it, or use grouper=partition",
         )
 
+    fixing = _task_options(reading)
+    for name in _SPLITTING:
+        if reading.given(name) and fixing:
+            yield OptionProblem(
+                option=name,
+                found=f"{name} together with {', '.join(fixing)}",
+                expected="either partitions that several tasks read, or tasks with whole "
+                "partitions, which keep the order of a key",
+                next_step=f"remove {name}, or remove {', '.join(fixing)}",
+            )
 
-def _relies_on_tasks(reading: OptionReading) -> bool:
-    """Return whether the query relies on its tasks. Other queries use the defaults of Spark's
-    source."""
+
+def _task_options(reading: OptionReading) -> list[str]:
+    """Return the given options for which the query relies on its tasks. Without any it uses the
+    defaults of Spark's source."""
     includes_task = reading.fields(KafkaOptions).get("include_task", False)
-    return includes_task or any(reading.given(name) for name in _TASK_OPTIONS)
+    return [
+        *(name for name in _TASK_OPTIONS if reading.given(name)),
+        *(["includeTask"] if includes_task else []),
+    ]
 
 
 # --- Warnings -------------------------------------------------------------------------------------

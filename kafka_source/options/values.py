@@ -472,6 +472,23 @@ class KafkaOptions:
         unset="the largest number of partitions at the start",
         sister="use slots",
     )
+    min_partitions: int | None = option(
+        "minPartitions",
+        integer(1, 100_000),
+        "Approximate minimum number of tasks of a batch: partitions with many offsets are split "
+        "into several tasks. Not together with an option for tasks. See [More tasks than "
+        "partitions](kafka.md#more-tasks-than-partitions).",
+        unset="a task reads a whole partition",
+        sister="use slots",
+    )
+    max_records_per_partition: int | None = option(
+        "maxRecordsPerPartition",
+        integer(1),
+        "Maximum number of offsets that a task reads: larger partitions are split into several "
+        "tasks. Not together with an option for tasks.",
+        unset="no limit",
+        sister="use slots",
+    )
     expansion_algorithm: str | None = option(
         "partitionExpansionAlgorithm",
         _algorithm,
@@ -523,18 +540,14 @@ SERVICE_CREDENTIAL: Final = ForeignOption(
 LOGIN_OPTIONS: Final = (*PROVIDER_OPTIONS, *options_of(TokenChoice))
 """The options of source and sink that name functions."""
 
-_TASKS: Final = "grouper and tasks determine the tasks"
-
 KAFKA_OPTIONS: Final = OptionTable(
     options=(*options_of(TopicChoice, RangeChoice, KafkaOptions), *LOGIN_OPTIONS),
     foreign=(
-        *(
-            ForeignOption(name=name, origin=_SPARK, refused=False, advice=advice)
-            for name, advice in (
-                ("minPartitions", _TASKS),
-                ("maxRecordsPerPartition", _TASKS),
-                ("topic", "it is an option of the sink; a source uses subscribe"),
-            )
+        ForeignOption(
+            name="topic",
+            origin=_SPARK,
+            refused=False,
+            advice="it is an option of the sink; a source uses subscribe",
         ),
         SERVICE_CREDENTIAL,
     ),

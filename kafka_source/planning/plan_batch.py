@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
+from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import (
     REGROUP_OR_AFRESH,
@@ -44,7 +45,7 @@ from spark_ssp.grouping.identifiers import (
     WorkerId,
 )
 from spark_ssp.grouping.merging import inherit
-from spark_ssp.kafka_source.model.offset import Offset
+from spark_ssp.kafka_source.model.offset import Offset, Split
 from spark_ssp.kafka_source.model.topic import SYSTEM, TopicId
 from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions
 from spark_ssp.kafka_source.planning.alignment import Unread
@@ -72,6 +73,7 @@ class BatchRules:
     aligned: Lags | None = None
     trigger_delay: TriggerDelay | None = None
     stored: TaskAssignment = NO_ASSIGNMENT
+    split: Split | None = None
 
     def delays(self, lags: Lags) -> bool:
         """Return whether minOffsetsPerTrigger delays a batch with this backlog."""
@@ -115,6 +117,7 @@ def plan_batch(context: BatchContext, rules: BatchRules) -> BatchPlan:
         },
         explicit_starts=starts.explicit_starts,
         assignment=assignment,
+        split=rules.split,
     )
     unchanged = _is_unchanged(context.start, end, starts)
     return BatchPlan(
@@ -165,7 +168,8 @@ def explain_recreated(context: BatchContext) -> Iterator[None]:
 
 
 def _is_unchanged(start: Offset, end: Offset, starts: StartPositions) -> bool:
-    """Return whether the end equals the start, except for the start's `explicit_starts`."""
+    """Return whether the end equals the start, except for `explicit_starts` and `split`, which
+    concern only the batch before an offset."""
     return (
         not starts.explicit_starts
         and start.positions == end.positions
@@ -242,14 +246,29 @@ def create_grouping(options: KafkaOptions, label: str = "") -> FixedTasks:
     task, and any partition count is accepted (`ssp`, `regroup`). Any such option means that the
     query relies on its tasks: partitions are grouped by their number, and tasks are kept
     (`partition`, `keep`). The checkpoint decides if the options do not, so that a query keeps its
-    tasks.
+    tasks. Raises IncompatibleStateError if it has fixed tasks, and the options split partitions.
     """
     name = _grouper_name(options, label)
+    if create_split(options) is not None and name is not GrouperName.SSP:
+        raise IncompatibleStateError(
+            "the tasks in the checkpoint",
+            found=f"fixed tasks, by the grouper {label}",
+            expected="a task for each partition, since minPartitions or maxRecordsPerPartition "
+            "splits partitions",
+            next_step="remove these options, or start with a new checkpoint",
+        )
     return FixedTasks(
         grouper=_grouper(name, options),
         expansion=_expansion(options),
         on_count_change=_on_count_change(options, name),
     )
+
+
+def create_split(options: KafkaOptions) -> Split | None:
+    """Return the split of partitions that these options request."""
+    if options.min_partitions is None and options.max_records_per_partition is None:
+        return None
+    return Split(min_tasks=options.min_partitions, max_offsets=options.max_records_per_partition)
 
 
 def _grouper_name(options: KafkaOptions, label: str) -> GrouperName:

@@ -122,9 +122,6 @@ def _options(rows: tuple[tuple[str, str, str], ...], *, refused: bool) -> tuple[
 OTHER_CONNECTORS_OPTIONS: Final[tuple[ForeignOption, ...]] = (
     *_options(_REFUSED, refused=True),
     *_options(_TUNING, refused=False),
-    ForeignOption(
-        name="minPartitions", origin="Spark's Kafka source", refused=True, advice="use slots"
-    ),
 )
 
 SINK_OPTIONS_WITHOUT_EFFECT: Final[tuple[ForeignOption, ...]] = (

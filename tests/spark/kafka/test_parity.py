@@ -8,11 +8,21 @@ from collections.abc import Iterator, Mapping
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.support.kafka.topics import KafkaTopics
+from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.parity import cases
 from tests.support.parity.cases import both_fail, differ
-from tests.support.parity.comparison import IN_HASTE, Failed, Pair, Read, difference, read_both
-from tests.support.parity.topics import ParityTopics, parity_topics
+from tests.support.parity.comparison import (
+    IN_HASTE,
+    OURS,
+    SPARKS,
+    Failed,
+    Pair,
+    Read,
+    difference,
+    read_both,
+    tasks_of,
+)
+from tests.support.parity.topics import ParityTopics, by_partition_json, parity_topics
 from tests.support.servers.kafka_broker import KafkaBroker
 
 
@@ -66,6 +76,35 @@ def test_the_differences_that_are_meant(
             for name, pair in pairs.items()
         }
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"minPartitions": "7"},
+        {"maxRecordsPerPartition": "9"},
+        {"minPartitions": "20", "maxRecordsPerPartition": "30"},
+    ],
+)
+def test_the_same_tasks(
+    spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, options: dict[str, str]
+) -> None:
+    """Spark's source applies maxRecordsPerPartition to the numbers in the options, so alone it has
+    no effect on a read from `earliest`, -2, to `latest`, -1."""
+    topic = topics.create(4)
+    sizes = (5, 45, 85, 0)
+    records = [Record(value=b"", partition=p) for p, size in enumerate(sizes) for _ in range(size)]
+    topics.put(topic, records)
+    bounds = {
+        "startingOffsets": by_partition_json(topic, 0, 0, 0, 0),
+        "endingOffsets": by_partition_json(topic, *sizes),
+    }
+    given = {**kafka_broker.options, **options, **bounds, "subscribe": topic}
+    sparks, ours = (
+        tasks_of(spark.read.format(source).options(**given).load()) for source in (SPARKS, OURS)
+    )
+    assert ours == sparks
+    assert len(ours) > 3
 
 
 def _check(found: Mapping[str, str | None]) -> None:

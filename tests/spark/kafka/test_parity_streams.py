@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.kafka.topics import KafkaTopics, Record
-from tests.support.parity.comparison import IN_HASTE, Twins
+from tests.support.parity.comparison import IN_HASTE, PartitionName, RowSink, Twins, tasks_of
 from tests.support.parity.topics import (
     FIRST_MS,
     ParityTopics,
@@ -35,6 +36,17 @@ def prepared(kafka_broker: KafkaBroker) -> Iterator[ParityTopics]:
 @pytest.fixture
 def options(kafka_broker: KafkaBroker) -> dict[str, str]:
     return {**kafka_broker.options, **IN_HASTE, "startingOffsets": "earliest"}
+
+
+@dataclass(kw_only=True)
+class TaskSink(RowSink):
+    """Also keeps the range that each task of a batch has read."""
+
+    tasks: dict[int, list[tuple[PartitionName, int, int]]] = field(default_factory=dict)
+
+    def __call__(self, frame: DataFrame, batch: int) -> None:
+        super().__call__(frame, batch)
+        self.tasks[batch] = tasks_of(frame)
 
 
 def _put(topics: KafkaTopics, topic: str, *counts: int) -> None:
@@ -85,6 +97,22 @@ def test_limited_batches(
     committed.run_to_end()
     committed.check()
     assert committed.ours.sink.count == 22 + 5 + 6
+
+
+def test_more_tasks_than_partitions(
+    spark: SparkSession, options: dict[str, str], topics: KafkaTopics, tmp_path: Path
+) -> None:
+    topic = topics.create(2)
+    _put(topics, topic, 50, 10)
+    least = {"subscribe": topic, "minPartitions": "5", "maxOffsetsPerTrigger": "30"}
+    twins = Twins(spark, options | least, tmp_path)
+    sparks, ours = twins.sparks.sink, twins.ours.sink = TaskSink(), TaskSink()
+    twins.run_to_end()
+    _put(topics, topic, 50, 10)
+    twins.run_to_end({"minPartitions": "3", "maxRecordsPerPartition": "4"})
+    twins.check()
+    assert ours.tasks == sparks.tasks
+    assert [len(tasks) for tasks in ours.tasks.values()][:1] == [5]
 
 
 def test_restarts_after_expansion_and_expiry(

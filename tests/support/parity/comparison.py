@@ -16,6 +16,7 @@ from typing import Any, Final
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql.functions import spark_partition_id
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp.kafka_source.model.topic import kafka_name
@@ -84,6 +85,21 @@ def by_partition(
         values = tuple(_plain(value) for value in row)
         found[values[topic], values[partition]].append(values)
     return {name: tuple(found[name]) for name in sorted(found)}
+
+
+def tasks_of(frame: DataFrame) -> list[tuple[PartitionName, int, int]]:
+    """Return the partition, the first and the last offset of the rows of each task that has some,
+    sorted. Fails if a task has rows of several partitions."""
+    task = spark_partition_id().alias("task")
+    found: dict[int, list[Row]] = defaultdict(list)
+    for row in frame.select(task, "topic", "partition", "offset").collect():
+        found[row.task].append(row)
+    tasks = []
+    for rows in found.values():
+        ((topic, partition),) = {(row.topic, row.partition) for row in rows}
+        offsets = [row.offset for row in rows]
+        tasks.append(((topic, partition), min(offsets), max(offsets)))
+    return sorted(tasks)
 
 
 def _plain(value: Any) -> Any:

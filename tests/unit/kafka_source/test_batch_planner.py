@@ -11,11 +11,12 @@ import pytest
 
 from spark_ssp.checkpoint.assignments.open import open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentStore, AssignmentStoreError
-from spark_ssp.common.errors import DataLossError
+from spark_ssp.common.errors import DataLossError, IncompatibleStateError
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kafka_source.model.topic import IsolationLevel
+from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.rate_limit import SAMPLE_PERIOD_S
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
@@ -531,6 +532,50 @@ def test_planned_batches_of_ours_need_no_broker(kafka: FakeKafka) -> None:
     kafka.faults.append(AssertionError("asked"))
     query.restart()
     assert len(query.planner.ranges(BEFORE_FIRST_BATCH, query.offset)) == 2
+
+
+# --- More tasks than partitions -------------------------------------------------------------------
+
+
+def _splitting(**options: str) -> KafkaOptions:
+    given = {"kafka.bootstrap.servers": "broker:9092", "startingOffsets": "earliest"}
+    return parse_options({**given, "subscribe": "orders", **options})
+
+
+def test_a_batch_replayed_with_other_options_has_the_tasks_that_it_was_planned_with(
+    kafka: FakeKafka,
+) -> None:
+    kafka.fill("orders", 90, 10)
+    query = FakeQuery(kafka, _splitting(minPartitions="5"))
+    end = query.planner.next_offset(BEFORE_FIRST_BATCH, None)
+    assert end is not None
+    planned = query.planner.ranges(BEFORE_FIRST_BATCH, end)
+    sizes = [part.end - part.start for one in planned for part in one.partitions]
+    assert sizes == [22, 22, 23, 23, 10]
+    for options in (_splitting(), _splitting(maxRecordsPerPartition="7"), kafka_options()):
+        query.restart(options)
+        assert query.planner.ranges(BEFORE_FIRST_BATCH, end) == planned
+
+
+def test_a_change_of_the_split_alone_is_no_batch(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 90, 10)
+    query = FakeQuery(kafka, _splitting(minPartitions="5"))
+    assert len(query.batch() or ()) == 5
+    query.restart(_splitting(maxRecordsPerPartition="7"))
+    assert query.batch() is None
+    kafka.fill("orders", 14)
+    assert len(query.batch() or ()) == 2
+
+
+def test_fixed_tasks_in_the_checkpoint_are_not_split(kafka: FakeKafka) -> None:
+    kafka.fill("orders", 90, 10)
+    query = FakeQuery(kafka, kafka_options())
+    query.batch()
+    query.restart(_splitting(minPartitions="5"))
+    with pytest.raises(IncompatibleStateError) as caught:
+        query.batch()
+    assert isinstance(query.offset, Offset)
+    assert query.offset.assignment.grouper in caught.value.found
 
 
 # --- The log --------------------------------------------------------------------------------------

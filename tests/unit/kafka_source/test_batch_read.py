@@ -81,8 +81,11 @@ def test_both_bounds_become_offsets(
 
 def test_a_read_is_one_line(kafka: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "spark_ssp.kafka_source")
-    ranges(kafka, endingOffsets='{"orders": {"0": 3, "1": 0}}')
-    (line,) = caplog.messages
+    end = '{"orders": {"0": 3, "1": 0}}'
+    ranges(kafka, endingOffsets=end)
+    ranges(kafka, endingOffsets=end, maxRecordsPerPartition="2")
+    line, split = caplog.messages
+    assert "; 3 offsets in 1 partition; 2 tasks; " in split
     assert line.startswith(
         "batch read from earliest to endingOffsets: topic orders with 2 partitions; 3 offsets in 1 "
         "partition; 1 task; spark-ssp "

@@ -18,7 +18,7 @@ from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.groupers import GroupByPartition
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
+from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Split, decode, encode
 from spark_ssp.kafka_source.model.topic import TopicId
 from tests.support.edits import edited
 from tests.support.kafka.partitions import assigned, ssp, ssps
@@ -88,6 +88,16 @@ ADDED: dict[str, Offset] = {
             },
         ),
     ),
+    "split": Offset(
+        topics={ORDERS: ORDERS_ID},
+        positions={ssp("orders", 0): 23},
+        assignment=assigned(
+            "ssp",
+            {"orders": (1,)},
+            {"SystemStreamPartition [kafka, orders, 0]": [ssp("orders", 0)]},
+        ),
+        split=Split(min_tasks=8, max_offsets=100_000),
+    ),
 }
 """The values of golden files since version 2."""
 
@@ -139,6 +149,10 @@ def _offsets(draw: st.DrawFn) -> Offset:
         positions=positions,
         explicit_starts={one: draw(st.integers(0, positions[one])) for one in begun},
         assignment=assignment,
+        split=draw(
+            st.none()
+            | st.builds(Split, min_tasks=st.integers(1, 9), max_offsets=st.none() | st.just(5))
+        ),
     )
 
 
@@ -163,6 +177,7 @@ def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
             counts=shuffled(offset.assignment.counts),
             tasks=shuffled(offset.assignment.tasks),
         ),
+        split=offset.split,
     )
     assert json.dumps(encode(other)) == text
 
@@ -228,6 +243,7 @@ TOPIC = ["topics", "orders"]
         ([*TOPIC, "begin", "2"], 99, "orders-2 starts after its position"),
         (["topics", "clicks"], {"next": {}}, "clicks has no partitions"),
         (["assignment"], ..., "0] is not both in the positions and in the assignment"),
+        (["split"], {"tasks": 8}, "unknown key 'split'"),
     ],
 )
 def test_a_damaged_offset_of_version_1_is_refused_by_what_is_wrong(
@@ -256,6 +272,10 @@ def test_a_damaged_offset_of_version_1_is_refused_by_what_is_wrong(
         ([*TOPIC, "begin"], [99, 99, 99], "orders-2 starts after its position"),
         (["assignment"], ..., "0] is not both in the positions and in the assignment"),
         (["assignment"], json.loads(_golden("expanded", "v1"))["assignment"], "in assignment"),
+        (["split"], {}, "{} is not a split"),
+        (["split"], {"tasks": 0}, "{'tasks': 0} is not a split"),
+        (["split"], {"tasks": 1.5}, "1.5 is no limit"),
+        (["split"], {"tasks": 8, "bytes": 8}, "in split"),
     ],
 )
 def test_a_damaged_offset_is_refused_by_what_is_wrong(

@@ -246,6 +246,8 @@ WRONG = {
     "includeTask": ["yes"],
     "grouper": ["key", "GroupByPartition"],
     "tasks": ["0", "1.5", "all"],
+    "minPartitions": ["0", "1.5", "100001"],
+    "maxRecordsPerPartition": ["0", "-1", "1e3"],
     "partitionExpansionAlgorithm": ["Halving", "not_to_be_had.Halving", f"{HALVING}Twice"],
     "onPartitionCountChange": ["ignore"],
     "assignmentStore": ["orders.json", "s3://user:s3cr3t@bucket/x", "ftp:/x", "hdfs://name/x"],
@@ -309,6 +311,16 @@ def test_every_problem_is_reported_at_once() -> None:
             "11, more than maxOffsetsPerTrigger (10)",
         ),
         ({"tasks": "2", "grouper": "ssp"}, "tasks", "tasks with the grouper ssp"),
+        (
+            {"minPartitions": "8", "tasks": "2"},
+            "minPartitions",
+            "minPartitions together with tasks",
+        ),
+        (
+            {"maxRecordsPerPartition": "8", "grouper": "ssp", "includeTask": "true"},
+            "maxRecordsPerPartition",
+            "maxRecordsPerPartition together with grouper, includeTask",
+        ),
         ({"kafka.bootstrap.servers": ""}, "kafka.bootstrap.servers", "an empty value"),
         ({"startingOffset": "latest"}, "startingoffset", "an unknown option"),
         ({"endingSoon": "1"}, "endingsoon", "an unknown option"),
@@ -393,10 +405,7 @@ def _warnings(
 @pytest.mark.parametrize(
     ("options", "warning"),
     [
-        (
-            {"minPartitions": "8"},
-            "option minPartitions of Spark has no effect: grouper and tasks determine the tasks",
-        ),
+        ({"topic": "orders"}, "option topic of Spark has no effect: "),
         ({"mergeSchema": "s3cr3t"}, "option mergeschema is unknown to kafka-ssp"),
         ({"kafka.max.poll.records": "s3cr3t"}, "option kafka.max.poll.records has no effect: "),
         ({"maxTriggerDelay": "1m"}, "maxTriggerDelay has no effect without minOffsetsPerTrigger"),
