@@ -48,9 +48,7 @@ class ErrorKind(StrEnum):
 
 
 _INCONSISTENT_TOPIC_ID: Final = 103
-_REBOOTSTRAP_REQUIRED: Final = 129
-_DESTROY_BROKER: Final = -137
-"""Kafka's and librdkafka's codes without a name in confluent-kafka 2.10."""
+"""Kafka's code, which confluent-kafka 2.14 has no name for."""
 
 _TRANSIENT: Final = frozenset(
     {
@@ -75,7 +73,7 @@ _TRANSIENT: Final = frozenset(
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.OFFSET_NOT_AVAILABLE,
         KafkaError.PREFERRED_LEADER_NOT_AVAILABLE,
-        _REBOOTSTRAP_REQUIRED,
+        KafkaError.REBOOTSTRAP_REQUIRED,
         KafkaError.REPLICA_NOT_AVAILABLE,
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.STALE_BROKER_EPOCH,
@@ -84,7 +82,7 @@ _TRANSIENT: Final = frozenset(
         KafkaError.UNKNOWN_LEADER_EPOCH,
         # By librdkafka.
         KafkaError._ALL_BROKERS_DOWN,
-        _DESTROY_BROKER,
+        KafkaError._DESTROY_BROKER,
         KafkaError._FAIL,
         KafkaError._IN_PROGRESS,
         KafkaError._MSG_TIMED_OUT,

@@ -16,10 +16,10 @@ from tests.support.servers.cache import CACHE
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _READER: Final = "tests/contract/kafka_reader"
 
-OLDEST: Final = "2.10.1"
+OLDEST: Final = "2.14.2"
 """The lowest version that the project declares."""
 
-VERSIONS: Final = (OLDEST, "2.11.1", "2.12.2", "2.13.2", "2.14.2", "2.15.1")
+VERSIONS: Final = (OLDEST, "2.15.1")
 """The last release of each minor version before that of the lock."""
 
 

@@ -175,7 +175,7 @@ def test_what_a_user_set_wins_over_the_defaults() -> None:
 @pytest.mark.parametrize(
     ("version", "tested"),
     [
-        (0x020A01FF, True),
+        (0x020E02FF, True),
         (0x021001FF, True),
         (0x02100101, False),  # before its release
         (0x021100FF, False),
