@@ -260,7 +260,7 @@ def assess(query: Query, limits: Limits, now_ms: int) -> Health:
         *query.findings,
         *_state_findings(query, state, stuck_in, limits, now_ms),
         *(_unread(reader, names) for reader, names in not_read.items()),
-        *_delay_findings(read, outlooks, limits),
+        *_delay_findings(read, outlooks, limits, _age(query.planned_at_ms, now_ms)),
         *_unknown_findings(query, read, state),
     ]
     findings.sort(key=lambda finding: -finding.verdict.gravity)
@@ -457,7 +457,10 @@ def _unread(reader: Reader, names: Sequence[str]) -> Finding:
 
 
 def _delay_findings(
-    parts: Sequence[Part], outlooks: Sequence[Outlook], limits: Limits
+    parts: Sequence[Part],
+    outlooks: Sequence[Outlook],
+    limits: Limits,
+    trigger_age_ms: int | None,
 ) -> Iterable[Finding]:
     lost = [part.name for part in parts if part.is_lost]
     if lost:
@@ -477,7 +480,7 @@ def _delay_findings(
     if losing:
         yield _losing(losing)
     if late:
-        yield _behind(late, limits)
+        yield _behind(late, limits, trigger_age_ms)
 
 
 def _losing(found: Sequence[tuple[Part, Outlook]]) -> Finding:
@@ -492,16 +495,20 @@ def _losing(found: Sequence[tuple[Part, Outlook]]) -> Finding:
     )
 
 
-def _behind(found: Sequence[tuple[Part, Outlook]], limits: Limits) -> Finding:
+def _behind(
+    found: Sequence[tuple[Part, Outlook]], limits: Limits, trigger_age_ms: int | None
+) -> Finding:
     part, future = max(found, key=lambda pair: pair[0].committed.ms or 0)
-    planned = exceeds(part.planned.ms, limits.max_delay_ms)
+    planned = part.planned.ms
+    # While a batch runs, none is planned: the delay when it was planned shows whether it has all.
+    left = None if planned is None else planned - (trigger_age_ms or 0)
     return Finding(
         verdict=Verdict.BEHIND,
         reason=f"{_names(found)} {_by(part)}, more than {duration_text(limits.max_delay_ms)}; "
         f"{_pace(part, future)}",
-        remedy="these records are planned and not committed: look at the tasks and the sink of "
-        "the batch"
-        if planned is False
+        remedy="a batch has read all up to its planning, and takes long: look at its tasks and its "
+        "sink"
+        if exceeds(left, limits.max_delay_ms) is False
         else "give the query more cores, larger limits of a batch, or more shards or partitions",
     )
 

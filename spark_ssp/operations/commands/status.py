@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from spark_ssp.operations.arguments import (
     wait_option,
 )
 from spark_ssp.operations.health import (
+    Finding,
     Health,
     Limits,
     Part,
@@ -36,7 +37,7 @@ from spark_ssp.operations.health import (
     assess,
     delay_text,
 )
-from spark_ssp.operations.inspection.checkpoint_folder import Folder, open_folder
+from spark_ssp.operations.inspection.checkpoint_folder import DamagedFileError, Folder, open_folder
 from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
 from spark_ssp.operations.inspection.query_facts import Surroundings, lease_tables, read_query
 from spark_ssp.operations.inspection.spark_checkpoint import (
@@ -128,11 +129,10 @@ def status_command(
     limits = Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after)
     with ExitStack() as stack:
         folders = {path: _open(path, aws, stack) for path in paths}
-        names = {
-            name
-            for path, folder in folders.items()
-            for name in lease_tables(read_checkpoint(folder, path))
-        }
+        names: set[str] = set()
+        for path, folder in folders.items():
+            with suppress(DamagedFileError):  # which is the answer later
+                names |= lease_tables(read_checkpoint(folder, path))
         tables: Mapping[str, ObservedTable | SspError] = {}
         if names:
             tables = observe_tables(
@@ -166,13 +166,28 @@ def _open(path: str, aws: Given, stack: ExitStack) -> Folder:
 
 
 def _answer(path: str, folder: Folder, around: Surroundings) -> _Answer:
-    checkpoint = read_checkpoint(folder, path)
-    query = read_query(folder, checkpoint, around)
+    query_id = None
+    try:
+        checkpoint = read_checkpoint(folder, path)
+    except DamagedFileError as error:
+        query = Query(findings=(_damaged(error),))
+    else:
+        query_id = checkpoint.query
+        query = read_query(folder, checkpoint, around)
     return _Answer(
         location=path,
-        query_id=checkpoint.query,
+        query_id=query_id,
         query=query,
         health=assess(query, around.limits, around.now_ms),
+    )
+
+
+def _damaged(error: DamagedFileError) -> Finding:
+    return Finding(
+        verdict=Verdict.FAILED,
+        reason=f"{error.subject} is damaged, and the next start fails: found {error.found}; "
+        f"expected {error.expected}",
+        remedy=error.next_step,
     )
 
 

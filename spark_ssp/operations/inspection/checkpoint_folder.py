@@ -33,11 +33,15 @@ class CheckpointFolderError(SspError):
     kind = "invalid-checkpoint"
 
 
+class DamagedFileError(CheckpointFolderError):
+    """A file of the checkpoint cannot be parsed: the query does not start from it either."""
+
+
 def damaged(
     location: str, name: str, found: str, expected: str, next_step: str = RESTORE
-) -> CheckpointFolderError:
+) -> DamagedFileError:
     """Return the error of a file of a checkpoint that cannot be parsed."""
-    return CheckpointFolderError(
+    return DamagedFileError(
         f"{name} of {shown_location(location)}", found=found, expected=expected, next_step=next_step
     )
 

@@ -29,6 +29,7 @@ from spark_ssp.kinesis_source.model.offset import is_offset
 from spark_ssp.operations.inspection.checkpoint_folder import (
     RESTORE,
     CheckpointFolderError,
+    DamagedFileError,
     Folder,
     damaged,
 )
@@ -319,7 +320,7 @@ def _with_recovery(
     bad: str,
     offsets: Sequence[int],
     commits: Sequence[int],
-) -> CheckpointFolderError:
+) -> DamagedFileError:
     def is_intact(name: str) -> bool:
         log, _, batch = name.partition("/")
         try:
@@ -330,7 +331,7 @@ def _with_recovery(
         return name != bad
 
     recovery = find_recovery(offsets, commits, is_intact)
-    return CheckpointFolderError(
+    return DamagedFileError(
         error.subject,
         found=error.found,
         expected=error.expected,
