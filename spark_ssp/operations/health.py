@@ -163,7 +163,7 @@ class Part:
     pace: Pace | None = None
     """None if it is not known."""
     is_lost: bool = False
-    """True if records expired before they were read."""
+    """True if records may have expired before they were read."""
     is_own: bool = True
     """False if other workers of the application read it."""
 
@@ -466,7 +466,8 @@ def _delay_findings(
     if lost:
         yield Finding(
             verdict=Verdict.LOSING,
-            reason=f"records expired before they were read: {abbreviate(lost, _NAMED)}",
+            reason=f"records have expired, or may have, before they were read: "
+            f"{abbreviate(lost, _NAMED)}",
             remedy="they are gone: with failOnDataLoss=false the query reads on after them, and "
             "a longer retention keeps those that follow",
         )

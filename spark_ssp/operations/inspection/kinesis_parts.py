@@ -8,20 +8,25 @@ records in half an hour reads twice as fast as they were written.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spark_ssp.common.errors import SspError, StreamNotFoundError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    EpochMillis,
     Latest,
     Position,
+    SequenceNumber,
     ShardEnd,
+    ShardState,
     TrimHorizon,
     is_behind,
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.kinesis_source.planning.data_loss import Evidence, Verdict, judge
 from spark_ssp.operations.health import (
     Behind,
     Finding,
@@ -33,7 +38,12 @@ from spark_ssp.operations.health import (
 from spark_ssp.operations.inspection.lease_table import ObservedTable, shard_leases
 from spark_ssp.operations.inspection.positions import Earlier, ShardRow, shard_rows
 from spark_ssp.operations.inspection.spark_checkpoint import Source
-from spark_ssp.operations.inspection.streams import ListedStream, lags_of, list_streams
+from spark_ssp.operations.inspection.streams import (
+    ListedStream,
+    first_records,
+    lags_of,
+    list_streams,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +101,8 @@ def kinesis_parts(
             if isinstance(table, SspError):
                 raise table
             shards += _shared_shards(name, own, stream, table, now_ms)
+    lost = _lost(shards, source, now_ms, connection)
+    shards = [replace(shard, is_lost=shard.is_lost or shard.key in lost) for shard in shards]
     return list(_measured(shards, earlier, limit_ms, now_ms, connection)), findings
 
 
@@ -146,6 +158,34 @@ def _shared_shards(
             )
 
 
+def _lost(
+    shards: Sequence[_Shard], source: Source, now_ms: int, connection: ConnectionOptions
+) -> set[ShardKey]:
+    """Return the shards whose records after the last committed batch may have expired, by the rule
+    of a query that starts. A shard that was read to its latest record within the retention needs no
+    call."""
+    states = source.committed.states if isinstance(source.committed, Offset) else {}
+    doubtful: dict[ShardKey, ShardState] = {
+        shard.key: states[shard.key]
+        for shard in shards
+        if isinstance(shard.committed, AfterRecord)
+        and shard.key in states
+        and states[shard.key].position == shard.committed
+        and judge(states[shard.key], _evidence(shard, None, now_ms)) is Verdict.LOST
+    }
+    by_key = {shard.key: shard for shard in shards}
+    found = first_records({key: state.position for key, state in doubtful.items()}, connection)
+    return {
+        key
+        for key, first in found.items()
+        if judge(doubtful[key], _evidence(by_key[key], first, now_ms)) is Verdict.LOST
+    }
+
+
+def _evidence(shard: _Shard, found: SequenceNumber | None, now_ms: int) -> Evidence:
+    return Evidence(found=found, time=EpochMillis(now_ms), retention_ms=shard.retention_ms)
+
+
 def _shard(
     name: StreamName,
     shard: ShardId,
@@ -181,11 +221,7 @@ def _measured(
 ) -> Iterable[Part]:
     """Yield the shards with their delays: a probe of each, one more of those that are behind and in
     a planned batch, and one more of those that are too far behind, for their pace."""
-    known = {
-        shard.key: shard.committed
-        for shard in shards
-        if shard.committed is not None and not shard.is_lost
-    }
+    known = {shard.key: shard.committed for shard in shards if shard.committed is not None}
     committed = lags_of(known, connection)
     chosen = {
         shard.key: shard.planned

@@ -31,8 +31,10 @@ from spark_ssp.kinesis_source.model.shard import (
     ConsumerArn,
     EpochMillis,
     Position,
+    SequenceNumber,
     Shard,
     ShardEnd,
+    ShardIterator,
     StreamDescription,
     StreamRef,
 )
@@ -195,6 +197,34 @@ def lags_of(
 
     with ThreadPoolExecutor(_THREADS) as threads:
         return dict(zip(positions, threads.map(measure, positions.items()), strict=True))
+
+
+def first_records(
+    positions: Mapping[ShardKey, Position], connection: ConnectionOptions
+) -> dict[ShardKey, SequenceNumber | None]:
+    """Return the first record at each position or after it; None without one. Left out are shards
+    that have expired, and positions of another stream."""
+    service = connect(connection)
+    found: dict[ShardKey, SequenceNumber | None] = {}
+    for key, position in positions.items():
+        with suppress(InvalidPositionError, ShardNotFoundError):
+            found[key] = _first(service, key, position)
+    return found
+
+
+def _first(service: KinesisService, key: ShardKey, position: Position) -> SequenceNumber | None:
+    stream = StreamRef(name=key.stream)
+    iterator: ShardIterator | None = service.open_iterator(
+        stream, key.shard, position, inclusive=True
+    )
+    for _ in range(_EMPTY_PAGES):
+        if iterator is None:
+            break
+        page = service.get_records(stream, key.shard, iterator, limit=1)
+        if page.sequence_numbers:
+            return page.sequence_numbers[0]
+        iterator = page.next_iterator if page.millis_behind_latest else None
+    return None
 
 
 def _lag(service: KinesisService, key: ShardKey, position: Position) -> int | None:

@@ -155,6 +155,20 @@ def test_beyond_half_of_the_retention_a_query_that_stands_loses_records(orders: 
     assert "raise the retention" in query["findings"][0]["remedy"]
 
 
+def test_records_that_expired_behind_a_stopped_query(orders: Orders) -> None:
+    """What is left is young: only the record that was read last tells that others are gone."""
+    orders.run_batch(0, orders.last)
+    orders.put(0)
+    orders.cloud.clock.advance(23 * HOUR)
+    assert not any(part["lost"] for part in orders.status()[1]["parts"])
+    orders.cloud.clock.advance(2 * HOUR)
+    orders.put(0)
+    code, query = orders.status()
+    assert (code, query["verdict"], query["parts"][0]["lost"]) == (5, "LOSING", True)
+    assert query["committedDelay"]["ms"] < MINUTE
+    assert "failOnDataLoss=false" in query["findings"][0]["remedy"]
+
+
 def test_children_that_the_query_has_not_seen_count(orders: Orders) -> None:
     orders.cloud.split("orders", 0, 1 << 126)
     orders.run_batch(0, {0: ShardEnd(), 1: orders.last[1]})

@@ -361,7 +361,7 @@ def test_a_torn_checkpoint(
     torn.write_text("v1\n")
     found = on_call.status()
     assert found["verdict"] == Verdict.FAILED
-    assert str(torn) in found["findings"][0]["remedy"]
+    assert f"offsets/{last + 1}" in found["findings"][0]["remedy"]
     torn.unlink()
     feed.put("orders", 10)
     with running(spark, options, sink, tmp_path) as query:
