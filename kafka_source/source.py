@@ -219,9 +219,11 @@ class KafkaStreamReader(PlanningStreamReader):
 
     def _read_task(self, part: TaskRange) -> Iterator[pa.RecordBatch]:
         """Read a range as a task does, to estimate the size of records."""
+        from spark_ssp.kafka_source.planning.rate_limit import SAMPLED_COLUMNS
         from spark_ssp.kafka_source.reading.task_reader import read_task
 
-        return read_task(part, self._options, self._group_id)
+        columns = [Column(name) for name in SAMPLED_COLUMNS]
+        return read_task(part, self._options, self._group_id, columns=columns)
 
     # --- Run on executors ------------------------------------------------------------------------
 

@@ -119,6 +119,9 @@ SAMPLE_BYTES: Final = 1 << 20
 SAMPLE_OFFSETS: Final = 10_000
 """The most offsets of a sample."""
 SAMPLE_PERIOD_S: Final = 30.0
+SAMPLED_COLUMNS: Final = ("key", "value", "offset")
+"""The columns that `read` is to return. A record with another one that cannot be decoded is no
+error before a task that needs it reads it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +139,7 @@ class RecordSizeEstimator:
     not in records: among many small records there may be a few large ones that make up most of the
     data. The estimate follows the topic: it rises at once, and falls halfway with each sample.
 
-    `read` reads a range as a task does; `monotonic` is in seconds.
+    `read` reads the `SAMPLED_COLUMNS` of a range as a task does; `monotonic` is in seconds.
     """
 
     def __init__(self, read: ReadTask, monotonic: Callable[[], float]) -> None:

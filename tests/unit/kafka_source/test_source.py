@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_kafka_ssp import DefaultSource
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError, UnsupportedError
 from spark_ssp.common.spark.pyspark_api import (
     ReadAllAvailable,
@@ -166,6 +167,25 @@ def test_a_checkpoint_of_sparks_source_becomes_ours(service: Service) -> None:
     (partition,) = reader.partitions(spark, end)
     assert isinstance(partition, TaskPartition)
     assert [(part.start, part.end) for part in partition.value.partitions] == [(3, 4)]
+
+
+def test_a_sample_has_the_columns_that_it_needs_and_no_other(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A time or headers that cannot be decoded fail no query that does not read them."""
+    sampled: list[list[str]] = []
+
+    def read_task(
+        range_: TaskRange, *_: object, columns: list[Column], **__: object
+    ) -> Iterator[pa.RecordBatch]:
+        sampled.append([column.name for column in columns])
+        values = {"key": [b"k"], "value": [b"v"], "offset": [range_.partitions[0].start]}
+        yield pa.RecordBatch.from_pydict({one.name: values[one.name] for one in columns})
+
+    monkeypatch.setattr(task_reader, "read_task", read_task)
+    reader = KafkaStreamReader({**OPTIONS, "includeHeaders": "true", "maxBytesPerTrigger": "20"})
+    reader.latestOffset(reader.initialOffset(), ReadMaxBytes(20))
+    assert sampled == [["key", "value", "offset"]]
 
 
 @pytest.mark.parametrize(
