@@ -207,9 +207,10 @@ def start_states(
 
 def has_fixed_end(end: StartingPosition | None) -> bool:
     """Return whether a plan made later ends at the same records: `end` is nowhere the latest
-    record."""
+    record, nor a time that is relative to the query's start."""
     return end is not None and not any(
-        isinstance(point, Latest) for point in (end.default, *end.by_shard.values())
+        isinstance(point, Latest) or (isinstance(point, AtTimestamp) and point.is_relative)
+        for point in (end.default, *end.by_shard.values())
     )
 
 

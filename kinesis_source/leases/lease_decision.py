@@ -520,7 +520,7 @@ class _Stream:
         """Return the time at which the application started, if it did at a time."""
         option = self._facts.option.default
         known = {millis for millis in times if millis is not None}
-        if None in times and isinstance(option, AtTimestamp):
+        if None in times and isinstance(option, AtTimestamp) and not option.is_relative:
             known.add(option.millis)
         return min(known, default=None)
 
@@ -642,7 +642,8 @@ def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | L
     """Return the position of a checkpoint, or LATEST, which the caller must resolve.
 
     The KCL keeps the time of AT_TIMESTAMP only in its configuration, so for a lease made by a KCL
-    it is the query's own `start`; InvalidOptionsError if that is not a time.
+    it is the query's own `start`; InvalidOptionsError if that is not a time, or is relative to the
+    query's start: after a restart, records between the two times would be left out.
     """
     match progress:
         case Processed(sequence_number=number, sub=sub):
@@ -655,7 +656,7 @@ def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | L
             return Latest()
         case StartAtLatest(since_ms=millis) | StartAtTimestamp(at_ms=millis) if millis is not None:
             return AtTimestamp(millis=millis)
-    if isinstance(start.default, AtTimestamp):
+    if isinstance(start.default, AtTimestamp) and not start.default.is_relative:
         return start.default
     raise InvalidOptionsError(
         "kinesis-ssp",
@@ -663,7 +664,7 @@ def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | L
             OptionProblem(
                 option="startingPosition",
                 found="a lease that starts at a time which a KCL worker kept in its configuration",
-                expected="the time as a startingPosition",
+                expected="the time as a startingPosition, not relative to the query's start",
                 next_step="give the worker's time as at_timestamp",
             )
         ],

@@ -42,9 +42,11 @@ class ShardEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtTimestamp:
-    """Next is the first record that arrived at `millis` or later."""
+    """Next is the first record that arrived at `millis` or later. `is_relative`: an option gave the
+    time as a duration before the query's start, so another start has another time."""
 
     millis: EpochMillis
+    is_relative: bool = field(default=False, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

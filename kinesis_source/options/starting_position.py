@@ -59,9 +59,9 @@ _LONGEST_BEFORE_MS: Final = 3650 * 86_400_000
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
-_EXPECTED: Final = "latest, trim_horizon, at_timestamp <time>, or a JSON object by shard"
+_EXPECTED: Final = "latest, trim_horizon, at_timestamp <time>, -24h, or a JSON object by shard"
 _EXPECTED_POINT: Final = (
-    'latest, trim_horizon, at_timestamp <time>, {"at_timestamp": <time>} or '
+    'latest, trim_horizon, at_timestamp <time>, -24h, {"at_timestamp": <time>} or '
     '{"after_sequence_number": "<digits>"}'
 )
 _EXPECTED_TIME: Final = (
@@ -119,7 +119,7 @@ def default_start(parsed: ParsedStart, now_ms: int) -> StartPoint | None:
 
 def _resolved(point: ParsedPoint, now_ms: int) -> StartPoint:
     if isinstance(point, Before):
-        return AtTimestamp(millis=EpochMillis(now_ms - point.millis))
+        return AtTimestamp(millis=EpochMillis(now_ms - point.millis), is_relative=True)
     return point
 
 
@@ -159,7 +159,7 @@ def parse_end(text: str) -> ParsedStart:
         raise BadValueError(
             Fault(
                 found="trim_horizon as an end",
-                expected='latest, at_timestamp <time>, {"at_timestamp": <time>} or '
+                expected='latest, at_timestamp <time>, -1h, {"at_timestamp": <time>} or '
                 '{"after_sequence_number": "<digits>"}',
                 next_step="write latest to read up to the latest record",
             )

@@ -26,6 +26,7 @@ from spark_ssp.kafka_source.model.topic import (
 )
 from spark_ssp.kinesis_source.batch_read import has_fixed_end as has_fixed_kinesis_end
 from spark_ssp.kinesis_source.model.shard import AtTimestamp, Latest, StartingPosition
+from spark_ssp.kinesis_source.options.starting_position import parse_end, resolve_start
 
 USES = st.none() | st.builds(MicroBatch, query=st.sampled_from("ab"), batch=st.integers(0, 3))
 NOW = EpochMillis(1_700_000_000_000)
@@ -83,3 +84,5 @@ def test_an_end_is_fixed_if_no_later_record_moves_it() -> None:
     assert not has_fixed_kinesis_end(None)
     assert not has_fixed_kinesis_end(StartingPosition(default=Latest()))
     assert not has_fixed_kinesis_end(StartingPosition(default=at, by_shard={shard: Latest()}))
+    before = resolve_start(parse_end("-1h"), [StreamName("orders")], LATER)
+    assert not has_fixed_kinesis_end(before)

@@ -35,6 +35,7 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
     is_behind,
 )
+from spark_ssp.kinesis_source.options.starting_position import parse_start, resolve_start
 from tests.support.kinesis.shards import key
 from tests.support.leases.values import lease, processed
 
@@ -143,9 +144,11 @@ def test_latest_counts_from_when_it_was_written() -> None:
 def test_a_time_that_only_a_kcl_worker_knows_is_asked_of_the_query() -> None:
     row = StartAtTimestamp(at_ms=None)
     assert from_checkpoint(row, StartingPosition(default=NOON)) == NOON
-    with pytest.raises(InvalidOptionsError) as raised:
-        from_checkpoint(row, FROM_TRIM)
-    assert [problem.option for problem in raised.value.problems] == ["startingPosition"]
+    before = resolve_start(parse_start("-24h"), [StreamName("orders")], NOON.millis)
+    for start in (FROM_TRIM, before):
+        with pytest.raises(InvalidOptionsError) as raised:
+            from_checkpoint(row, start)
+        assert [problem.option for problem in raised.value.problems] == ["startingPosition"]
 
 
 @pytest.mark.parametrize(
