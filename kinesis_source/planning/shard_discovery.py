@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.logs import Detail, abbreviate
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import KinesisService
@@ -183,12 +183,28 @@ class ShardDiscovery:
         known.description = self._service.describe(stream)
         known.described_at = self._monotonic()
 
+    def _renewed(self, stream: StreamRef, known: _Known, now: float) -> StreamDescription | None:
+        """Return a new description if it is time. Throttling is not waited out, and no error ends a
+        query: what concerns its records, the listing finds too."""
+        if (now - known.described_at) * 1000 < DESCRIBE_INTERVAL_MS:
+            return None
+        try:
+            return self._service.describe(stream, retry=False)
+        except SspError as error:
+            _log.warning(
+                "could not describe %s, using the old description: %s",
+                *(stream.name, Detail(error)),
+            )
+            return None
+
     def _list(self, stream: StreamRef) -> dict[ShardId, Shard]:
         return {shard.shard_id: shard for shard in self._service.list_shards(stream)}
 
     def _refresh(self, stream: StreamRef, known: _Known) -> None:
         now = self._monotonic()
         known.listed_at = now
+        # Before the listing, which would otherwise be of the stream before, if it is recreated.
+        description = self._renewed(stream, known, now)
         try:
             fresh = self._list(stream)
         except ServiceUnavailableError as error:
@@ -208,14 +224,8 @@ class ShardDiscovery:
         )
         if replaced:
             self._describe(stream, known)
-        elif (now - known.described_at) * 1000 >= DESCRIBE_INTERVAL_MS:
-            try:
-                self._describe(stream, known)
-            except ServiceUnavailableError as error:
-                _log.warning(
-                    "could not describe %s, using the old description: %s",
-                    *(stream.name, Detail(error)),
-                )
+        elif description is not None:
+            known.description, known.described_at = description, now
         new = sorted(fresh.keys() - known.shards.keys())
         if new:
             _log.debug("stream %s has new shards: %s", stream.name, abbreviate(new))

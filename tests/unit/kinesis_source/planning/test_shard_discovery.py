@@ -8,7 +8,7 @@ import pytest
 
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.model.shard import StreamDescription, StreamRef
 from spark_ssp.kinesis_source.planning.shard_discovery import (
     DESCRIBE_INTERVAL_MS,
     FAILING_INTERVALS,
@@ -16,7 +16,7 @@ from spark_ssp.kinesis_source.planning.shard_discovery import (
     ShardDiscovery,
 )
 from spark_ssp.testing.kinesis import KinesisState, ManualClock
-from spark_ssp.testing.kinesis.state.faults import AccessDenied, InternalFailure
+from spark_ssp.testing.kinesis.state.faults import AccessDenied, InternalFailure, Throttle
 from tests.support.fakes.in_process import InProcessKinesis
 
 ORDERS, CLICKS = StreamRef(name=StreamName("orders")), StreamRef(name=StreamName("clicks"))
@@ -29,8 +29,9 @@ class World:
         self.state = KinesisState(clock=self.clock)
         for ref in (ORDERS, CLICKS):
             self.state.create_stream(ref.name, 2)
+        self.service = InProcessKinesis(self.state, attempts=2)
         self.discovery = ShardDiscovery(
-            InProcessKinesis(self.state, attempts=2),
+            self.service,
             interval_ms=INTERVAL_MS,
             monotonic=lambda: self.clock.now_ms() / 1000,
         )
@@ -83,7 +84,7 @@ def test_another_retention_is_noticed_in_time(world: World) -> None:
     world.clock.advance(DESCRIBE_INTERVAL_MS - 1)
     world.shards()
     assert (world.discovery.description(ORDERS).retention_ms, world.counts()) == (before, (1, 0))
-    world.state.faults.add(InternalFailure(), operation="DescribeStreamSummary", count=2)
+    world.state.faults.add(InternalFailure(), operation="DescribeStreamSummary", count=1)
     world.clock.advance(INTERVAL_MS)
     world.shards()
     assert world.discovery.description(ORDERS).retention_ms == before
@@ -94,6 +95,42 @@ def test_another_retention_is_noticed_in_time(world: World) -> None:
     world.clock.advance(INTERVAL_MS)
     world.shards()
     assert world.counts() == (1, 0)
+
+
+@pytest.mark.parametrize("fault", [InternalFailure(), AccessDenied(), Throttle()])
+def test_a_query_continues_without_a_new_description(
+    world: World,
+    caplog: pytest.LogCaptureFixture,
+    fault: InternalFailure | AccessDenied | Throttle,
+) -> None:
+    """Throttling of DescribeStreamSummary, whose limit is that of the account, may last."""
+    world.shards()
+    world.state.faults.add(fault, operation="DescribeStreamSummary", count=None)
+    world.clock.advance(DESCRIBE_INTERVAL_MS)
+    with caplog.at_level(logging.WARNING):
+        assert world.shards() == [0, 1]
+    assert "could not describe orders, using the old description" in caplog.text
+
+
+def test_a_description_is_never_newer_than_the_listing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream is created again while it is described."""
+    world.shards()
+    before = world.discovery.description(ORDERS)
+    service = world.service
+    describe = service.describe
+
+    def recreate_and_describe(stream: StreamRef, *, retry: bool = True) -> StreamDescription:
+        monkeypatch.setattr(service, "describe", describe)
+        world.state.delete_stream("orders")
+        world.state.create_stream("orders", 3)
+        return describe(stream, retry=retry)
+
+    monkeypatch.setattr(service, "describe", recreate_and_describe)
+    world.clock.advance(DESCRIBE_INTERVAL_MS)
+    assert world.shards() == [0, 1, 2]
+    assert world.discovery.description(ORDERS).created != before.created
 
 
 def test_streams_are_listed_each_by_itself(world: World) -> None:
