@@ -48,7 +48,7 @@ def requested_columns(schema: StructType, source: StructType, optional: str) -> 
     problems = list(_requested_problems(schema, types, optional))
     if problems:
         raise UnsupportedError(
-            ", ".join([".schema(...)", *(f"column {name}" for name, _, _, _ in problems)]),
+            ", ".join(dict.fromkeys([".schema(...)", *(f"column {each[0]}" for each in problems)])),
             found="; ".join(found for _, found, _, _ in problems),
             expected="; ".join(expected for _, _, expected, _ in problems),
             next_step="; ".join(dict.fromkeys(next_step for _, _, _, next_step in problems)),
@@ -69,6 +69,7 @@ def _requested_problems(
     schema: StructType, types: Mapping[str, DataType], optional: str
 ) -> Iterator[tuple[str, str, str, str]]:
     """Return the column, found, expected and next step of each problem."""
+    by_lower = {name.lower(): name for name in types}
     seen: set[str] = set()
     for field in schema.fields:
         name, kind = field.name, field.dataType
@@ -76,11 +77,14 @@ def _requested_problems(
         if name in seen:
             yield name, f"{name} twice", f"{name} once", "name each column once"
         elif not allowed:
+            known = by_lower.get(name.lower())
             yield (
                 name,
                 f"{name}, which is not a column of the source",
                 f"columns of {', '.join(types)} ({optional})",
-                "correct the name, or leave .schema(...) out and derive columns after load()",
+                "correct the name, or leave .schema(...) out and derive columns after load()"
+                if known is None
+                else f"write {known}: the case of names counts here",
             )
         elif kind.simpleString() not in (texts := [one.simpleString() for one in allowed]):
             yield (
@@ -89,8 +93,15 @@ def _requested_problems(
                 f"{name} of type {' or '.join(texts)}",
                 "correct the type, or leave .schema(...) out and convert columns after load()",
             )
-        elif not field.nullable or kind not in allowed:
+        elif not field.nullable:
             yield name, f"{name} NOT NULL", f"{name} without NOT NULL", "leave NOT NULL out"
+        elif kind not in allowed:
+            yield (
+                name,
+                f"{name} with NOT NULL or a comment within its type",
+                f"{name} of type {' or '.join(texts)} without either",
+                "leave NOT NULL and comments within types out",
+            )
         seen.add(name)
 
 

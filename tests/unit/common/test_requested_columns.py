@@ -18,7 +18,15 @@ from spark_ssp.common.errors import UnsupportedError
 from spark_ssp.common.spark.schema_check import requested_columns
 
 LISTS = ArrayType(StringType())
-SOURCE = StructType().add("data", BinaryType()).add("offset", LongType()).add("lists", LISTS)
+PAIRS = ArrayType(StructType().add("key", StringType()))
+COMMENTED = ArrayType(StructType().add("key", StringType(), metadata={"comment": "a name"}))
+SOURCE = (
+    StructType()
+    .add("data", BinaryType())
+    .add("offset", LongType())
+    .add("lists", LISTS)
+    .add("pairs", PAIRS)
+)
 
 
 def requested(*fields: tuple[str, DataType, bool]) -> tuple[Column, ...]:
@@ -40,9 +48,10 @@ def test_columns_in_any_order_and_bytes_as_text() -> None:
         (("offset", StringType(), True), "offset of type string", "offset of type bigint"),
         (("data", LongType(), True), "data of type bigint", "data of type binary or string"),
         (("lists", StringType(), True), "lists of type string", "lists of type array<string>"),
-        (("Data", BinaryType(), True), "Data, which is", "columns of data, offset, lists (lists "),
+        (("Data", BinaryType(), True), "Data, which is", "columns of data, offset, lists, pairs ("),
         (("offset", LongType(), False), "offset NOT NULL", "offset without NOT NULL"),
-        (("lists", ArrayType(StringType(), False), True), "lists NOT NULL", "lists without"),
+        (("lists", ArrayType(StringType(), False), True), "lists with NOT NULL", "lists of type"),
+        (("pairs", COMMENTED, True), "pairs with NOT NULL or a comment", "pairs of type array<"),
     ],
 )
 def test_any_other_schema_is_refused(
@@ -53,6 +62,13 @@ def test_any_other_schema_is_refused(
     assert caught.value.subject == f".schema(...), column {field[0]}"
     assert caught.value.found.startswith(found)
     assert caught.value.expected.startswith(expected)
+
+
+def test_a_name_in_another_case_is_refused_with_the_right_one() -> None:
+    with pytest.raises(UnsupportedError) as caught:
+        requested(("DATA", BinaryType(), True), ("data", BinaryType(), True))
+    assert caught.value.subject == ".schema(...), column DATA"
+    assert caught.value.next_step.startswith("write data: ")
 
 
 def test_all_problems_are_named_and_a_schema_has_columns() -> None:
