@@ -88,8 +88,8 @@ def _check_columns(schema: StructType) -> None:
             found=", ".join(f"{name} {found.get(name, 'missing')}" for name in wrong)
             or "several columns of one name",
             expected="the columns of a Kafka source, with topic, partition, offset and headers",
-            next_step="read with the option includeHeaders=true, and call drop_duplicates on the "
-            "result of load(), before any select",
+            next_step="read with the option includeHeaders=true, name these columns in any "
+            ".schema(...) too, and call drop_duplicates on the result of load(), before any select",
         )
 
 
