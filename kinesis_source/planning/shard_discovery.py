@@ -47,6 +47,8 @@ class _Known:
     shards: dict[ShardId, Shard]
     listed_at: float
     described_at: float
+    kept_ms: int
+    """The age of the oldest records that were surely kept at `described_at`."""
     failing_since: float | None = None
     listed_now_at: float | None = None
 
@@ -71,6 +73,11 @@ class ShardDiscovery:
     def description(self, stream: StreamRef) -> StreamDescription:
         """Return the description, at most `DESCRIBE_INTERVAL_MS` older than the listing."""
         return self._get(stream).description
+
+    def kept_ms(self, stream: StreamRef) -> int:
+        """Return the age up to which records are surely kept. Those that were trimmed before the
+        retention was raised do not return, so that the age grows to the new one only in time."""
+        return _kept_ms(self._get(stream), self._monotonic())
 
     def shards(self, stream: StreamRef) -> dict[ShardId, Shard]:
         """Return the shards by id, the same object until they are listed again: after the interval.
@@ -167,11 +174,13 @@ class ShardDiscovery:
     def _get(self, stream: StreamRef) -> _Known:
         known = self._known.get(stream.name)
         if known is None:
+            description = self._service.describe(stream)
             known = _Known(
-                description=self._service.describe(stream),
+                description=description,
                 shards=self._list(stream),
                 listed_at=self._monotonic(),
                 described_at=self._monotonic(),
+                kept_ms=description.retention_ms,
             )
             self._known[stream.name] = known
         return known
@@ -180,8 +189,7 @@ class ShardDiscovery:
         return (self._monotonic() - known.listed_at) * 1000
 
     def _describe(self, stream: StreamRef, known: _Known) -> None:
-        known.description = self._service.describe(stream)
-        known.described_at = self._monotonic()
+        _take(known, self._service.describe(stream), self._monotonic())
 
     def _renewed(self, stream: StreamRef, known: _Known, now: float) -> StreamDescription | None:
         """Return a new description if it is time. Throttling is not waited out, and no error ends a
@@ -225,8 +233,21 @@ class ShardDiscovery:
         if replaced:
             self._describe(stream, known)
         elif description is not None:
-            known.description, known.described_at = description, now
+            _take(known, description, self._monotonic())
         new = sorted(fresh.keys() - known.shards.keys())
         if new:
             _log.debug("stream %s has new shards: %s", stream.name, abbreviate(new))
         known.shards = fresh
+
+
+def _take(known: _Known, description: StreamDescription, now: float) -> None:
+    if description.created == known.description.created:
+        known.kept_ms = min(_kept_ms(known, now), description.retention_ms)
+    else:
+        known.kept_ms = description.retention_ms
+    known.description, known.described_at = description, now
+
+
+def _kept_ms(known: _Known, now: float) -> int:
+    grown = known.kept_ms + (now - known.described_at) * 1000
+    return min(known.description.retention_ms, round(grown))

@@ -106,8 +106,9 @@ class ShardProber:
         return self._discovery.description(self._streams[key.stream])
 
     def retention_ms(self, key: ShardKey) -> int:
-        """Return the retention of the shard's stream."""
-        return self.description(key).retention_ms
+        """Return the retention of the shard's stream, less than it for a while after it was raised:
+        see `ShardDiscovery.kept_ms`."""
+        return self._discovery.kept_ms(self._streams[key.stream])
 
     def listing(self, key: ShardKey) -> Mapping[ShardId, Shard]:
         """Return the listing of the shard's stream."""

@@ -97,6 +97,25 @@ def test_another_retention_is_noticed_in_time(world: World) -> None:
     assert world.counts() == (1, 0)
 
 
+def test_a_raised_retention_counts_for_records_put_within_the_old_one(world: World) -> None:
+    """What was trimmed before does not return; a lower one counts at once."""
+    hour = 3_600_000
+    assert world.discovery.kept_ms(ORDERS) == 24 * hour
+    world.state.set_retention_hours("orders", 48)
+    world.clock.advance(DESCRIBE_INTERVAL_MS)
+    world.shards()
+    assert world.discovery.kept_ms(ORDERS) == 24 * hour
+    world.clock.advance(hour)
+    assert world.discovery.kept_ms(ORDERS) == 25 * hour
+    world.shards()
+    assert world.discovery.kept_ms(ORDERS) == 25 * hour
+    world.clock.advance(24 * hour)
+    assert world.discovery.kept_ms(ORDERS) == 48 * hour
+    world.state.set_retention_hours("orders", 24)
+    world.shards()
+    assert world.discovery.kept_ms(ORDERS) == 24 * hour
+
+
 @pytest.mark.parametrize("fault", [InternalFailure(), AccessDenied(), Throttle()])
 def test_a_query_continues_without_a_new_description(
     world: World,
