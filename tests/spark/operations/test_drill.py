@@ -20,7 +20,7 @@ from spark_ssp.operations.health import Verdict
 from spark_ssp.testing.kafka.broker import free_ports
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from spark_ssp.testing.kinesis.state.faults import Throttle
-from tests.support.fakes.clocks import ShiftedClock
+from tests.support.fakes.clocks import RealClock, ShiftedClock
 from tests.support.kafka.queries import KafkaSink, check_read_once
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.kinesis.fan_out_mode import pushed_everywhere
@@ -49,8 +49,15 @@ _KEYS: Final = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
 class OnCall:
     """What somebody on call looks at."""
 
-    def __init__(self, spark: SparkSession, checkpoint: Path, arguments: list[str]) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        checkpoint: Path,
+        arguments: list[str],
+        clock: ShiftedClock | RealClock,
+    ) -> None:
         self._checkpoint = checkpoint
+        self._clock = clock
         self._arguments = arguments
         self._metrics = publish_metrics(
             spark, prometheus=0, max_delay=_MAX_DELAY, stuck_after=_STUCK_AFTER
@@ -66,8 +73,8 @@ class OnCall:
         found = run(
             *("status", str(self._checkpoint), "--json", *self._arguments),
             *(f"--max-delay={_MAX_DELAY}", f"--stuck-after={_STUCK_AFTER}"),
-            *("--failover=3s", "--wait=4s"),
-            now_ms=lambda: time.time_ns() // 10**6,
+            *("--failover=10s", "--wait=12s"),
+            now_ms=self._clock.now_ms,
             sleep=time.sleep,
             environment=_KEYS,
         )
@@ -75,10 +82,10 @@ class OnCall:
         (query,) = found.document()["queries"]
         return query
 
-    def scraped(self) -> str | None:
-        """The verdict of the metrics on the query that was started last; None without one."""
+    def scraped(self, **labels: str) -> str | None:
+        """The gravest verdict of the metrics; None without one."""
         assert self._metrics.url is not None
-        verdicts = Scrape(self._metrics.url).values("ssp_query_verdict")
+        verdicts = Scrape(self._metrics.url).values("ssp_query_verdict", **labels)
         found = [dict(labels)["verdict"] for labels, value in verdicts.items() if value == 1]
         return max(found, key=lambda name: Verdict(name).gravity, default=None)
 
@@ -138,10 +145,12 @@ def options(feed: EmbeddedFeed) -> dict[str, str]:
 
 
 @pytest.fixture
-def on_call(spark: SparkSession, kinesis: EmbeddedKinesis, tmp_path: Path) -> Iterator[OnCall]:
+def on_call(
+    spark: SparkSession, kinesis: EmbeddedKinesis, clock: ShiftedClock, tmp_path: Path
+) -> Iterator[OnCall]:
     arguments = ["--endpoint-url", kinesis.endpoint_url, "--region", "us-east-1"]
     arguments += ["--dynamodb-endpoint-url", kinesis.dynamodb_endpoint_url]
-    found = OnCall(spark, tmp_path / "orders", arguments)
+    found = OnCall(spark, tmp_path / "orders", arguments, clock)
     yield found
     found.close()
 
@@ -262,7 +271,9 @@ def test_a_shard_that_nobody_reads_and_a_dead_owner(
     options |= {
         "applicationName": tmp_path.name,
         "dynamodbEndpointUrl": kinesis.dynamodb_endpoint_url,
-        "failoverTime": "3s",
+        # A busy machine may take seconds for a call.
+        "failoverTime": "10s",
+        "leaseMaxOutage": "5m",
         "checkpointInterval": "1s",
         "trigger": "processingTime",
     }
@@ -377,7 +388,7 @@ def test_a_dead_broker_and_a_recreated_topic(spark: SparkSession, tmp_path: Path
     ):
         orders = topics.create(2)
         servers = ["--bootstrap-servers", cluster.bootstrap_servers]
-        on_call = OnCall(spark, tmp_path / "orders", servers)
+        on_call = OnCall(spark, tmp_path / "orders", servers, RealClock())
         sink, put = KafkaSink(), []
 
         def begin(folder: str) -> StreamingQuery:
@@ -411,7 +422,9 @@ def test_a_dead_broker_and_a_recreated_topic(spark: SparkSession, tmp_path: Path
             put, sink = [], KafkaSink()
             query = begin("again")
             put_and_wait(query, 50)
-            wait_until(lambda: on_call.scraped() == "OK", "a query that is well")
-            query.stop()
+            label = str(query.id)
+            wait_until(lambda: on_call.scraped(query=label) == "OK", "a query that is well")
         finally:
+            for running_query in spark.streams.active:
+                running_query.stop()
             on_call.close()
