@@ -194,6 +194,8 @@ class Query:
     phase: Phase | None = None
     """The phase that the query is in."""
     parts: tuple[Part, ...] = ()
+    is_spare: bool = False
+    """True if it has no part since other workers hold the leases of all shards."""
     findings: tuple[Finding, ...] = ()
     """Those of its reading, such as a stream that was deleted."""
 
@@ -555,7 +557,7 @@ def _unknown_findings(query: Query, parts: Sequence[Part], state: State) -> Iter
             "look again after the next batch; if it stays so, check that the shards and the "
             "leaders of the partitions answer",
         )
-    if not query.parts and not query.findings:
+    if not query.parts and not query.is_spare and not query.findings:
         yield _unknown(
             "nothing that it reads could be measured",
             "name the checkpoint of a query of kinesis-ssp or kafka-ssp",

@@ -10,6 +10,7 @@ oldest record that is in no committed batch: whether one arrived in these minute
 from __future__ import annotations
 
 import threading
+from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -65,9 +66,6 @@ class Point:
     time_ms: int
     delays: Mapping[str, int]
     """The largest planned delay by stream or topic, where it is known."""
-    ends: Mapping[PartKey, int]
-    """The end of each partition of Kafka whose lag the report shows: the next offset to be
-    written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,15 +124,16 @@ class ObservedQueries:
         self._lock = threading.Lock()
         self._queries: dict[str, ObservedQuery] = {}
         """By run, in the order of their start."""
-        self._histories: dict[str, deque[Point]] = {}
+        self._histories: dict[str, History] = {}
         self._failures: dict[str, int] = {}
 
     def started(self, run_id: str, query_id: str, name: str | None, now_ms: int) -> None:
-        """Take the start of a run."""
+        """Take the start of a run, unless it is known."""
         with self._lock:
-            runs = (one for one in self._queries.values() if one.query_id == query_id)
-            last = max(runs, key=lambda one: one.started_ms, default=None)
-            failed = 0 if last is None else last.failed_starts + (last.failure is not None)
+            if run_id in self._queries:  # its end may have been taken meanwhile
+                return
+            runs = [one for one in self._queries.values() if one.query_id == query_id]
+            failed = runs[-1].failed_starts + (runs[-1].failure is not None) if runs else 0
             self._replace(
                 ObservedQuery(
                     run_id=run_id,
@@ -145,8 +144,9 @@ class ObservedQueries:
                 )
             )
 
-    def publish(self, snapshot: QuerySnapshot) -> None:
-        """Take the state of a query after a trigger. Older ones than the last are ignored."""
+    def publish(self, snapshot: QuerySnapshot) -> bool:
+        """Take the state of a query after a trigger, and return whether it was taken: one that is
+        older than the last is not, nor one of a run that has ended."""
         with self._lock:
             known = self._queries.get(snapshot.run_id)
             if known is None:
@@ -156,12 +156,10 @@ class ObservedQueries:
                     name=snapshot.name,
                     started_ms=snapshot.time_ms,
                 )
-            if known.snapshot is not None and snapshot.time_ms < known.snapshot.time_ms:
-                return
-            history = self._histories.setdefault(snapshot.run_id, deque(maxlen=_HISTORY_POINTS))
-            delays = partition_delays(snapshot, history)
-            if not history or snapshot.time_ms - history[-1].time_ms >= _HISTORY_PERIOD_MS:
-                history.append(_point(snapshot, delays))
+            if not known.is_running or _is_older(snapshot, known.snapshot):
+                return False
+            history = self._histories.setdefault(snapshot.run_id, History())
+            delays = history.add(snapshot)
             self._replace(
                 replace(
                     known,
@@ -169,13 +167,16 @@ class ObservedQueries:
                     failed_starts=0 if snapshot.ran_batch else known.failed_starts,
                     delays=delays,
                     free_since={
-                        stream.name: known.free_since.get(stream.name, snapshot.time_ms)
+                        stream.name: min(
+                            known.free_since.get(stream.name, snapshot.time_ms), snapshot.time_ms
+                        )
                         for source in snapshot.sources
                         for stream in source.streams
                         if stream.leases is not None and stream.leases.free
                     },
                 )
             )
+            return True
 
     def observe(self, run_id: str, phase: Phase | None, now_ms: int) -> None:
         """Take the phase that a query is in; None if Spark's answer is not understood."""
@@ -199,6 +200,7 @@ class ObservedQueries:
                 self._failures[known.label] = self._failures.pop(known.label, 0) + 1
                 for label in list(self._failures)[:-MAX_ENDED]:
                     del self._failures[label]
+                self._count_before_later_runs(known)
             self._replace(replace(known, ended_ms=now_ms, failure=failure))
             ended = [run for run, query in self._queries.items() if not query.is_running]
             for run in ended[: max(0, len(ended) - MAX_ENDED)]:
@@ -222,20 +224,47 @@ class ObservedQueries:
     def assessed(self, limits: Limits, now_ms: int) -> list[tuple[ObservedQuery, Health]]:
         """Return the queries with their health: of those with one id or one label, the newest."""
         with self._lock:
-            newest = {query.query_id: query for query in self._queries.values()}
-            newest = {query.label: query for query in newest.values()}
-            found = [query for query in newest.values() if query.is_ours]
+            found = [query for query in self._newest() if query.is_ours]
             paces = {
-                query.run_id: paces_of(self._histories.get(query.run_id, ())) for query in found
+                query.run_id: paces_of(history.points)
+                for query in found
+                if (history := self._histories.get(query.run_id)) is not None
             }
         return [
-            (query, assess(query_facts(query, paces[query.run_id], limits, now_ms), limits, now_ms))
+            (
+                query,
+                assess(
+                    query_facts(query, paces.get(query.run_id, {}), limits, now_ms), limits, now_ms
+                ),
+            )
             for query in found
         ]
+
+    def _newest(self) -> Iterator[ObservedQuery]:
+        """Yield the newest run of those with one id or one label."""
+        known: set[str] = set()
+        for query in reversed(self._queries.values()):
+            if known.isdisjoint((query.query_id, query.label)):
+                yield query
+            known |= {query.query_id, query.label}
+
+    def _count_before_later_runs(self, failed: ObservedQuery) -> None:
+        """Count a failed run in the runs that were started before its end was reported."""
+        runs = [one for one in self._queries.values() if one.query_id == failed.query_id]
+        for later in runs[runs.index(failed) + 1 :]:
+            self._queries[later.run_id] = replace(later, failed_starts=later.failed_starts + 1)
 
     def _replace(self, query: ObservedQuery) -> None:
         self._queries[query.run_id] = query
         self.version += 1
+
+
+def _is_older(snapshot: QuerySnapshot, known: QuerySnapshot | None) -> bool:
+    """Return whether a snapshot of a run is older than one that is known. Batches tell, and times
+    only of one batch: the clock may step back."""
+    if known is None or snapshot.batch_id > known.batch_id:
+        return False
+    return snapshot.batch_id < known.batch_id or snapshot.time_ms < known.time_ms
 
 
 def phase_of(message: str) -> Phase | None:
@@ -273,21 +302,41 @@ def query_facts(
         findings += _first(query, phase, limits, now_ms)
         return Query(process=process, phase=phase, findings=findings)
     is_in_batch = phase is Phase.BATCH
+    parts = tuple(
+        part
+        for source in snapshot.sources
+        for stream in source.streams
+        for part in _parts(query, source, stream, paces.get(stream.name), limits, now_ms)
+    )
+    if not parts and not _is_spare(snapshot):
+        findings += (_READS_NOTHING,)
     return Query(
         process=process,
         findings=findings,
         committed=_committed(snapshot),
         committed_at_ms=snapshot.end_ms,
         in_progress=snapshot.batch_id + snapshot.ran_batch if is_in_batch else None,
-        planned_at_ms=query.phase_since_ms if is_in_batch else snapshot.time_ms,
+        # The phase between two batches may be too short to be seen: the report shows it.
+        planned_at_ms=max(query.phase_since_ms, snapshot.end_ms)
+        if is_in_batch
+        else snapshot.time_ms,
         phase=phase,
-        parts=tuple(
-            part
-            for source in snapshot.sources
-            for stream in source.streams
-            for part in _parts(query, source, stream, paces.get(stream.name), limits, now_ms)
-        ),
+        parts=parts,
+        is_spare=not parts and _is_spare(snapshot),
     )
+
+
+_READS_NOTHING: Final = Finding(
+    verdict=Verdict.UNKNOWN,
+    reason="the query reads no shard and no partition",
+    remedy="check that its streams and topics exist, and that subscribePattern matches a topic",
+)
+
+
+def _is_spare(snapshot: QuerySnapshot) -> bool:
+    """Return whether other workers hold all leases of the streams of a query without shards."""
+    every = [stream.leases for source in snapshot.sources for stream in source.streams]
+    return bool(every) and all(one is not None and (one.by_owner or one.others) for one in every)
 
 
 def _committed(snapshot: QuerySnapshot) -> int | None:
@@ -396,25 +445,63 @@ def _planned(
 # --- History --------------------------------------------------------------------------------------
 
 
-def partition_delays(snapshot: QuerySnapshot, history: Sequence[Point]) -> dict[PartKey, Delay]:
-    """Return the planned delays of Kafka's partitions in milliseconds, as far as they are known.
+class Ends:
+    """The end of a partition of Kafka, the next offset to be written, at the times of reports.
+    Arrays, since a topic may have thousands of partitions."""
 
-    A report has offsets and no times. A position that was the end of the partition at an earlier
-    report is of a record that came after it, so it is at most as old as that report. The delay of
-    an older position is at least the time since the first report.
-    """
+    __slots__ = ("ends", "times")
+
+    def __init__(self) -> None:
+        self.times = array("q")
+        self.ends = array("q")
+
+    def add(self, time_ms: int, end: int) -> None:
+        """Add the end at a later time."""
+        for values, value in ((self.times, time_ms), (self.ends, end)):
+            values.append(value)
+            del values[:-_HISTORY_POINTS]
+
+    def delay(self, position: int, now_ms: int) -> Delay:
+        """Return the delay of a position before the end.
+
+        A report has offsets and no times. A position that was the end of the partition at an
+        earlier report is of a record that came after it, so it is at most as old as that report.
+        The delay of an older position is at least the time since the first report.
+        """
+        # The ends grow, but for a topic whose records were deleted.
+        at = bisect_right(self.ends, position)
+        return Delay(ms=max(0, now_ms - self.times[max(0, at - 1)]), is_bound=at == 0)
+
+
+class History:
+    """The delays of a run's streams, and the ends of its partitions, by the times of reports."""
+
+    def __init__(self) -> None:
+        self.points: deque[Point] = deque(maxlen=_HISTORY_POINTS)
+        self.ends: dict[PartKey, Ends] = {}
+
+    def add(self, snapshot: QuerySnapshot) -> dict[PartKey, Delay]:
+        """Add a report, unless the last one is too near, and return the planned delays of Kafka's
+        partitions in milliseconds, as far as they are known."""
+        if self.points and snapshot.time_ms < self.points[-1].time_ms:  # the clock was set back
+            self.points.clear()
+            self.ends.clear()
+        delays = partition_delays(snapshot, self.ends)
+        if not self.points or snapshot.time_ms - self.points[-1].time_ms >= _HISTORY_PERIOD_MS:
+            self.points.append(_point(snapshot, delays))
+            for key, _, end in _partitions(snapshot):
+                self.ends.setdefault(key, Ends()).add(snapshot.time_ms, end)
+        return delays
+
+
+def partition_delays(snapshot: QuerySnapshot, ends: Mapping[PartKey, Ends]) -> dict[PartKey, Delay]:
+    """Return the planned delays of Kafka's partitions that are known."""
     found: dict[PartKey, Delay] = {}
     for key, position, end in _partitions(snapshot):
         if position >= end:
             found[key] = Delay(ms=0)
-            continue
-        known = [(one.ends[key], one.time_ms) for one in history if key in one.ends]
-        if not known:
-            continue
-        # The ends grow, but for a topic whose records were deleted.
-        at = bisect_right([one for one, _ in known], position)
-        since = snapshot.time_ms - known[max(0, at - 1)][1]
-        found[key] = Delay(ms=max(0, since), is_bound=at == 0)
+        elif key in ends:
+            found[key] = ends[key].delay(position, snapshot.time_ms)
     return found
 
 
@@ -443,11 +530,7 @@ def _point(snapshot: QuerySnapshot, delays: Mapping[PartKey, Delay]) -> Point:
                 for stream in source.streams
                 if stream.max_lag is not None
             }
-    return Point(
-        time_ms=snapshot.time_ms,
-        delays=by_stream,
-        ends={key: end for key, _, end in _partitions(snapshot)},
-    )
+    return Point(time_ms=snapshot.time_ms, delays=by_stream)
 
 
 def paces_of(history: Sequence[Point]) -> dict[str, Pace]:

@@ -29,6 +29,7 @@ from pyspark.sql.streaming.listener import (
     QueryTerminatedEvent,
     StreamingQueryListener,
 )
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp.common.spark.query_lag import source_statuses
 from spark_ssp.common.spark.reader_status import Status, lacks_status, status_in
@@ -149,7 +150,8 @@ class ProgressListener(StreamingQueryListener):
 
     def _publish(self, progress: Any, statuses: Statuses) -> None:
         snapshot = query_snapshot(progress, statuses)
-        self.queries.publish(snapshot)
+        if not self.queries.publish(snapshot):
+            return
         with self._lock:
             for name, consumer in self._consumers:
                 self._guard.run(name, lambda: consumer.publish(snapshot))  # noqa: B023
@@ -157,16 +159,17 @@ class ProgressListener(StreamingQueryListener):
     def _observe(self) -> bool:
         """Note the phase of each query; return whether there is one."""
         active = self._session.streams.active
-        known = self.queries.running()
         for query in active:
-            run_id, now = str(query.runId), self._now_ms()
-            if run_id not in known:  # it ran before this listener
-                self.queries.started(run_id, str(query.id), query.name, now)
-            self.queries.observe(run_id, phase_of(query.status["message"]), now)
+            self._guard.run("the phase of a query", lambda: self._observe_query(query))  # noqa: B023
         with self._lock:
             for name, consumer in self._consumers:
                 self._guard.run(name, consumer.tick)
         return bool(active)
+
+    def _observe_query(self, query: StreamingQuery) -> None:
+        run_id, now = str(query.runId), self._now_ms()
+        self.queries.started(run_id, str(query.id), query.name, now)  # before this listener
+        self.queries.observe(run_id, phase_of(query.status["message"]), now)
 
     def _read_report(self, query_id: str) -> Any:
         query = self._session.streams.get(query_id)

@@ -13,12 +13,13 @@ from spark_ssp.operations.health import FAILING_STARTS, Health, Limits, Phase, S
 from spark_ssp.operations.observed_queries import (
     MAX_ENDED,
     PHASE_VALID_MS,
+    History,
     ObservedQueries,
+    Point,
     paces_of,
     partition_delays,
     phase_of,
 )
-from spark_ssp.operations.observed_queries import _point as point_of
 from spark_ssp.operations.progress import failure_kind
 from spark_ssp.operations.snapshot import (
     LeaseCounts,
@@ -149,6 +150,19 @@ def test_a_query_that_waits_for_its_trigger_is_not_stuck() -> None:
     assert health(queries, now + PHASE_VALID_MS + 1).state is State.STUCK
 
 
+def test_a_busy_query_is_not_stuck_although_only_its_batches_are_seen() -> None:
+    queries = ObservedQueries()
+    queries.started("run-1", "query", "etl", START)
+    for number in range(200):
+        now = START + number * 5 * SECOND
+        queries.publish(snapshot(now - SECOND, 0, batch=number))
+        queries.observe("run-1", Phase.BATCH, now)
+    found = health(queries, now)
+    assert (found.verdict, found.state) == (Verdict.OK, State.RUNNING)
+    queries.observe("run-1", Phase.BATCH, now + 20 * MINUTE)
+    assert health(queries, now + 20 * MINUTE).state is State.STUCK
+
+
 def test_a_first_batch_that_hangs_is_stalled() -> None:
     queries = ObservedQueries()
     queries.started("run-1", "query", "etl", START)
@@ -181,6 +195,49 @@ def test_a_query_that_fails_at_each_start_is_failed_between_the_failures_too() -
             queries.ended(run, "error", now)
     queries.publish(snapshot(now + 1, 0, run=run))
     assert health(queries, now + 1).verdict is Verdict.OK
+
+
+def test_a_failure_that_is_reported_after_the_next_start_counts() -> None:
+    queries = ObservedQueries()
+    queries.started("run-0", "query", "etl", START)
+    for number in range(FAILING_STARTS):
+        queries.started(f"run-{number + 1}", "query", "etl", START + number)
+        queries.ended(f"run-{number}", "error", START + number)
+    assert health(queries, START + MINUTE).verdict is Verdict.FAILED
+
+
+def test_a_run_that_has_ended_does_not_start_again() -> None:
+    queries = observed(snapshot(START, 0))
+    queries.ended("run-1", None, START + SECOND)
+    queries.started("run-1", "query", "etl", START + SECOND)
+    assert not queries.publish(snapshot(START + SECOND, 0, batch=8))
+    assert queries.running() == []
+
+
+def test_of_two_queries_with_one_name_the_one_that_was_started_last_counts() -> None:
+    queries = ObservedQueries()
+    for number, query in enumerate(("first", "second", "first")):
+        queries.started(f"run-{number}", query, "etl", START + number)
+        if number < 2:
+            queries.ended(f"run-{number}", "error", START + number)
+    ((found, _),) = queries.assessed(LIMITS, START)
+    assert found.run_id == "run-2"
+
+
+def test_reports_are_taken_in_order_and_after_the_clock_was_set_back() -> None:
+    queries = observed(snapshot(START, 0, batch=7))
+    assert not queries.publish(snapshot(START + 1, 0, batch=6))
+    assert not queries.publish(snapshot(START - 1, 0, batch=7))
+    back = START - HOUR
+    assert queries.publish(snapshot(back, 11 * MINUTE, batch=8))
+    assert health(queries, back).verdict is Verdict.BEHIND
+
+
+def test_a_backlog_is_not_in_time_after_the_clock_was_set_back() -> None:
+    queries = observed(kafka(START, (0, 100)), kafka(START + MINUTE, (0, 100)))
+    back = START - HOUR
+    assert queries.publish(replace(kafka(back, (0, 100)), batch_id=8))
+    assert health(queries, back).verdict is Verdict.UNKNOWN
 
 
 def test_a_query_that_ended_without_an_error_is_not_ok() -> None:
@@ -218,6 +275,15 @@ def test_shards_that_nobody_reads_stall_a_query() -> None:
     assert health(queries, START + 4 * MINUTE).verdict is Verdict.OK
 
 
+def test_a_worker_that_holds_no_lease_is_ok_if_others_hold_them() -> None:
+    queries = observed(snapshot(START, leases=LeaseCounts(by_owner={"bert": 2})))
+    assert health(queries, START).verdict is Verdict.OK
+    for leases in (None, LeaseCounts(by_owner={})):
+        found = health(observed(snapshot(START, leases=leases)), START)
+        assert found.verdict is Verdict.UNKNOWN
+        assert found.findings[0].reason == "the query reads no shard and no partition"
+
+
 def test_a_query_that_falls_behind_towards_the_retention_is_losing() -> None:
     slower = [snapshot(START + n * MINUTE, 20 * HOUR + n * MINUTE // 2, batch=n) for n in range(9)]
     found = health(observed(*slower), START + 8 * MINUTE)
@@ -251,26 +317,34 @@ def test_a_partitions_delay_is_known_from_earlier_ends() -> None:
 def test_the_delay_of_a_partition_bounds_the_age_of_its_oldest_unread_record(
     written: list[int], read: int
 ) -> None:
-    """Records come a second apart, as many as `written`; a report follows each time."""
-    history = []
+    """Records come ten seconds apart, as many as `written`; a report follows each time."""
+    history = History()
     end, arrivals = 0, []
     for number, count in enumerate(written):
-        now = START + number * SECOND
+        now = START + number * 10 * SECOND
         arrivals += [now - SECOND // 2] * count
         end += count
-        history.append(point_of(kafka(now, (0, end)), {}))
+        history.add(kafka(now, (0, end)))
     position = min(read, end)
     newest = kafka(now, (position, end))
-    (delay,) = partition_delays(newest, history).values()
+    (delay,) = partition_delays(newest, history.ends).values()
     age = now - arrivals[position] if position < end else 0
     if delay.is_bound:
-        assert delay.ms <= age or history[0].ends["orders", "0"] > position
+        assert delay.ms <= age or history.ends["orders", "0"].ends[0] > position
     else:
-        assert age <= delay.ms <= age + 2 * SECOND or (age == delay.ms == 0)
+        assert age <= delay.ms <= age + 11 * SECOND or (age == delay.ms == 0)
+
+
+def test_the_ends_of_partitions_are_kept_for_so_many_reports() -> None:
+    history = History()
+    for number in range(400):
+        history.add(kafka(START + number * 10 * SECOND, (0, number)))
+    ends = history.ends["orders", "0"]
+    assert (len(ends.ends), len(ends.times), ends.ends[-1]) == (360, 360, 399)
 
 
 def test_a_pace_needs_two_reports() -> None:
-    one = point_of(kafka(START, (0, 5)), {})
+    one = Point(time_ms=START, delays={"orders": 0})
     assert paces_of([]) == paces_of([one]) == paces_of([one, one]) == {}
 
 

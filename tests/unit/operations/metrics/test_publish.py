@@ -248,6 +248,39 @@ def test_an_idle_query_is_read_again() -> None:
     listener._poller.close()
 
 
+def test_a_report_that_is_older_than_the_last_is_not_counted_again() -> None:
+    states = QueryStates(series=1)
+    listener = listening(Session(), MetricsPublisher(states, {}))
+    for batch in (1, 2, 1):
+        listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 7}), batch=batch)))
+    assert [one.value for one in states.readings() if one.metric.name == "ssp_rows_total"] == [80]
+    listener.close()
+
+
+def test_a_query_that_ends_while_phases_are_read_does_not_run_again() -> None:
+    """Spark lists it among those that run before its end is reported, and is asked after it."""
+
+    class Ending:
+        runId, id, name = RUN, "query-1", "etl"
+
+        @property
+        def status(self) -> dict[str, str]:
+            raise ConnectionError("the query is gone")
+
+    class Waiting(Ending):
+        runId, id = "another run", "query-2"
+        status = {"message": "Waiting for next trigger"}  # noqa: RUF012
+
+    session = Session()
+    listener = listening(session, MetricsPublisher(QueryStates(series=1), {}))
+    listener._poller.close()
+    listener.onQueryProgress(progress_event(report(end_offset(1), status({0: 7}), run=RUN)))
+    listener.onQueryTerminated(ended(RUN))
+    session.streams.active = [Ending(), Waiting()]
+    assert listener._observe()
+    assert listener.queries.running() == ["another run"]
+
+
 def test_a_status_that_cannot_be_read_is_missing_and_not_old(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
