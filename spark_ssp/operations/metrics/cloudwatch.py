@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, TextIO
 
+from spark_ssp.common.errors import printable
 from spark_ssp.operations.health import Health, Verdict
 from spark_ssp.operations.metrics import catalogue
 from spark_ssp.operations.metrics.catalogue import Metric
@@ -225,8 +226,9 @@ class _Bound:
 
 
 def _dimension(value: str) -> str:
-    """Return a dimension's value within CloudWatch's limits: ASCII, not empty, no leading colon."""
-    text = value.encode("ascii", "backslashreplace").decode()[:_MAX_DIMENSION]
+    """Return a dimension's value within CloudWatch's limits: ASCII without control characters, not
+    empty, no leading colon."""
+    text = printable(value).encode("ascii", "backslashreplace").decode()[:_MAX_DIMENSION]
     return f"_{text}" if not text.strip() or text.startswith(":") else text
 
 

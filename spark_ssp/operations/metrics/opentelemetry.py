@@ -16,8 +16,8 @@ from weakref import WeakKeyDictionary
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
 from spark_ssp.common.version import __version__
-from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
-from spark_ssp.operations.metrics.readings import Output, QueryStates
+from spark_ssp.operations.metrics.catalogue import METRICS, RUNNING, Kind, Metric
+from spark_ssp.operations.metrics.readings import Output, QueryStates, Reading
 
 Callback = Callable[[CallbackOptions], Iterable[Observation]]
 
@@ -59,12 +59,18 @@ class Instruments:
         with self._lock:
             if metric not in self._collected:
                 self._collected = {one: [] for one in METRICS}
-                for found, labels, value in (
-                    reading for states in self._states for reading in states.readings()
-                ):
+                for found, labels, value in self._readings():
                     attributes = dict(zip(found.labels, labels, strict=True))
                     self._collected[found].append(Observation(value, attributes))
             return self._collected.pop(metric)
+
+    def _readings(self) -> list[Reading]:
+        """Return the values of all sessions. An SDK keeps the last one of each series, so the
+        queries that run are added up here."""
+        found = [reading for states in self._states for reading in states.readings()]
+        running = sum(value for metric, _, value in found if metric is RUNNING)
+        others = [reading for reading in found if reading.metric is not RUNNING]
+        return [Reading(RUNNING, (), running), *others] if found else []
 
 
 _lock = threading.Lock()

@@ -106,14 +106,14 @@ class QueryStates:
         """Return the current values of all metrics."""
         found = [Reading(catalogue.RUNNING, (), len(self._observed.running()))]
         for query, health in self.assessed():
-            found += _largest(health_readings(query, health, series=self._series))
+            found += health_readings(query, health, series=self._series)
         with self._lock:
             for label, state in self._states.items():
                 found += [Reading(*key, value) for key, value in state.gauges.items()]
                 found += [Reading(metric, (label,), n) for metric, n in state.counts.items()]
         failures = self._observed.failures().items()
         found += [Reading(catalogue.QUERY_FAILURES, (label,), count) for label, count in failures]
-        return found
+        return _largest(found)
 
     def assessed(self) -> list[tuple[ObservedQuery, Health]]:
         """Return the queries with their health now."""
@@ -142,8 +142,8 @@ def readings(
 
 
 def _largest(readings: Iterable[Reading]) -> list[Reading]:
-    """Return one reading of each series: if several sources of a query read one stream, the largest
-    value counts."""
+    """Return one reading of each series: if several sources of a query read one stream, or a stream
+    and a topic of one name, the largest value counts."""
     found: dict[tuple[Metric, tuple[str, ...]], float] = {}
     for metric, labels, value in readings:
         key = (metric, labels)

@@ -171,6 +171,11 @@ def test_opentelemetry_observes_the_last_values_until_it_is_closed(
     other = OpenTelemetryOutput(others, provider)
     others.update(trigger(name="other"))
     assert {one.attributes["query"] for one in observed()["ssp_rows"]} == {"etl", "other"}
+    running = ObservedQueries()
+    running.publish(trigger())
+    states.attach(running)
+    assert [one.value for one in observed()["ssp_running_queries"]] == [1]  # of all sessions
+    states.attach(ObservedQueries())
     output.close()
     output.close()
     assert {one.attributes["query"] for one in observed()["ssp_rows"]} == {"other"}
@@ -305,12 +310,12 @@ def test_the_limits_of_the_format_are_kept(tmp_path: Path) -> None:
     states = QueryStates(series=1000)
     path = tmp_path / "metrics.log"
     output = writing(path, states, Clock(), series=1000)
-    snapshot = trigger(shards=300, name=":sch\u00f6n")
+    snapshot = trigger(shards=300, name=":sch\u00f6n\n\x7f")
     output.publish(snapshot, states.update(snapshot))
     output.close()
     found = lines(path.read_text())
     assert len(found["ApplicationTracker",]["MillisBehindLatest"]) == 100
     assert max(found["ApplicationTracker",]["MillisBehindLatest"]) == 2990
-    assert ("_:sch\\xf6n",) in found
+    assert ("_:sch\\xf6n\\n\\x7f",) in found
     with pytest.raises(InvalidOptionsError, match=r"no-such-folder/metrics\.log"):
         writing(tmp_path / "no-such-folder" / "metrics.log", states, Clock())

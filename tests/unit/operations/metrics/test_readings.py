@@ -124,6 +124,22 @@ def test_a_query_that_fails_leaves_its_verdict_and_its_failures() -> None:
     assert values(states, "ssp_query_failures_total") == {(): 1}
 
 
+def test_a_stream_and_a_topic_of_one_name_have_one_series() -> None:
+    queries, states = ObservedQueries(), QueryStates(series=10, now_ms=lambda: 0)
+    states.attach(queries)
+    lags = {"offsetsBehindLatest": {"0": 0}, "maxOffsetsBehindLatest": 0}
+    latest = {"topics": {"orders": lags | {"sumOffsetsBehindLatest": 0}}} | lags
+    both = report(end_offset(1), status({0: 70}))
+    both["sources"] += report(kafka_end_offset("orders", 1, 3), latest)["sources"]
+    snapshot = query_snapshot(both)
+    queries.publish(snapshot)
+    states.update(snapshot)
+    found = [one for one in states.readings() if one.metric.name == "ssp_planned_delay_seconds"]
+    assert [(one.labels, one.value) for one in found] == [(("etl", "orders"), 0.07)]
+    series = [(one.metric, one.labels) for one in states.readings()]
+    assert len(series) == len(set(series))
+
+
 def test_the_delays_of_a_topic_are_in_seconds_too() -> None:
     queries, states = ObservedQueries(), QueryStates(series=10, now_ms=lambda: 0)
     states.attach(queries)
