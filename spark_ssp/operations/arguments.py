@@ -29,6 +29,7 @@ from spark_ssp.kinesis_source.options.connection import (
 )
 from spark_ssp.kinesis_source.options.parse import has_lease_role, lease_role
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS, LeaseOptions, table_connection
+from spark_ssp.operations.limits import YEAR_MS
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SOURCE: Final = "spark-ssp"
@@ -39,7 +40,6 @@ _KAFKA_ONLY: Final = {
 _KINESIS_ONLY: Final = {
     option.name.lower() for option in KAFKA_OPTIONS.all_foreign() if option.origin == KINESIS
 }
-_YEAR_MS: Final = 365 * 24 * 3_600_000
 _LONGER_MS: Final = 5_000
 
 
@@ -245,7 +245,7 @@ def wait_between_readings(wait_ms: int | None, failover_ms: int) -> int:
 def millis_of(text: str, least_ms: int = 1) -> int:
     """Return a duration in milliseconds. Raises click.BadParameter."""
     try:
-        return duration(least_ms, _YEAR_MS)(text)
+        return duration(least_ms, YEAR_MS)(text)
     except BadValueError as error:
         fault = error.faults[0]
         raise click.BadParameter(f"found {fault.found}; expected {fault.expected}") from None

@@ -6,15 +6,12 @@ import logging
 import time
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
-from spark_ssp.common.options.spec import BadValueError
-from spark_ssp.common.options.values import duration
 from spark_ssp.common.spark.requirement import missing_extra
-from spark_ssp.operations.health import Limits
+from spark_ssp.operations.limits import limits_of
 from spark_ssp.operations.live_page.page import page
 from spark_ssp.operations.live_page.timelines import Timelines
 from spark_ssp.operations.progress import Subscription, subscribe
@@ -22,7 +19,6 @@ from spark_ssp.operations.progress import Subscription, subscribe
 if TYPE_CHECKING:
     from spark_ssp.operations.live_page.server import PageServer
 
-_YEAR_MS: Final = 365 * 24 * 3_600_000
 _log = logging.getLogger(__name__)
 
 
@@ -81,7 +77,7 @@ def serve_live_page(
         from spark_ssp.operations.live_page.server import start_server
     except ModuleNotFoundError as error:
         raise missing_extra("serve_live_page", "live", error.name) from error
-    timelines = Timelines(_limits(max_delay=max_delay, stuck_after=stuck_after))
+    timelines = Timelines(limits_of("the live page", max_delay=max_delay, stuck_after=stuck_after))
     server = start_server(timelines, host=host, port=port, token=token)
     try:
         subscription = subscribe(spark, "the live page", timelines)
@@ -94,25 +90,3 @@ def serve_live_page(
 
 def _now_ms() -> int:
     return time.time_ns() // 10**6
-
-
-def _limits(**given: str) -> Limits:
-    """Return the limits of a healthy query, of durations such as 10m."""
-    found: dict[str, int] = {}
-    problems: list[OptionProblem] = []
-    for name, text in given.items():
-        try:
-            found[f"{name}_ms"] = duration(1, _YEAR_MS)(text)
-        except BadValueError as error:
-            fault = error.faults[0]
-            problems.append(
-                OptionProblem(
-                    option=name,
-                    found=fault.found,
-                    expected=fault.expected,
-                    next_step=fault.next_step,
-                )
-            )
-    if problems:
-        raise InvalidOptionsError("the live page", problems)
-    return Limits(**found)

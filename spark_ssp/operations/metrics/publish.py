@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, TextIO
 
 from pyspark.sql import SparkSession
 
-from spark_ssp.common.options.spec import BadValueError
-from spark_ssp.common.options.values import parse_duration
 from spark_ssp.common.spark.requirement import missing_extra
-from spark_ssp.operations.health import Limits
+from spark_ssp.operations.limits import limits_of
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
 from spark_ssp.operations.metrics.readings import (
     MetricsPublisher,
@@ -80,10 +78,7 @@ def publish_metrics(
     """
     if series < 0:
         raise invalid_argument("series", found=str(series), expected="0 or more")
-    limits = Limits(
-        max_delay_ms=_duration("max_delay", max_delay),
-        stuck_after_ms=_duration("stuck_after", stuck_after),
-    )
+    limits = limits_of("publish_metrics", max_delay=max_delay, stuck_after=stuck_after)
     states = QueryStates(series=series, limits=limits)
     outputs: dict[str, Output] = {}
     try:
@@ -144,15 +139,6 @@ def _add_opentelemetry(
     except ModuleNotFoundError as error:
         raise missing_extra("publish_metrics", "metrics", error.name) from error
     outputs["opentelemetry"] = OpenTelemetryOutput(states, None if target is True else target)
-
-
-def _duration(name: str, text: str) -> int:
-    """Return a duration in milliseconds."""
-    try:
-        return parse_duration(text)
-    except BadValueError as error:
-        fault = error.faults[0]
-        raise invalid_argument(name, found=fault.found, expected=fault.expected) from None
 
 
 def _add_cloudwatch(

@@ -74,6 +74,7 @@ def ended(run: str, error: str | None = None) -> QueryTerminatedEvent:
         ({"prometheus": CollectorRegistry(), "series": -1}, "series: found -1"),
         ({"prometheus": CollectorRegistry(), "max_delay": "soon"}, "max_delay: found 'soon'"),
         ({"prometheus": CollectorRegistry(), "stuck_after": "5x"}, "stuck_after: found '5x'"),
+        ({"prometheus": CollectorRegistry(), "stuck_after": "0s"}, "stuck_after: found '0s'"),
         ({"cloudwatch": True, "cloudwatch_namespace": "AWS/Mine"}, "cloudwatch_namespace: found"),
     ],
 )
