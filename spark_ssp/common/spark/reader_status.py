@@ -46,13 +46,13 @@ _MARKS: Final = ("maxMillisBehindLatest", "maxOffsetsBehindLatest")
 
 def parsed(offset: Any) -> Any:
     """Return an offset of a progress report: JSON text or a parsed document; before PySpark 4.2 the
-    text of a Python value."""
+    text of a Python value. The offset of a source of another package may be any text."""
     if not isinstance(offset, str):
         return offset
-    try:
-        return json.loads(offset)
-    except ValueError:
-        return ast.literal_eval(offset)
+    for parse in (json.loads, ast.literal_eval):
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+            return parse(offset)
+    return offset
 
 
 def is_status(document: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from spark_ssp.common.spark.reader_status import lacks_status
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model import offset as kinesis
 from spark_ssp.kinesis_source.model.shard import (
@@ -28,6 +29,7 @@ from spark_ssp.operations.snapshot import (
     SourceFormat,
     query_snapshot,
 )
+from tests.support.operations import reports
 from tests.support.operations.reports import kafka_end_offset
 
 ORDERS = StreamName("orders")
@@ -191,3 +193,12 @@ def test_sources_of_other_packages_are_left_out() -> None:
     )
     assert [source.format for source in found.sources] == [SourceFormat.KINESIS]
     assert found.rows == 9
+
+
+def test_the_offsets_of_other_packages_may_be_any_text() -> None:
+    progress = reports.report(reports.end_offset(1), reports.status({0: 7}))
+    for text in ("ts=2026-11-23", "(", "", "[" * 100_000):
+        progress["sources"].append({"endOffset": text, "latestOffset": text, "numInputRows": 1})
+    snapshot = query_snapshot(progress)
+    assert [source.format for source in snapshot.sources] == [SourceFormat.KINESIS]
+    assert not any(map(lacks_status, progress["sources"]))
