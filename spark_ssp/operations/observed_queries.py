@@ -156,7 +156,7 @@ class ObservedQueries:
                     name=snapshot.name,
                     started_ms=snapshot.time_ms,
                 )
-            if not known.is_running or _is_older(snapshot, known.snapshot):
+            if not known.is_running or is_older(snapshot, known.snapshot):
                 return False
             history = self._histories.setdefault(snapshot.run_id, History())
             delays = history.add(snapshot)
@@ -259,7 +259,7 @@ class ObservedQueries:
         self.version += 1
 
 
-def _is_older(snapshot: QuerySnapshot, known: QuerySnapshot | None) -> bool:
+def is_older(snapshot: QuerySnapshot, known: QuerySnapshot | None) -> bool:
     """Return whether a snapshot of a run is older than one that is known. Batches tell, and times
     only of one batch: the clock may step back."""
     if known is None or snapshot.batch_id > known.batch_id:

@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final
 
 from spark_ssp.operations.live_page.events import Event, events_between
-from spark_ssp.operations.observed_queries import Delay, PartKey
+from spark_ssp.operations.observed_queries import Delay, PartKey, is_older
 from spark_ssp.operations.snapshot import (
     QuerySnapshot,
     ReadState,
@@ -234,12 +234,14 @@ class QueryTimeline:
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
 
     def add(self, snapshot: QuerySnapshot, delays: Mapping[PartKey, Delay], limit_ms: int) -> None:
-        """Add the snapshot of a trigger; one that is older than the newest is ignored. `delays`:
-        those of Kafka's partitions. `limit_ms`: the limit of a healthy query's delay."""
+        """Add the snapshot of a trigger; one that is older than the newest of its run is ignored.
+        `delays`: those of Kafka's partitions. `limit_ms`: the limit of a healthy query's delay."""
         before = self.snapshot
-        if before is not None and snapshot.time_ms < before.time_ms:
+        if self.run_id == snapshot.run_id and is_older(snapshot, before):
             return
-        if before is None or snapshot.time_ms > before.time_ms:
+        if before is not None and snapshot.time_ms < before.time_ms:
+            self.sources = []  # the clock was set back: the time that is shown begins again
+        if before is None or snapshot.time_ms != before.time_ms:
             self.dropped += snapshot.dropped or 0
         if self.run_id != snapshot.run_id:
             self.note(snapshot.time_ms, "restarted")

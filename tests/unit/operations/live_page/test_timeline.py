@@ -132,6 +132,14 @@ def test_a_shard_that_another_task_takes_gets_a_second_bar() -> None:
     assert [(bar.task, bar.is_current) for bar in found.bars] == [("0", False), ("3", True)]
 
 
+def test_the_time_begins_again_after_the_clock_was_set_back() -> None:
+    one = snapshot(50, by_id(shard(0, 1, 100)))
+    back = replace(snapshot(2, by_id(shard(0, 1, 200))), batch_id=one.batch_id + 1)
+    found = timeline(one, back)
+    assert [batch.time_ms for batch in found.batches] == [back.time_ms]
+    assert [bar.lag for bar in found.bars] == [200]
+
+
 def test_a_report_repeated_with_its_status_replaces_the_first_and_an_older_one_is_ignored() -> None:
     zero = snapshot(0, by_id(shard(0, 0, 400_000)))
     first = snapshot(1, by_id(shard(0, 0, None)))
