@@ -218,9 +218,10 @@ class Subscription:
             if listener is None or listener.remove(self._consumer):
                 return
             del _listeners[self._session]
-            with suppress(Exception):  # the session may have been stopped before
-                self._session.streams.removeListener(listener)
-            listener.close()
+        listener.close()
+        # Without the lock: a server of Spark Connect that is gone is waited for, for minutes.
+        with suppress(Exception):  # the session may have been stopped before
+            self._session.streams.removeListener(listener)
 
 
 def subscribe(session: SparkSession, name: str, consumer: Consumer) -> Subscription:

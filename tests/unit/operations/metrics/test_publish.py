@@ -150,6 +150,31 @@ def test_metrics_and_live_page_share_a_listener(
     assert session.listeners == []
 
 
+def test_a_session_whose_server_does_not_answer_delays_no_other() -> None:
+    answers, asked = threading.Event(), threading.Event()
+
+    def remove(_: StreamingQueryListener) -> None:
+        asked.set()
+        answers.wait(60)
+
+    silent, other = Session(), Session()
+    silent.streams.removeListener = remove
+    first = publish_metrics(silent.as_spark(), prometheus=CollectorRegistry())
+    stopping = threading.Thread(target=first.stop)
+    stopping.start()
+    assert asked.wait(60)
+    second = threading.Thread(
+        target=lambda: publish_metrics(other.as_spark(), prometheus=CollectorRegistry()).stop(),
+        daemon=True,
+    )
+    second.start()
+    second.join(10)
+    is_done = not second.is_alive()
+    answers.set()
+    stopping.join()
+    assert is_done
+
+
 # --- The listener ---------------------------------------------------------------------------------
 
 
