@@ -334,6 +334,18 @@ def test_the_later_position_of_checkpoint_and_lease_counts(orders: Orders) -> No
 # --- Several checkpoints, output ------------------------------------------------------------------
 
 
+def test_a_damaged_checkpoint_is_a_verdict_among_others(orders: Orders, tmp_path: Path) -> None:
+    orders.run_batch(0, orders.last)
+    torn = WrittenCheckpoint(path=tmp_path / "torn")
+    torn.plan(0, orders.end(orders.last), orders.cloud.clock.now_ms())
+    torn.commit(0, orders.cloud.clock.now_ms())
+    (torn.path / "offsets" / "1").write_text("v1\n", encoding="utf-8")
+    found = orders.cloud.run("status", "--json", str(torn.path), str(orders.checkpoint.path))
+    damaged, well = found.document()["queries"]
+    assert (found.code, damaged["verdict"], well["verdict"]) == (4, "FAILED", "OK")
+    assert "offsets/1" in damaged["findings"][0]["remedy"]
+
+
 def test_the_gravest_of_several_queries_is_the_exit_code(orders: Orders, tmp_path: Path) -> None:
     orders.run_batch(0, orders.last)
     slow = WrittenCheckpoint(path=tmp_path / "slow")
