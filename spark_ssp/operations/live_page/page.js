@@ -32,7 +32,9 @@ function replace(element, html) {
   const open = {};
   element.querySelectorAll("details").forEach(each => { open[each.dataset.key] = each.open; });
   keepScroll(element, () => { element.innerHTML = html; });
-  element.querySelectorAll("details").forEach(each => { each.open = !!open[each.dataset.key]; });
+  element.querySelectorAll("details").forEach(each => {
+    if (each.dataset.key in open) each.open = open[each.dataset.key];
+  });
 }
 
 function arrange(order) {

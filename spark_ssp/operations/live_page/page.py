@@ -189,7 +189,8 @@ def content(
     parts = {"top": overview(assessed, now_ms)}
     if not queries:
         parts["none"] = "<p>No query of kinesis-ssp or kafka-ssp runs.</p>"
-    for query, health in gravest_first(assessed):
+    shown = gravest_first(assessed)
+    for query, health in shown:
         timeline = timelines[query.run_id]
         name = f"q{timeline.number}"
         drawn = draw_parts(timeline, limits, now_ms if query.is_running else None)
@@ -197,8 +198,9 @@ def content(
             parts |= {name: banner(query, health)} | dict(drawn)
         else:
             inner = "\n".join(drawn.values())
+            is_open = " open" if query is shown[0][0] else ""  # none runs
             parts[name] = (
-                f'<details class="ended" data-key="{name}"><summary>{ended_banner(query)}'
+                f'<details class="ended" data-key="{name}"{is_open}><summary>{ended_banner(query)}'
                 f"</summary>{inner}</details>"
             )
     worst = worst_of(assessed)

@@ -281,13 +281,14 @@ def test_a_shard_that_nobody_reads_and_a_dead_owner(
     with running(spark, options, sink, tmp_path) as query:
         wait_for_rows(query, sink, 20)
         on_call.sees(Verdict.OK)
-        # Somebody writes into the table.
+        # Somebody writes into the row of a lease that the query holds, which ends it.
         key = {"leaseKey": "shardId-000000000000"}
         good = table.get_item(Key=key)["Item"]
-        table.put_item(Item=good | {"checkpoint": "yesterday", "leaseOwner": "somebody"})
-        found = on_call.sees(Verdict.STALLED)
-        assert list(found["notRead"]) == ["malformed lease"]
-        table.delete_item(Key=key)  # the remedy
+        table.put_item(Item=good | {"checkpoint": "yesterday"})
+        found = on_call.sees(Verdict.FAILED, by_status=Verdict.STALLED)
+        assert found["notRead"]["malformed lease"] == ["orders/shardId-000000000000"]
+    table.delete_item(Key=key)  # the remedy
+    with running(spark, options, sink, tmp_path):
         on_call.sees(Verdict.OK)
     # The process was killed: its leases keep their owner.
     table.update_item(

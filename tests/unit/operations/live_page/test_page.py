@@ -233,7 +233,14 @@ def test_running_queries_come_first_by_gravity_then_failed_ones_and_ended_ones_a
     assert "ARITHMETIC_OVERFLOW" in found.parts[order[2]]
     assert "20:29:00" in found.parts[order[2]]
     assert all(found.parts[each].startswith("<details") for each in order[2:])
+    assert not any(" open>" in found.parts[each] for each in order)
     checked(page(found))
+
+
+def test_without_a_running_query_the_one_that_ended_last_is_open() -> None:
+    session = Session(snapshot(0, {"a": shard(0, 0)}))
+    session.end("run-1", None, START_MS + MINUTE)
+    assert " open>" in session.content(START_MS + MINUTE).parts["q1"]
 
 
 def test_a_failure_stays_among_the_events_after_a_restart() -> None:
