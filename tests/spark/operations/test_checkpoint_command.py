@@ -4,14 +4,12 @@ record; queries pass a bad record and a damaged checkpoint as the guide says."""
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from tests.support.kafka.queries import KafkaSink, check_read_once
 from tests.support.kafka.topics import KafkaTopics, Record
@@ -57,38 +55,6 @@ def test_kinesis(
     both = itertools.chain(first.batches.values(), second.batches.values())
     assert second.count >= 60
     check_exactly_once(Sink(batches=dict(enumerate(both))), feed.records)
-
-
-def test_a_filter_passes_the_record_that_fails_a_query(
-    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
-) -> None:
-    """As the guide says: the record is one of those of the planned batch, and is the only one that
-    is left out."""
-    feed.create("orders", shards=2)
-    feed.put("orders", 20)
-    sink, checkpoint = Sink(), tmp_path / "checkpoint"
-    run_to_end(load(spark, options), sink, checkpoint)
-    feed.put("orders", 20)
-    bad = feed.records[30]
-
-    def query(orders: DataFrame) -> None:
-        fails = F.col("sequenceNumber") == str(bad.sequence)
-        data = F.when(fails, F.raise_error(F.lit("bad record"))).otherwise(F.col("data"))
-        run_to_end(orders.withColumn("data", data), sink, checkpoint)
-
-    with pytest.raises(StreamingQueryException, match="bad record"):
-        query(load(spark, options))
-    connection = ["--endpoint-url", feed.endpoint_url, "--region", "us-east-1"]
-    keys = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
-    arguments = ("--checkpoint", str(checkpoint), *connection, "--json")
-    found = run("tail", *arguments, environment=keys)
-    assert found.code == 0, found.err
-    shown = [json.loads(line) for line in found.out.splitlines()]
-    assert {row["position"] for row in shown} <= {str(one.sequence) for one in feed.records[20:]}
-    assert str(bad.sequence) in {row["position"] for row in shown}
-    is_bad = (F.col("shardId") == bad.shard) & (F.col("sequenceNumber") == str(bad.sequence))
-    query(load(spark, options).where(~is_bad))
-    check_exactly_once(sink, [record for record in feed.records if record != bad])
 
 
 @pytest.mark.parametrize("damaged", ["offsets", "commits", "planned"])

@@ -3,6 +3,7 @@ status`, the metrics and the live page alone, follows the remedy, and it works."
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,7 @@ from typing import Any, Final
 import boto3
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp import publish_metrics, serve_live_page
@@ -81,6 +83,13 @@ class OnCall:
         assert found.out, found.err
         (query,) = found.document()["queries"]
         return query
+
+    def planned_records(self) -> list[Any]:
+        """The records of the batch in progress, as `spark-ssp tail` shows them."""
+        arguments = ("--checkpoint", str(self._checkpoint), *self._arguments, "--json")
+        found = run("tail", *arguments, environment=_KEYS)
+        assert found.code == 0, found.err
+        return [json.loads(line) for line in found.out.splitlines()]
 
     def scraped(self, **labels: str) -> str | None:
         """The gravest verdict of the metrics; None without one."""
@@ -226,6 +235,44 @@ def test_a_slow_sink_and_one_that_hangs(
     query = start(load(spark, options), sink, tmp_path / "orders", "available now")
     query.awaitTermination()
     check_exactly_once(sink, feed.records)
+
+
+def test_a_poisoned_record(
+    spark: SparkSession,
+    feed: EmbeddedFeed,
+    options: dict[str, str],
+    on_call: OnCall,
+    tmp_path: Path,
+) -> None:
+    """The record is one of those of the planned batch, and the only one that is left out."""
+    feed.create("orders", shards=2)
+    feed.put("orders", 20)
+    sink = Sink()
+    with running(spark, options, sink, tmp_path) as query:
+        wait_for_rows(query, sink, 20)
+    feed.put("orders", 20)
+    bad = feed.records[30]
+
+    def query_of(orders: DataFrame) -> DataFrame:
+        fails = F.col("sequenceNumber") == str(bad.sequence)
+        data = F.when(fails, F.raise_error(F.lit("bad record"))).otherwise(F.col("data"))
+        return orders.withColumn("data", data)
+
+    query = start(query_of(load(spark, options)), sink, tmp_path / "orders")
+    assert "bad record" in failure_of(query)
+    found = on_call.sees(Verdict.FAILED, by_status=Verdict.STALLED)
+    assert found["stuckIn"] == ["tasks", "sink"]
+    shown = on_call.planned_records()
+    assert {row["position"] for row in shown} <= {str(one.sequence) for one in feed.records[20:]}
+    assert str(bad.sequence) in {row["position"] for row in shown}
+    is_bad = (F.col("shardId") == bad.shard) & (F.col("sequenceNumber") == str(bad.sequence))
+    query = start(query_of(load(spark, options).where(~is_bad)), sink, tmp_path / "orders")
+    try:
+        wait_for_rows(query, sink, 39)
+        on_call.sees(Verdict.OK)
+    finally:
+        query.stop()
+    check_exactly_once(sink, [record for record in feed.records if record != bad])
 
 
 def test_a_throttled_shard(
