@@ -313,6 +313,8 @@ class BatchAlignment:
     tolerance_ms: int = TOLERANCE_MS
     bound: Bound | None = None
     """The bound of the batch planned last."""
+    spared: frozenset[ShardKey] = frozenset()
+    """The shards that the bound did not cut, in the batch planned last."""
     outcome: Alignment | None = None
     """Of the batch planned last; None before the first one."""
     _left_behind: set[ShardKey] = field(default_factory=set)
@@ -393,6 +395,7 @@ class BatchAlignment:
         awaited = {key: since for key, since in unread.items() if key not in gone}
         self.bound = oldest_unread(awaited)
         aligned = dict(advances)
+        self.spared = frozenset()
         held: list[ShardKey] = []
         if self.bound is not None:
             until = self.bound.time
@@ -401,6 +404,7 @@ class BatchAlignment:
             # unless it is no record's arrival: they may contain younger ones.
             oldest = {key for key in awaited if awaited[key] <= until and key not in unknown}
             spared = oldest | {older for key in oldest for older in _ancestors_of(key, listings)}
+            self.spared = frozenset(spared)
             aligned, short = self._cut(states, advances, results, until, spared)
             while short:
                 # What these shards leave unread bounds the others too.

@@ -310,7 +310,10 @@ class EndOffsetFinder:
         if self._is_aligned:
             shares = rated_shares(behind, limits, self._cursors_at(behind), self._left_behind)
             if self._has_stalled:
-                shares = {key: replace(share, until=None) for key, share in shares.items()}
+                # The limit went to shards that the bound then cut.
+                first = behind.keys() & self.alignment.spared or behind.keys()
+                shares = {key: replace(shares[key], until=None) for key in first}
+                behind = {key: behind[key] for key in first}
             behind = {key: state for key, state in behind.items() if self._may_advance(key, shares)}
             shares = {key: shares[key] for key in behind}
         else:

@@ -388,3 +388,17 @@ def test_a_shard_that_closes_while_its_latest_record_is_looked_up_waits_at_its_e
     orders.put(20)
     orders.run(20)
     orders.check_all_read()
+
+
+def test_a_limit_is_not_spent_on_shards_that_the_batch_cuts(scenes: ExitStack) -> None:
+    """The records of a child claim to be older than those of its parent, and of the other shards,
+    to which the limit of one record would go each time."""
+    orders = scene(scenes, shards=3, maxRecordsPerTrigger="1")
+    for number in range(60):
+        orders.put(1, key=f"key-{number}")
+    orders.world.split(STREAM, 1)
+    for number in range(20):
+        orders.world.put(STREAM, f"key-{number}", shift_ms=-900)
+    orders.start(trigger=Trigger.AVAILABLE_NOW)
+    orders.run(100)
+    orders.check_all_read()
