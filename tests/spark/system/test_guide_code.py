@@ -59,6 +59,7 @@ ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "questions": (2, "test_guides.py executes the start; the other is a fragment of a job"),
     "recipes": (1, "the rehearsal of json_records makes the same call"),
     "standalone": (1, "needs a cluster"),
+    "troubleshooting": (2, "tests/spark/operations/test_drill.py follows them"),
 }
 """The other pages: the number of their blocks that are no recipes, and where they run, or why they
 do not. Blocks that are files of `examples/recipes` run in tests/spark/recipes."""

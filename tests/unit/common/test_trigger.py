@@ -80,9 +80,10 @@ def test_every_limit_is_named_at_once() -> None:
 
 
 def test_no_option_that_may_bound_a_batch_is_forgotten() -> None:
-    """A new `max...` option is decided upon here. `maxRecords` is refused in a stream."""
+    """A new `max...` option is decided upon here. `maxRecords` is refused in a stream, and
+    `maxRecordsPerPartition` bounds the task, not the batch."""
     sizes = {"maxRecordsPerFetch", "maxBytesInFlight", "maxLeasesPerWorker", "maxTriggerDelay"}
-    sizes |= {"maxRecords"}
+    sizes |= {"maxRecords", "maxRecordsPerPartition"}
     every = {spec.name for spec in (*KINESIS_OPTIONS.options, *KAFKA_OPTIONS.options)}
     named = {name for name in every if name.startswith("max")} - sizes
     limits = {str(param.id).lower() for param in LIMITS} - {"applicationname"}
