@@ -310,8 +310,9 @@ class EndOffsetFinder:
         if self._is_aligned:
             shares = rated_shares(behind, limits, self._cursors_at(behind), self._left_behind)
             if self._has_stalled:
-                # The limit went to shards that the bound then cut.
-                first = behind.keys() & self.alignment.spared or behind.keys()
+                # If the limit went to shards that the bound then cut, the others come first.
+                first = behind.keys() & self.alignment.spared if self._is_held else set()
+                first = first or set(behind)
                 shares = {key: replace(shares[key], until=None) for key in first}
                 behind = {key: behind[key] for key in first}
             behind = {key: state for key, state in behind.items() if self._may_advance(key, shares)}
