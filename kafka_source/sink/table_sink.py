@@ -7,7 +7,6 @@ task are visible at once, and after a failure Spark writes the batch again (at l
 
 from __future__ import annotations
 
-import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -24,6 +23,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from spark_ssp.common import clock
 from spark_ssp.common.logs import show_logs
 from spark_ssp.common.spark.batch_plan import TaskWrite, task_of_batch_write, task_of_query
 from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
@@ -51,7 +51,7 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
         self._options, self._columns = _prepare(raw_options, schema)
         self._source, self._batch = self._options.batch_write or (str(uuid.uuid4()), 0)
-        self._attempt_ms = _now_ms()
+        self._attempt_ms = clock.now_ms()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
@@ -76,7 +76,7 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
             from spark_ssp.common.options.shared import batch_write_in_stream_error
 
             raise batch_write_in_stream_error("kafka-ssp")
-        self._attempt_ms = _now_ms()
+        self._attempt_ms = clock.now_ms()
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
@@ -99,10 +99,6 @@ def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOp
     # Creating a producer, which connects later, validates the properties.
     release_producer(options.client, acquire_producer(options.client))
     return options, columns
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000
 
 
 def _write(

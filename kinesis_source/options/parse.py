@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
+from spark_ssp.common import clock
 from spark_ssp.common.options.shared import trigger_problems
 from spark_ssp.common.options.spec import (
     BadValueError,
@@ -81,7 +81,7 @@ def parse_options(
     query: QueryKind = QueryKind.STREAM,
     *,
     pyspark_without_limits: str | None = None,
-    now_ms: Callable[[], int] = lambda: time.time_ns() // 10**6,
+    now_ms: Callable[[], int] = clock.now_ms,
 ) -> KinesisOptions:
     """Parse and check the options; log a warning for those without effect.
 

@@ -543,28 +543,28 @@ def _pace(part: Part, future: Outlook) -> str:
 
 def _unknown_findings(query: Query, parts: Sequence[Part], state: State) -> Iterable[Finding]:
     if query.committed is None and query.in_progress is None:
-        yield _unknown("no batch was planned yet", "look again when the query has run a batch")
+        yield unknown("no batch was planned yet", "look again when the query has run a batch")
     elif state is State.UNKNOWN:
-        yield _unknown(
+        yield unknown(
             "it is not known whether the query makes progress: the time of its last batch, or a "
             "delay, is missing",
             "look at the query's driver",
         )
     unmeasured = [part.name for part in _unmeasured(parts) if not part.is_lost]
     if unmeasured:
-        yield _unknown(
+        yield unknown(
             f"the delay of {abbreviate(unmeasured, _NAMED)} is not known",
             "look again after the next batch; if it stays so, check that the shards and the "
             "leaders of the partitions answer",
         )
     if not query.parts and not query.is_spare and not query.findings:
-        yield _unknown(
+        yield unknown(
             "nothing that it reads could be measured",
             "name the checkpoint of a query of kinesis-ssp or kafka-ssp",
         )
     unseen = [part.name for part in parts if part.reader is Reader.UNKNOWN]
     if unseen:
-        yield _unknown(
+        yield unknown(
             f"it is not known whether the owners of {abbreviate(unseen, _NAMED)} live: no renewal "
             "was seen, and not for long enough to be stale",
             "read again with a longer --wait than --failover",
@@ -576,5 +576,6 @@ def _unmeasured(parts: Iterable[Part]) -> list[Part]:
     return [part for part in parts if part.committed.ms is None and not part.reader.is_missing]
 
 
-def _unknown(reason: str, remedy: str) -> Finding:
+def unknown(reason: str, remedy: str) -> Finding:
+    """Return the finding for something that is not known."""
     return Finding(verdict=Verdict.UNKNOWN, reason=reason, remedy=remedy)

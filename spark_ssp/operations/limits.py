@@ -21,15 +21,7 @@ def limits_of(subject: str, **given: str) -> Limits:
         try:
             found[f"{name}_ms"] = duration(1, YEAR_MS)(text)
         except BadValueError as error:
-            fault = error.faults[0]
-            problems.append(
-                OptionProblem(
-                    option=name,
-                    found=fault.found,
-                    expected=fault.expected,
-                    next_step=fault.next_step,
-                )
-            )
+            problems += error.problems(name)
     if problems:
         raise InvalidOptionsError(subject, problems)
     return Limits(**found)

@@ -1,10 +1,10 @@
 """The queries of a session as its driver observes them, and their health, for metrics and page.
 
 Two things are observed: the report of each trigger (`QuerySnapshot`), and the phase that a query is
-in (`Phase`). A batch that hangs sends no report, so a delay is computed for
-the time at which it is asked for: a query that committed all records up to a time ten minutes ago
-is ten minutes behind, whatever its last report said. That is an upper bound of the age of the
-oldest record that is in no committed batch: whether one arrived in these minutes is not known.
+in (`Phase`). A batch that hangs sends no report, so a delay is computed for the time at which it is
+asked for: a query that committed all records up to a time ten minutes ago is ten minutes behind,
+whatever its last report said. That is an upper bound of the age of the oldest record that is in no
+committed batch: whether one arrived in these minutes is not known.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from spark_ssp.operations.health import (
     Reader,
     Verdict,
     assess,
+    unknown,
 )
 from spark_ssp.operations.snapshot import (
     QuerySnapshot,
@@ -326,10 +327,9 @@ def query_facts(
     )
 
 
-_READS_NOTHING: Final = Finding(
-    verdict=Verdict.UNKNOWN,
-    reason="the query reads no shard and no partition",
-    remedy="check that its streams and topics exist, and that subscribePattern matches a topic",
+_READS_NOTHING: Final = unknown(
+    "the query reads no shard and no partition",
+    "check that its streams and topics exist, and that subscribePattern matches a topic",
 )
 
 
@@ -365,10 +365,9 @@ def _first(
         return ()
     if age <= limits.stuck_after_ms or phase is Phase.WAITING:
         return (
-            Finding(
-                verdict=Verdict.UNKNOWN,
-                reason=f"the query was started {duration_text(age)} ago and has reported no batch",
-                remedy="look again when it has run one",
+            unknown(
+                f"the query was started {duration_text(age)} ago and has reported no batch",
+                "look again when it has run one",
             ),
         )
     return (

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import re
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -31,6 +30,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_ssp.common import clock
 from spark_ssp.common.spark.query_lag import source_statuses
 from spark_ssp.common.spark.reader_status import Status, lacks_status, status_in
 from spark_ssp.operations.observed_queries import ObservedQueries, phase_of
@@ -61,9 +61,7 @@ class Consumer(Protocol):
 class ProgressListener(StreamingQueryListener):
     """The listener of one session."""
 
-    def __init__(
-        self, session: SparkSession, *, now_ms: Callable[[], int] = lambda: time.time_ns() // 10**6
-    ) -> None:
+    def __init__(self, session: SparkSession, *, now_ms: Callable[[], int] = clock.now_ms) -> None:
         self._session = session
         self._now_ms = now_ms
         self.queries = ObservedQueries()
@@ -280,7 +278,6 @@ class StatusPoller:
     * An idle query sends no report, only an event without content, but its lag may grow: if probes
       of its shards fail, it plans no batch. Its last report, which Spark renews, is requested
       instead.
-
     * A batch that hangs sends no report. So the phase of each query is read in every period, as
       long as there is one.
 

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from spark_ssp.common import clock
 from spark_ssp.common.errors import ServiceUnavailableError, printable
 from spark_ssp.common.times import time_text
 from spark_ssp.kinesis_source.model.shard import (
@@ -49,7 +50,7 @@ class Environment:
     """Waits, in seconds."""
 
 
-SYSTEM = Environment(now_ms=lambda: time.time_ns() // 1_000_000, sleep=time.sleep)
+SYSTEM = Environment(now_ms=clock.now_ms, sleep=time.sleep)
 
 
 class Screen:

@@ -36,13 +36,14 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     to_millis,
 )
-from spark_ssp.operations.health import Finding, Health, Limits, Query, Verdict, assess
+from spark_ssp.operations.health import Health, Limits, Query, assess, unknown
 from spark_ssp.operations.inspection.checkpoint_folder import (
     CheckpointFolderError,
     Folder,
     open_folder,
 )
 from spark_ssp.operations.inspection.lease_table import LeaseTable
+from spark_ssp.operations.inspection.query_facts import batches_in
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
     LoggedBatch,
@@ -261,7 +262,7 @@ class CheckpointHealth:
             facts = facts_of(self._folder, read_checkpoint(self._folder, self._location))
         except CheckpointFolderError as error:
             reason = f"the state of the checkpoint is not known: found {error.found}"
-            facts = Query(findings=(_unknown(reason, error.next_step),))
+            facts = Query(findings=(unknown(reason, error.next_step),))
         if self._known != (before, facts):
             self._known = before, facts
             self.version += 1
@@ -280,25 +281,12 @@ class CheckpointHealth:
 
 
 def facts_of(folder: Folder, checkpoint: Checkpoint) -> Query:
-    """Return the facts that a checkpoint shows by itself."""
-    newest = checkpoint.planned or checkpoint.last
-    committed = checkpoint.committed
-    return Query(
-        committed=committed,
-        committed_at_ms=None if committed is None else folder.modified_ms(f"commits/{committed}"),
-        in_progress=None if checkpoint.planned is None else checkpoint.planned.batch,
-        planned_at_ms=None if newest is None else newest.planned_ms,
-        findings=(
-            _unknown(
-                "a checkpoint shows neither the committed delay nor the readers of shards",
-                f"spark-ssp status {checkpoint.location} measures both",
-            ),
-        ),
+    """Return the facts that a checkpoint shows by itself, and the remark that there are others."""
+    remark = unknown(
+        "a checkpoint shows neither the committed delay nor the readers of shards",
+        f"spark-ssp status {checkpoint.location} measures both",
     )
-
-
-def _unknown(reason: str, remedy: str) -> Finding:
-    return Finding(verdict=Verdict.UNKNOWN, reason=reason, remedy=remedy)
+    return replace(batches_in(folder, checkpoint), findings=(remark,))
 
 
 # --- The batches of a checkpoint as snapshots -----------------------------------------------------

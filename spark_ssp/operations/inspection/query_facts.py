@@ -9,7 +9,7 @@ of a batch.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from spark_ssp.checkpoint.leases.lease import LeaseTableError
@@ -19,7 +19,7 @@ from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import Offset
-from spark_ssp.operations.health import Finding, Limits, Part, Query, Verdict
+from spark_ssp.operations.health import Finding, Limits, Part, Query, unknown
 from spark_ssp.operations.inspection.checkpoint_folder import Folder
 from spark_ssp.operations.inspection.kafka_parts import kafka_parts
 from spark_ssp.operations.inspection.kinesis_parts import kinesis_parts
@@ -80,6 +80,11 @@ def read_query(folder: Folder, checkpoint: Checkpoint, around: Surroundings) -> 
             more, found = [], [_not_measured(source, reason, error.next_step)]
         parts += more
         findings += found
+    return replace(batches_in(folder, checkpoint), parts=tuple(parts), findings=tuple(findings))
+
+
+def batches_in(folder: Folder, checkpoint: Checkpoint) -> Query:
+    """Return the facts that a checkpoint shows by itself: the batches and their times."""
     newest = checkpoint.planned or checkpoint.last
     committed = checkpoint.committed
     return Query(
@@ -87,8 +92,6 @@ def read_query(folder: Folder, checkpoint: Checkpoint, around: Surroundings) -> 
         committed_at_ms=None if committed is None else _committed_at(folder, committed),
         in_progress=None if checkpoint.planned is None else checkpoint.planned.batch,
         planned_at_ms=None if newest is None else newest.planned_ms,
-        parts=tuple(parts),
-        findings=tuple(findings),
     )
 
 
@@ -121,10 +124,8 @@ def _read_source(
 
 
 def _not_measured(source: Source, reason: str, remedy: str) -> Finding:
-    return Finding(
-        verdict=Verdict.UNKNOWN,
-        reason=f"the delay of source {source.index} ({source.format}) is not known: {reason}",
-        remedy=remedy,
+    return unknown(
+        f"the delay of source {source.index} ({source.format}) is not known: {reason}", remedy
     )
 
 

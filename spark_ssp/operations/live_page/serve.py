@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import time
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
+from spark_ssp.common import clock
 from spark_ssp.common.spark.requirement import missing_extra
 from spark_ssp.operations.limits import limits_of
 from spark_ssp.operations.live_page.page import page
@@ -40,12 +40,12 @@ class LivePage:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page as it is to a file, without scripts; after `stop()`, as it was then."""
-        content = self._timelines.render(self._stopped_ms or _now_ms())
+        content = self._timelines.render(self._stopped_ms or clock.now_ms())
         Path(path).write_text(page(content), encoding="utf-8")
 
     def stop(self) -> None:
         """Stop serving the page. Queries continue. Has no effect the second time."""
-        self._stopped_ms = self._stopped_ms or _now_ms()
+        self._stopped_ms = self._stopped_ms or clock.now_ms()
         self._subscription.close()
         self._server.stop()
 
@@ -86,7 +86,3 @@ def serve_live_page(
         raise
     _log.info("live page: %s", server.url.partition("?")[0])
     return LivePage(subscription, timelines, server)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 10**6

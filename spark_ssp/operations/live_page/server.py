@@ -7,7 +7,6 @@ import json
 import secrets
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from spark_ssp.common import clock
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.common.options.values import is_loopback
 from spark_ssp.operations.live_page.page import Content, changes, page
@@ -49,17 +49,13 @@ class _Rendered:
     content: Content
 
 
-def _system_ms() -> int:
-    return time.time_ns() // 10**6
-
-
 def start_server(
     timelines: Timelines,
     *,
     host: str,
     port: int,
     token: str | None,
-    now_ms: Callable[[], int] = _system_ms,
+    now_ms: Callable[[], int] = clock.now_ms,
 ) -> PageServer:
     """Serve the page of timelines. An address that other machines can reach needs a token, which is
     random unless it is given. Raises InvalidOptionsError for an address that cannot be used, and
@@ -111,7 +107,7 @@ class PageServer:
         host: str,
         port: int,
         token: str | None,
-        now_ms: Callable[[], int] = _system_ms,
+        now_ms: Callable[[], int] = clock.now_ms,
     ) -> None:
         self._timelines = timelines
         self._now_ms = now_ms

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from pyspark.sql import SparkSession
 
+from spark_ssp.common import clock
 from spark_ssp.common.spark.requirement import missing_extra
 from spark_ssp.operations.limits import limits_of
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
@@ -165,7 +166,7 @@ def _add_cloudwatch(
         namespace=namespace,
         series=series,
         monotonic=time.monotonic,
-        now_ms=lambda: time.time_ns() // 10**6,
+        now_ms=clock.now_ms,
     )
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,9 +30,11 @@ from tests.support.kinesis.feeds import EmbeddedFeed, options_for
 from tests.support.operations.command import run
 from tests.support.operations.metrics import Scrape
 from tests.support.servers.kafka_broker import KafkaBrokers
+from tests.support.spark import queries
 from tests.support.spark.queries import (
     DEADLINE_S,
     Sink,
+    TakesBatches,
     check_exactly_once,
     failure_of,
     load,
@@ -183,18 +185,10 @@ def traffic(feed: EmbeddedFeed, *streams: str) -> Iterator[None]:
         thread.join()
 
 
-@contextmanager
 def running(
-    spark: SparkSession,
-    options: Mapping[str, str],
-    sink: Callable[[DataFrame, int], None],
-    folder: Path,
-) -> Iterator[StreamingQuery]:
-    query = start(load(spark, options), sink, folder / "orders")
-    try:
-        yield query
-    finally:
-        query.stop()
+    spark: SparkSession, options: Mapping[str, str], sink: TakesBatches, folder: Path
+) -> AbstractContextManager[StreamingQuery]:
+    return queries.running(load(spark, options), sink, folder / "orders")
 
 
 def test_a_slow_sink_and_one_that_hangs(
