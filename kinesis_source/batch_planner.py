@@ -254,6 +254,7 @@ class BatchPlanner:
         if self.leases is not None and self.leases.drain(start):
             self.leases.pause()
             return None
+        self._recall(start)
         self._end_finder.wait(start.states, limits)
         began = self._monotonic()
         while True:
@@ -302,6 +303,12 @@ class BatchPlanner:
         if end is not None and self.last_batch is not None:
             warn_of_next_batches(with_unread_children(end, self.last_batch.listings))
         return end
+
+    def _recall(self, start: Offset) -> None:
+        """Take over what the checkpoint knows of the streams."""
+        for name, entry in start.streams.items():
+            if entry.retention is not None:
+                self._discovery.recall(name, entry.created, entry.retention)
 
     def _search(
         self, start: Offset, limits: Limits, *, changed: bool, reach_targets: bool
@@ -355,7 +362,7 @@ class BatchPlanner:
         if same and not self._is_caught_up_time_old(start, advances):
             self._observe_placement(end)
             return None, awaited
-        end = replace(end, streams=self._with_placement(start, end, listings))
+        end = replace(end, streams=self._with_facts(start, end, listings))
         self._has_planned = True
         return end, awaited
 
@@ -455,6 +462,7 @@ class BatchPlanner:
         """Report the records that a batch from a checkpoint leaves out, before it is run."""
         if self._has_planned or self.leases is not None:
             return
+        self._recall(start)
         try:
             listings = self._discovery.listings(self._streams)
         except StreamNotFoundError:
@@ -610,11 +618,15 @@ class BatchPlanner:
             for name, entry in end.streams.items():
                 self._placement.observe(self._streams[name], entry.created)
 
-    def _with_placement(
+    def _with_facts(
         self, start: Offset, end: Offset, listings: Listings
     ) -> dict[StreamName, StreamEntry]:
-        """Return the streams of `end`, with the proof of where the batch's records were placed."""
-        streams = dict(end.streams)
+        """Return the streams of `end`, with their retention and the proof of where the batch's
+        records were placed."""
+        streams = {
+            name: replace(entry, retention=self._discovery.retention(self._streams[name]))
+            for name, entry in end.streams.items()
+        }
         for name, entry in end.streams.items() if self._options.deaggregate else ():
             moved = [
                 key.shard
@@ -629,7 +641,7 @@ class BatchPlanner:
             since = self._placement.proven_since(ref, entry.created)
             if since is not None:
                 placement = KeyPlacement(since=since, families=found)
-                streams[name] = replace(entry, placement=placement)
+                streams[name] = replace(streams[name], placement=placement)
         return streams
 
     def _is_caught_up_time_old(

@@ -115,7 +115,10 @@ def plan_read(
         BEFORE_FIRST_BATCH,
         Offset(
             slots=1,
-            streams={name: StreamEntry(created=time) for name, time in created.items()},
+            streams={
+                ref.name: StreamEntry(created=created[ref.name], retention=discovery.retention(ref))
+                for ref in options.streams
+            },
             assignment=dict.fromkeys(found.states, SlotId(0)),
             states={
                 key: replace(state, resume_from=starts[key]) for key, state in found.states.items()

@@ -11,6 +11,9 @@
   `ShardState.resume_from`, and `follows` (a list of shards) is `ShardState.follows`.
 * `streams.<name>.start` is contained only in the first offset that has the stream: the start of its
   shards. So a replay of a query's first batch needs no option and no call.
+* `streams.<name>.retention` is the stream's retention in milliseconds, and `kept`, after it was
+  raised, the time since when records are kept by it (`Retention`): a query that starts again knows
+  what expired before. Offsets of older releases have neither.
 * `streams.<name>.leases` is the lease table by which the shards are shared, if they are: then the
   offset holds only this worker's shards.
 * `streams.<name>.placement` is contained only where the batch that ends here may leave user records
@@ -40,6 +43,7 @@ from spark_ssp.kinesis_source.model.shard import (
     KeyPlacement,
     Latest,
     Position,
+    Retention,
     SequenceNumber,
     ShardEnd,
     ShardState,
@@ -65,12 +69,13 @@ _SHAPE = frozenset({"v", "slots", "streams", "ssp"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamEntry:
     """A stream in an offset: its creation time, its start while it is new to the query, the lease
-    table by which its shards are shared (None: the query has all of them), and `placement` for the
-    batch that ends with this offset."""
+    table by which its shards are shared (None: the query has all of them), its retention (None:
+    unknown), and `placement` for the batch that ends with this offset."""
 
     created: EpochMillis
     start: StartingPosition | None = None
     leases: str | None = None
+    retention: Retention | None = None
     placement: KeyPlacement | None = None
 
 
@@ -127,6 +132,10 @@ def _encode_stream(entry: StreamEntry) -> Json:
         document["start"] = _encode_start(entry.start)
     if entry.leases is not None:
         document["leases"] = entry.leases
+    if entry.retention is not None:
+        document["retention"] = entry.retention.millis
+        if entry.retention.kept_since is not None:
+            document["kept"] = entry.retention.kept_since
     if entry.placement is not None:
         document["placement"] = {
             "since": entry.placement.since,
@@ -215,6 +224,7 @@ def _decode_v1(document: Json) -> Offset:
                 created=EpochMillis(whole_number(entry["created"])),
                 start=_decode_start(entry["start"]) if "start" in entry else None,
                 leases=_table_name(entry["leases"]) if "leases" in entry else None,
+                retention=_decode_retention(entry),
                 placement=_decode_placement(entry["placement"]) if "placement" in entry else None,
             )
             for name, entry in document["streams"].items()
@@ -250,6 +260,13 @@ def _table_name(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"{value!r} is not a table name")
     return value
+
+
+def _decode_retention(entry: Json) -> Retention | None:
+    if "retention" not in entry:
+        return None
+    since = EpochMillis(whole_number(entry["kept"])) if "kept" in entry else None
+    return Retention(millis=whole_number(entry["retention"]), kept_since=since)
 
 
 def _decode_placement(document: Json) -> KeyPlacement:

@@ -16,6 +16,7 @@ from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
     ConsumerArn,
     EpochMillis,
+    Retention,
     SequenceNumber,
     ShardEnd,
     ShardState,
@@ -55,7 +56,8 @@ class ShardRange:
 
     `hash_range` is optional: it is unknown in a replay, and the reader then requests it if it meets
     an aggregated record. `created` is the stream's creation time when the batch was planned:
-    another value at reading time means that the stream was deleted and recreated.
+    another value at reading time means that the stream was deleted and recreated. `retention` is
+    that of the end offset, and None if that is of an older release.
     `start_caught_up_ms` is `ShardState.last_caught_up_ms` of the start: everything that follows the
     start arrived after it. `expect_first` is `ShardState.first` of the end: for a start that names
     no record, the record with which the range begins. `expected`, unknown in a replay, changes the
@@ -71,6 +73,7 @@ class ShardRange:
     shard: ShardId
     hash_range: HashRange | None
     created: EpochMillis
+    retention: Retention | None = None
     start: RangeStart
     start_caught_up_ms: EpochMillis | None
     expect_first: SequenceNumber | None

@@ -127,6 +127,33 @@ class StreamDescription:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """The retention of a stream, and since when records are kept by it: one that expired before the
+    retention was raised does not return."""
+
+    millis: int
+    kept_since: EpochMillis | None = None
+    """Records that arrived earlier may have expired before the retention was raised. None: it is
+    not known to have been raised."""
+
+    @classmethod
+    def described(cls, millis: int, *, now: EpochMillis, before: Retention | None) -> Retention:
+        """Return the retention as it is described now, after the one known `before`. When it was
+        raised is unknown, so what had expired by now under the old one counts as expired."""
+        if before is None:
+            return cls(millis=millis)
+        since = before.kept_since
+        if millis > before.millis:
+            since = EpochMillis(max(now - before.millis, since or 0))
+        return cls(millis=millis, kept_since=since)
+
+    def kept_ms(self, now: EpochMillis) -> int:
+        """Return the age up to which records are surely kept."""
+        since = self.kept_since
+        return self.millis if since is None else max(0, min(self.millis, now - since))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class KeyPlacement:
     """The proof of where the records of a stream's batch were placed.
 

@@ -59,7 +59,8 @@ class Evidence:
 
     found: SequenceNumber | None
     time: EpochMillis
-    retention_ms: int
+    kept_ms: int
+    """The age up to which records are surely kept (`Retention.kept_ms`)."""
     recreated: bool = False
     parent_listed: bool = False
 
@@ -81,7 +82,7 @@ def judge(start: ShardState, evidence: Evidence) -> Verdict:
     anchor = anchor_of(start)
     if anchor is not None and evidence.found is not None and int(evidence.found) == int(anchor):
         return Verdict.WHOLE
-    kept_ms = evidence.retention_ms - CLOCK_UNCERTAINTY_MS
+    kept_ms = evidence.kept_ms - CLOCK_UNCERTAINTY_MS
     since = start.last_caught_up_ms
     if since is not None and isinstance(start.position, AtTimestamp):
         since = max(since, start.position.millis)
@@ -115,23 +116,23 @@ trimmed within this time, its end could be gone before any task reads it."""
 
 
 def limited_start(
-    start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int
+    start: ShardState, created: EpochMillis, now: EpochMillis, kept_ms: int
 ) -> Position:
     """Return the position where a batch under a limit starts to search for its first record:
     `start`, or a margin after the horizon if the stream is older than its retention and the query
     has read nothing of the shard."""
-    spared = EpochMillis(now - retention_ms + START_MARGIN_MS)
+    spared = EpochMillis(now - kept_ms + START_MARGIN_MS)
     aside = is_unpromised(start) and isinstance(start.position, TrimHorizon) and created < spared
     return AtTimestamp(millis=spared) if aside else start.position
 
 
 def kept_since(
-    start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int, *, limited: bool
+    start: ShardState, created: EpochMillis, now: EpochMillis, kept_ms: int, *, limited: bool
 ) -> EpochMillis:
     """Return the arrival time of the oldest record that is certainly read: older ones may be
     trimmed, or left out by a batch under a limit."""
-    kept = EpochMillis(now - retention_ms + CLOCK_UNCERTAINTY_MS)
-    begin = limited_start(start, created, now, retention_ms) if limited else start.position
+    kept = EpochMillis(now - kept_ms + CLOCK_UNCERTAINTY_MS)
+    begin = limited_start(start, created, now, kept_ms) if limited else start.position
     return max(kept, begin.millis) if isinstance(begin, AtTimestamp) else kept
 
 
@@ -282,7 +283,7 @@ def check_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, 
         warn_start_moved(key, first=start.first, found=evidence.found)
     if verdict is not Verdict.LOST:
         return
-    trimmed = trimmed_record(start, retention_ms=evidence.retention_ms)
+    trimmed = trimmed_record(start, kept_ms=evidence.kept_ms)
     report_data_loss(f"shard {key}", found=trimmed.found, expected=trimmed.expected, fail=fail)
 
 
@@ -293,12 +294,12 @@ class Trimmed(NamedTuple):
     expected: str
 
 
-def trimmed_record(start: ShardState, *, retention_ms: int) -> Trimmed:
+def trimmed_record(start: ShardState, *, kept_ms: int) -> Trimmed:
     """Return the parts of the error for the record of `start`."""
     seen = start.last_caught_up_ms
     return Trimmed(
         found="the last record read trimmed"
         + ("" if seen is None else f", and the shard last caught up at {time_text(seen)}"),
-        expected=f"progress within the stream's retention ({duration_text(retention_ms)}), so that "
-        "nothing that follows can have been trimmed",
+        expected="progress within the time for which records are kept "
+        f"({duration_text(kept_ms)}), so that nothing that follows can have been trimmed",
     )

@@ -119,6 +119,7 @@ def _shard_range(
         expected=expected,
         stragglers=_stragglers(key, end),
         created=end.streams[key.stream].created,
+        retention=end.streams[key.stream].retention,
         start=first,
         start_caught_up_ms=before.last_caught_up_ms,
         expect_first=state.first,

@@ -12,7 +12,13 @@ from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.logs import Detail, abbreviate
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import KinesisService
-from spark_ssp.kinesis_source.model.shard import EpochMillis, Shard, StreamDescription, StreamRef
+from spark_ssp.kinesis_source.model.shard import (
+    EpochMillis,
+    Retention,
+    Shard,
+    StreamDescription,
+    StreamRef,
+)
 from spark_ssp.kinesis_source.planning.active_shards import Listings
 
 T = TypeVar("T")
@@ -47,8 +53,7 @@ class _Known:
     shards: dict[ShardId, Shard]
     listed_at: float
     described_at: float
-    kept_ms: int
-    """The age of the oldest records that were surely kept at `described_at`."""
+    retention: Retention
     failing_since: float | None = None
     listed_now_at: float | None = None
 
@@ -64,6 +69,7 @@ class ShardDiscovery:
         self._interval_ms = interval_ms
         self._monotonic = monotonic
         self._known: dict[StreamName, _Known] = {}
+        self._recalled: dict[StreamName, tuple[EpochMillis, Retention]] = {}
         self._frozen = False
 
     def service_time(self) -> EpochMillis:
@@ -74,10 +80,24 @@ class ShardDiscovery:
         """Return the description, at most `DESCRIBE_INTERVAL_MS` older than the listing."""
         return self._get(stream).description
 
+    def recall(self, name: StreamName, created: EpochMillis, retention: Retention) -> None:
+        """Take the retention of a stream from a checkpoint: it may have been raised since. Only the
+        first call for a stream counts."""
+        if name in self._recalled:
+            return
+        self._recalled[name] = created, retention
+        known = self._known.get(name)
+        if known is not None:
+            known.retention = self._retention(known.description, (created, retention))
+
+    def retention(self, stream: StreamRef) -> Retention:
+        """Return the retention as described, and since when it holds."""
+        return self._get(stream).retention
+
     def kept_ms(self, stream: StreamRef) -> int:
         """Return the age up to which records are surely kept. Those that were trimmed before the
         retention was raised do not return, so that the age grows to the new one only in time."""
-        return _kept_ms(self._get(stream), self._monotonic())
+        return self._get(stream).retention.kept_ms(self.service_time())
 
     def shards(self, stream: StreamRef) -> dict[ShardId, Shard]:
         """Return the shards by id, the same object until they are listed again: after the interval.
@@ -180,7 +200,7 @@ class ShardDiscovery:
                 shards=self._list(stream),
                 listed_at=self._monotonic(),
                 described_at=self._monotonic(),
-                kept_ms=description.retention_ms,
+                retention=self._retention(description, self._recalled.get(stream.name)),
             )
             self._known[stream.name] = known
         return known
@@ -189,7 +209,19 @@ class ShardDiscovery:
         return (self._monotonic() - known.listed_at) * 1000
 
     def _describe(self, stream: StreamRef, known: _Known) -> None:
-        _take(known, self._service.describe(stream), self._monotonic())
+        self._take(known, self._service.describe(stream))
+
+    def _take(self, known: _Known, description: StreamDescription) -> None:
+        before = (known.description.created, known.retention)
+        known.retention = self._retention(description, before)
+        known.description, known.described_at = description, self._monotonic()
+
+    def _retention(
+        self, description: StreamDescription, before: tuple[EpochMillis, Retention] | None
+    ) -> Retention:
+        """Return the retention of a stream, which had the one `before` if it is the same stream."""
+        known = before[1] if before is not None and before[0] == description.created else None
+        return Retention.described(description.retention_ms, now=self.service_time(), before=known)
 
     def _renewed(self, stream: StreamRef, known: _Known, now: float) -> StreamDescription | None:
         """Return a new description if it is time. Throttling is not waited out, and no error ends a
@@ -233,21 +265,8 @@ class ShardDiscovery:
         if replaced:
             self._describe(stream, known)
         elif description is not None:
-            _take(known, description, self._monotonic())
+            self._take(known, description)
         new = sorted(fresh.keys() - known.shards.keys())
         if new:
             _log.debug("stream %s has new shards: %s", stream.name, abbreviate(new))
         known.shards = fresh
-
-
-def _take(known: _Known, description: StreamDescription, now: float) -> None:
-    if description.created == known.description.created:
-        known.kept_ms = min(_kept_ms(known, now), description.retention_ms)
-    else:
-        known.kept_ms = description.retention_ms
-    known.description, known.described_at = description, now
-
-
-def _kept_ms(known: _Known, now: float) -> int:
-    grown = known.kept_ms + (now - known.described_at) * 1000
-    return min(known.description.retention_ms, round(grown))

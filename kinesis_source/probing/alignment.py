@@ -178,7 +178,7 @@ def find_last_until(
     start: ShardState,
     cursor: ShardCursor,
     now: EpochMillis,
-    retention_ms: int,
+    kept_ms: int,
     near: EpochMillis,
     until: EpochMillis,
 ) -> ProbeSteps:
@@ -192,7 +192,7 @@ def find_last_until(
     """
     limit = min(PEEK_RECORDS, records_of(cursor, PEEK_BYTES))
     page, cursor = yield from fetch_from_start(start, cursor, limit, now, persistent=True)
-    result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+    result = to_result(start, cursor, check_first_page(start, cursor, page, kept_ms))
     limit = min(PEEK_RECORDS, records_of(result.cursor, PEEK_BYTES))
     if page.records and (result.end is None or cursor.record_bytes is None):
         result = yield from fetch_second_page(start, result, limit)
@@ -570,7 +570,7 @@ class BatchAlignment:
     ) -> EpochMillis:
         """Return a time at or before the arrival of all records of a shard that follow those that
         the batch reads of its ancestors."""
-        since = [EpochMillis(now - self.prober.retention_ms(key))]
+        since = [EpochMillis(now - self.prober.description(key).retention_ms)]
         for older in _ancestors_of(key, listings) & states.keys():
             last = self.prober.history.last_probe(older)
             behind = max_lag_ms(states[older], last, self.prober.description(older), now)
@@ -599,10 +599,8 @@ class BatchAlignment:
                 and not isinstance(states[key].position, ShardEnd)
                 and self._end_time(key, advance, results.get(key)) is None
             ):
-                cursor, retention = self.prober.cursor(key), self.prober.retention_ms(key)
-                probes[key] = partial(
-                    find_last_until, states[key], cursor, now, retention, now, now
-                )
+                cursor, kept_ms = self.prober.cursor(key), self.prober.kept_ms(key)
+                probes[key] = partial(find_last_until, states[key], cursor, now, kept_ms, now, now)
         found = self.prober.run(probes, patient=self.targets.are_fixed)
         for key, result in found.items():
             self.prober.limiter.record_probe(key, calls=result.fetches, size=result.fetched_bytes)
@@ -674,7 +672,7 @@ class BatchAlignment:
                 state,
                 self.prober.cursor(key),
                 self.prober.service_time(),
-                self.prober.retention_ms(key),
+                self.prober.kept_ms(key),
                 EpochMillis(until - NEAR_ENOUGH_MS),
                 until,
             )

@@ -141,7 +141,7 @@ class FirstPage:
 
 
 def check_first_page(
-    start: ShardState, cursor: ShardCursor, page: PageView, retention_ms: int
+    start: ShardState, cursor: ShardCursor, page: PageView, kept_ms: int
 ) -> FirstPage:
     """Drop the start record, and judge whether the records after the start are still in the
     shard."""
@@ -149,7 +149,7 @@ def check_first_page(
     result = page.records[0].sequence_number if page.records else None
     # An empty page before the latest record proves nothing: the caller probes again.
     undecided = not page.records and page.millis_behind > 0
-    evidence = Evidence(found=result, time=page.time, retention_ms=retention_ms)
+    evidence = Evidence(found=result, time=page.time, kept_ms=kept_ms)
     lost = not cursor.proven and not undecided and judge(start, evidence) is Verdict.LOST
     if not isinstance(position, AfterRecord):
         return FirstPage(page=page, records=page.records, lost=lost, first=result)
@@ -191,13 +191,11 @@ def to_result(start: ShardState, cursor: ShardCursor, head: FirstPage) -> ProbeR
 # --- The end of an ordinary trigger --------------------------------------------------------------
 
 
-def probe(
-    start: ShardState, cursor: ShardCursor, now: EpochMillis, retention_ms: int
-) -> ProbeSteps:
+def probe(start: ShardState, cursor: ShardCursor, now: EpochMillis, kept_ms: int) -> ProbeSteps:
     """Find an end near the latest record with at most MAX_TIME_PROBES + 3 pages, usually one or
     two."""
     page, cursor = yield from fetch_from_start(start, cursor, _peek_limit(cursor), now)
-    result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+    result = to_result(start, cursor, check_first_page(start, cursor, page, kept_ms))
     if page.records and (result.end is None or cursor.record_bytes is None):
         result = yield from fetch_second_page(start, result, _peek_limit(result.cursor))
     if result.end is None or result.start_lost or not result.has_more:
@@ -209,7 +207,7 @@ def probe(
 
 
 def probe_starved(
-    start: ShardState, cursor: ShardCursor, now: EpochMillis, retention_ms: int
+    start: ShardState, cursor: ShardCursor, now: EpochMillis, kept_ms: int
 ) -> ProbeSteps:
     """Find an end near the latest record with one page if possible, for a shard whose pages other
     readers use up.
@@ -220,7 +218,7 @@ def probe_starved(
     """
     position = start.position
     if not isinstance(position, AfterRecord) or _was_quiet(position, cursor):
-        return (yield from probe(start, cursor, now, retention_ms))
+        return (yield from probe(start, cursor, now, kept_ms))
     known = ProbeResult(time=now, cursor=cursor)
     found = yield from find_by_time(known, EpochMillis(now - cursor.window_ms))
     if found is not None and found.end is not None:
@@ -230,7 +228,7 @@ def probe_starved(
         if end.order == begin[0] and found.at_latest:
             cursor = replace(found.cursor, position=position)
             return replace(found, end=None, found_by_time=False, cursor=cursor)
-    return (yield from probe(start, cursor, now, retention_ms))
+    return (yield from probe(start, cursor, now, kept_ms))
 
 
 def _was_quiet(position: AfterRecord, cursor: ShardCursor) -> bool:
@@ -263,14 +261,14 @@ def find_first_record(
     start: ShardState,
     cursor: ShardCursor,
     now: EpochMillis,
-    retention_ms: int,
+    kept_ms: int,
     *,
     closed: bool = False,
 ) -> ProbeSteps:
     """Find the first record to read, if the end is known without a probe. `closed`: the shard is to
     be read to its end, so pages are followed until one has a record or the shard ends."""
     page, cursor = yield from fetch_from_start(start, cursor, 1, now, persistent=True)
-    result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+    result = to_result(start, cursor, check_first_page(start, cursor, page, kept_ms))
     return (yield from probe_to_shard_end(start, result, 1)) if closed else result
 
 

@@ -381,10 +381,8 @@ class EndOffsetFinder:
         """Return the start of the probe; a cached iterator is used instead."""
         if self._prober.cursor(key).cached_iterator is not None:
             return state
-        stream = self._prober.description(key)
-        start = limited_start(
-            state, stream.created, self._prober.service_time(), stream.retention_ms
-        )
+        created, now = self._prober.description(key).created, self._prober.service_time()
+        start = limited_start(state, created, now, self._prober.kept_ms(key))
         return state if start == state.position else replace(state, position=start)
 
     def _split_by_target(
@@ -413,11 +411,11 @@ class EndOffsetFinder:
             state,
             self._prober.cursor(key),
             self._prober.service_time(),
-            self._prober.retention_ms(key),
+            self._prober.kept_ms(key),
         )
 
     def _find_first_record(self, key: ShardKey, state: ShardState) -> Probe:
-        cursor, retention = self._prober.cursor(key), self._prober.retention_ms(key)
+        cursor, retention = self._prober.cursor(key), self._prober.kept_ms(key)
         closed = isinstance(self.targets.get(key), ShardEnd)
         return partial(
             batch_end_probe.find_first_record,
@@ -434,7 +432,7 @@ class EndOffsetFinder:
             self._limited_start(key, state),
             self._prober.cursor(key),
             self._prober.service_time(),
-            self._prober.retention_ms(key),
+            self._prober.kept_ms(key),
             share,
             self.targets.get(key),
         )
@@ -464,7 +462,7 @@ class EndOffsetFinder:
         evidence = Evidence(
             found=None,
             time=time,
-            retention_ms=self._prober.retention_ms(key),
+            kept_ms=self._prober.kept_ms(key),
             parent_listed=self._prober.lists_parent(key),
         )
         check_absent_start(key, state, evidence, fail=self._fail_on_data_loss)

@@ -99,7 +99,7 @@ def judge_position(
     shard: Shard,
     answer: PositionAnswer | None,
     *,
-    retention_ms: int,
+    kept_ms: int,
     doubted_ms: int | None = None,
 ) -> PositionVerdict:
     """Return the verdict on the position of `state`; `answer` None: the service has not answered.
@@ -123,7 +123,7 @@ def judge_position(
     certain = answer.found is not None or (doubted_ms or 0) >= DOUBT_MS
     if answer.oldest is not None and sequence_order(answer.oldest) < order:
         return PositionVerdict.WRONG if certain else PositionVerdict.UNKNOWN
-    evidence = Evidence(found=answer.found, time=answer.time, retention_ms=retention_ms)
+    evidence = Evidence(found=answer.found, time=answer.time, kept_ms=kept_ms)
     if judge(state, evidence) is not Verdict.LOST:
         return PositionVerdict.ACCEPTED
     # A record that was read from, up to the latest, has been visible.
@@ -284,7 +284,7 @@ class GivenPositions:
                 verified.states[key],
                 listings[key.stream][key.shard],
                 answer := answers.get(key),
-                retention_ms=self._prober.retention_ms(key),
+                kept_ms=self._prober.kept_ms(key),
                 doubted_ms=self._doubted_for(key, answer),
             )
             for key in keys
@@ -357,8 +357,7 @@ class GivenPositions:
             }[giver]
         )
         if verdict is PositionVerdict.LOST:
-            retention_ms = self._prober.retention_ms(key)
-            trimmed = trimmed_record(state, retention_ms=retention_ms)
+            trimmed = trimmed_record(state, kept_ms=self._prober.kept_ms(key))
             return DataLossError(
                 subject,
                 found=trimmed.found,

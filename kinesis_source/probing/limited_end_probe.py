@@ -110,7 +110,7 @@ def scan_ahead(
     start: ShardState,
     cursor: ShardCursor,
     now: EpochMillis,
-    retention_ms: int,
+    kept_ms: int,
     share: LimitShare,
     target: Target | None = None,
 ) -> ProbeSteps:
@@ -137,7 +137,7 @@ def scan_ahead(
         page, cursor = yield from fetch_from_start(
             start, cursor, _page_limit(cursor, share), now, persistent=target is not None
         )
-        result = to_result(start, cursor, check_first_page(start, cursor, page, retention_ms))
+        result = to_result(start, cursor, check_first_page(start, cursor, page, kept_ms))
         if page.records and (result.end is None or cursor.record_bytes is None):
             result = yield from _fetch_second_page(start, result, share)
     if isinstance(target, ShardEnd):

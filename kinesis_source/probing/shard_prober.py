@@ -105,9 +105,9 @@ class ShardProber:
         """Return the description of the shard's stream."""
         return self._discovery.description(self._streams[key.stream])
 
-    def retention_ms(self, key: ShardKey) -> int:
-        """Return the retention of the shard's stream, less than it for a while after it was raised:
-        see `ShardDiscovery.kept_ms`."""
+    def kept_ms(self, key: ShardKey) -> int:
+        """Return the age up to which the shard's records are surely kept: the retention, or less
+        for a while after it was raised."""
         return self._discovery.kept_ms(self._streams[key.stream])
 
     def listing(self, key: ShardKey) -> Mapping[ShardId, Shard]:

@@ -12,6 +12,7 @@ from spark_ssp.kinesis_source.client.api import KinesisService
 from spark_ssp.kinesis_source.model.ranges import ShardRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
+    Retention,
     SequenceNumber,
     ShardState,
     StreamDescription,
@@ -44,10 +45,13 @@ class DataLossChecks:
         if stream is None:
             return False
         now = self.service.service_time()
+        kept_ms = Retention.described(
+            stream.retention_ms, now=now, before=self.range.retention
+        ).kept_ms(now)
         evidence = Evidence(
             found=found,
             time=now,
-            retention_ms=stream.retention_ms,
+            kept_ms=kept_ms,
             recreated=stream.created != self.range.created,
         )
         wanted = anchor_of(start)
@@ -61,13 +65,13 @@ class DataLossChecks:
             case Verdict.WHOLE:
                 _log.info(
                     "shard %s: start record %s was trimmed, and %s comes first; no data was lost: "
-                    "the shard was last caught up at %s (retention %s, now %s)",
+                    "the shard was last caught up at %s (records are kept for %s, now %s)",
                     *(
                         self.range.key,
                         wanted,
                         first,
                         caught_up,
-                        duration_text(stream.retention_ms),
+                        duration_text(kept_ms),
                         time_text(now),
                     ),
                 )
@@ -75,8 +79,8 @@ class DataLossChecks:
                 warn_start_moved(self.range.key, first=wanted, found=found)
             case Verdict.LOST:
                 self._lost(
-                    found=f"{first} first, after record {wanted} was trimmed (retention "
-                    f"{duration_text(stream.retention_ms)}, last caught up at {caught_up}, "
+                    found=f"{first} first, after record {wanted} was trimmed (records are kept "
+                    f"for {duration_text(kept_ms)}, last caught up at {caught_up}, "
                     f"now {time_text(now)})",
                     expected=f"record {wanted} first, as proof that no record after it was trimmed",
                 )

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from spark_ssp.common.errors import SspError, StreamNotFoundError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
-from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     Latest,
     Position,
+    Retention,
     SequenceNumber,
     ShardEnd,
     ShardState,
@@ -164,26 +165,29 @@ def _lost(
     """Return the shards whose records after the last committed batch may have expired, by the rule
     of a query that starts. A shard that was read to its latest record within the retention needs no
     call."""
-    states = source.committed.states if isinstance(source.committed, Offset) else {}
+    committed = source.committed if isinstance(source.committed, Offset) else BEFORE_FIRST_BATCH
+    states = committed.states
+
+    def evidence(shard: _Shard, found: SequenceNumber | None) -> Evidence:
+        now, entry = EpochMillis(now_ms), committed.streams[shard.key.stream]
+        kept = Retention.described(shard.retention_ms, now=now, before=entry.retention)
+        return Evidence(found=found, time=now, kept_ms=kept.kept_ms(now))
+
     doubtful: dict[ShardKey, ShardState] = {
         shard.key: states[shard.key]
         for shard in shards
         if isinstance(shard.committed, AfterRecord)
         and shard.key in states
         and states[shard.key].position == shard.committed
-        and judge(states[shard.key], _evidence(shard, None, now_ms)) is Verdict.LOST
+        and judge(states[shard.key], evidence(shard, None)) is Verdict.LOST
     }
     by_key = {shard.key: shard for shard in shards}
     found = first_records({key: state.position for key, state in doubtful.items()}, connection)
     return {
         key
         for key, first in found.items()
-        if judge(doubtful[key], _evidence(by_key[key], first, now_ms)) is Verdict.LOST
+        if judge(doubtful[key], evidence(by_key[key], first)) is Verdict.LOST
     }
-
-
-def _evidence(shard: _Shard, found: SequenceNumber | None, now_ms: int) -> Evidence:
-    return Evidence(found=found, time=EpochMillis(now_ms), retention_ms=shard.retention_ms)
 
 
 def _shard(

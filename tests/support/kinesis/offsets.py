@@ -14,6 +14,7 @@ from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     KeyPlacement,
     Latest,
+    Retention,
     SequenceNumber,
     ShardEnd,
     ShardState,
@@ -76,6 +77,12 @@ def offsets(draw: st.DrawFn) -> Offset:
         created=st.integers(0, 1 << 45).map(EpochMillis),
         start=st.none() | _starts,
         leases=st.none() | st.sampled_from(["orders-etl", "other.table"]),
+        retention=st.none()
+        | st.builds(
+            Retention,
+            millis=st.integers(1, 1 << 35),
+            kept_since=st.none() | st.integers(0, 1 << 45).map(EpochMillis),
+        ),
         placement=st.none()
         | st.builds(
             KeyPlacement,

@@ -29,6 +29,7 @@ from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     KeyPlacement,
     Latest,
+    Retention,
     SequenceNumber,
     ShardEnd,
     ShardState,
@@ -200,6 +201,17 @@ EXPECTED: dict[str, Offset] = {
     "leases": Offset(
         slots=1,
         streams={ORDERS: StreamEntry(created=CREATED, leases="orders-etl")},
+        assignment={key(0): SlotId(0)},
+        states={key(0): ShardState(position=after(0), last_caught_up_ms=SEEN)},
+    ),
+    "retention": Offset(
+        slots=1,
+        streams={
+            CLICKS: StreamEntry(created=CREATED, retention=Retention(millis=86_400_000)),
+            ORDERS: StreamEntry(
+                created=CREATED, retention=Retention(millis=604_800_000, kept_since=SEEN)
+            ),
+        },
         assignment={key(0): SlotId(0)},
         states={key(0): ShardState(position=after(0), last_caught_up_ms=SEEN)},
     ),

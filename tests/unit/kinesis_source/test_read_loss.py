@@ -109,7 +109,7 @@ def lives(draw: st.DrawFn) -> Life:
 
 @given(lives())
 def test_no_lost_record_is_overlooked_and_none_is_called_lost_that_cannot_be(life: Life) -> None:
-    evidence = Evidence(found=life.found, time=EpochMillis(life.told), retention_ms=RETENTION_MS)
+    evidence = Evidence(found=life.found, time=EpochMillis(life.told), kept_ms=RETENTION_MS)
     verdict = judge(life.start, evidence)
     if life.lost:
         assert verdict is Verdict.LOST
@@ -126,7 +126,7 @@ def test_a_shard_that_has_not_been_begun_is_whole_while_a_parent_is_listed(
     evidence = Evidence(
         found=life.found,
         time=EpochMillis(life.told),
-        retention_ms=RETENTION_MS,
+        kept_ms=RETENTION_MS,
         parent_listed=True,
         recreated=recreated,
     )

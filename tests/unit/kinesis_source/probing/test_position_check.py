@@ -80,7 +80,7 @@ class Known:
             self.state,
             self.shard,
             self.answer(),
-            retention_ms=RETENTION_MS,
+            kept_ms=RETENTION_MS,
             doubted_ms=doubted_ms,
         )
 
@@ -130,7 +130,7 @@ def test_nothing_is_left_out_silently(known: Known) -> None:
 
 @given(shards())
 def test_no_answer_is_no_verdict(known: Known) -> None:
-    verdict = judge_position(known.state, known.shard, None, retention_ms=RETENTION_MS)
+    verdict = judge_position(known.state, known.shard, None, kept_ms=RETENTION_MS)
     assert verdict is PositionVerdict.UNKNOWN
     if known.verdict(None) is not known.verdict():
         assert known.verdict(None) is PositionVerdict.UNKNOWN
@@ -142,5 +142,5 @@ def test_no_answer_is_no_verdict(known: Known) -> None:
 )
 def test_only_records_can_be_wrong(known: Known, position: Position) -> None:
     state = ShardState(position=position)
-    verdict = judge_position(state, known.shard, known.answer(), retention_ms=RETENTION_MS)
+    verdict = judge_position(state, known.shard, known.answer(), kept_ms=RETENTION_MS)
     assert verdict is PositionVerdict.ACCEPTED
