@@ -28,7 +28,6 @@ from spark_ssp.operations.arguments import (
     wait_option,
 )
 from spark_ssp.operations.health import (
-    Finding,
     Health,
     Limits,
     Part,
@@ -39,7 +38,12 @@ from spark_ssp.operations.health import (
 )
 from spark_ssp.operations.inspection.checkpoint_folder import DamagedFileError, Folder, open_folder
 from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
-from spark_ssp.operations.inspection.query_facts import Surroundings, lease_tables, read_query
+from spark_ssp.operations.inspection.query_facts import (
+    Surroundings,
+    damaged,
+    lease_tables,
+    read_query,
+)
 from spark_ssp.operations.inspection.spark_checkpoint import (
     read_checkpoint,
 )
@@ -170,7 +174,7 @@ def _answer(path: str, folder: Folder, around: Surroundings) -> _Answer:
     try:
         checkpoint = read_checkpoint(folder, path)
     except DamagedFileError as error:
-        query = Query(findings=(_damaged(error),))
+        query = Query(findings=(damaged(error),))
     else:
         query_id = checkpoint.query
         query = read_query(folder, checkpoint, around)
@@ -179,15 +183,6 @@ def _answer(path: str, folder: Folder, around: Surroundings) -> _Answer:
         query_id=query_id,
         query=query,
         health=assess(query, around.limits, around.now_ms),
-    )
-
-
-def _damaged(error: DamagedFileError) -> Finding:
-    return Finding(
-        verdict=Verdict.FAILED,
-        reason=f"{error.subject} is damaged, and the next start fails: found {error.found}; "
-        f"expected {error.expected}",
-        remedy=error.next_step,
     )
 
 

@@ -36,14 +36,15 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     to_millis,
 )
-from spark_ssp.operations.health import Health, Limits, Query, assess, unknown
+from spark_ssp.operations.health import Finding, Health, Limits, Query, assess, unknown
 from spark_ssp.operations.inspection.checkpoint_folder import (
     CheckpointFolderError,
+    DamagedFileError,
     Folder,
     open_folder,
 )
 from spark_ssp.operations.inspection.lease_table import LeaseTable
-from spark_ssp.operations.inspection.query_facts import batches_in
+from spark_ssp.operations.inspection.query_facts import batches_in, damaged
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
     LoggedBatch,
@@ -210,14 +211,20 @@ def _updates(
     unowned: list[QuerySnapshot] = []  # kept if the lease table cannot be read
 
     def update() -> Sequence[QuerySnapshot]:
-        unowned.extend(reader.read_new(MAX_BATCHES))
+        problem: CheckpointFolderError | None = None
+        try:
+            unowned.extend(reader.read_new(MAX_BATCHES))
+        except CheckpointFolderError as error:
+            if not observed.is_known:
+                raise
+            problem = error
         del unowned[:-MAX_BATCHES]
         rows = leases.read().rows.leases if leases is not None and unowned else ()
         owned = [with_owners(snapshot, rows) for snapshot in unowned]
         unowned.clear()
         for snapshot in owned:
             timelines.publish(snapshot)
-        observed.update(owned[-1] if owned else None)
+        observed.update(owned[-1] if owned else None, problem)
         return owned
 
     return update
@@ -244,9 +251,17 @@ class CheckpointHealth:
         self._known: tuple[ObservedQuery, Query] | None = None
         self.version = 0
 
-    def update(self, newest: QuerySnapshot | None) -> None:
+    @property
+    def is_known(self) -> bool:
+        """Return whether the checkpoint has had a batch to show."""
+        return self._known is not None
+
+    def update(
+        self, newest: QuerySnapshot | None, problem: CheckpointFolderError | None = None
+    ) -> None:
         """Read the checkpoint. `newest`: the newest batch, if it is another one than before. A
-        checkpoint that is damaged is a finding. Raises SspError if it cannot be read."""
+        checkpoint that is damaged is a finding, and so is a `problem` met when its batches were
+        read. Raises SspError if it cannot be read."""
         before = None if self._known is None else self._known[0]
         if newest is not None:
             before = ObservedQuery(
@@ -261,8 +276,9 @@ class CheckpointHealth:
         try:
             facts = facts_of(self._folder, read_checkpoint(self._folder, self._location))
         except CheckpointFolderError as error:
-            reason = f"the state of the checkpoint is not known: found {error.found}"
-            facts = Query(findings=(unknown(reason, error.next_step),))
+            problem = problem or error
+        if problem is not None:
+            facts = Query(findings=(_problem(problem),))
         if self._known != (before, facts):
             self._known = before, facts
             self.version += 1
@@ -278,6 +294,13 @@ class CheckpointHealth:
             return []
         query, facts = self._known
         return [(query, assess(facts, limits, now_ms))]
+
+
+def _problem(error: CheckpointFolderError) -> Finding:
+    if isinstance(error, DamagedFileError):
+        return damaged(error)
+    reason = f"the state of the checkpoint is not known: found {error.found}"
+    return unknown(reason, error.next_step)
 
 
 def facts_of(folder: Folder, checkpoint: Checkpoint) -> Query:

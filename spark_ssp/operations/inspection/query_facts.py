@@ -19,8 +19,8 @@ from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import Offset
-from spark_ssp.operations.health import Finding, Limits, Part, Query, unknown
-from spark_ssp.operations.inspection.checkpoint_folder import Folder
+from spark_ssp.operations.health import Finding, Limits, Part, Query, Verdict, unknown
+from spark_ssp.operations.inspection.checkpoint_folder import DamagedFileError, Folder
 from spark_ssp.operations.inspection.kafka_parts import kafka_parts
 from spark_ssp.operations.inspection.kinesis_parts import kinesis_parts
 from spark_ssp.operations.inspection.lease_table import ObservedTable
@@ -120,6 +120,16 @@ def _read_source(
         retention_ms=around.kafka_retention_ms,
         limit_ms=around.limits.max_delay_ms,
         now_ms=around.now_ms,
+    )
+
+
+def damaged(error: DamagedFileError) -> Finding:
+    """Return the finding for a damaged file of a checkpoint."""
+    return Finding(
+        verdict=Verdict.FAILED,
+        reason=f"{error.subject} is damaged, and the next start fails: found {error.found}; "
+        f"expected {error.expected}",
+        remedy=error.next_step,
     )
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from spark_ssp.operations.commands import watch
+from spark_ssp.operations.live_page.page import page
+from spark_ssp.operations.live_page.timelines import Timelines
 from tests.support.operations.checkpoints import WrittenCheckpoint
 from tests.support.operations.command import run
 from tests.support.operations.reports import end_offset
@@ -25,6 +29,10 @@ def checkpoint(tmp_path: Path) -> WrittenCheckpoint:
     return found
 
 
+def banners(html: str) -> list[str]:
+    return re.findall('class="banner (.*?)"', html)
+
+
 @pytest.mark.parametrize(
     ("limit", "is_committed", "verdict"),
     [("15m", False, "stalled"), ("30m", False, "unknown"), ("15m", True, "unknown")],
@@ -37,14 +45,42 @@ def test_a_batch_that_hangs_is_stalled_and_nothing_is_ok(
     file = tmp_path / "page.html"
     arguments = ("--once", str(file), "--stuck-after", limit)
     assert run("watch", str(checkpoint.path), *arguments, now_ms=NOW).code == 0
-    assert re.findall('class="banner (.*?)"', file.read_text(encoding="utf-8")) == [verdict]
+    assert banners(file.read_text(encoding="utf-8")) == [verdict]
 
 
-def test_a_damaged_checkpoint_is_unknown(checkpoint: WrittenCheckpoint, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_failed_as_in_status(
+    checkpoint: WrittenCheckpoint, tmp_path: Path
+) -> None:
     checkpoint.commit(2, NOW)  # which was not planned
     file = tmp_path / "page.html"
     assert run("watch", str(checkpoint.path), "--once", str(file), now_ms=NOW).code == 0
-    assert re.findall('class="banner (.*?)"', file.read_text(encoding="utf-8")) == ["unknown"]
+    assert banners(file.read_text(encoding="utf-8")) == ["failed"]
+
+
+def test_a_file_that_is_damaged_later_is_a_verdict_until_it_is_repaired(
+    checkpoint: WrittenCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served: list[Timelines] = []
+    verdicts: list[str] = []
+
+    def serve(timelines: Timelines, **_: object) -> Mock:
+        served.append(timelines)
+        return Mock(url="")
+
+    monkeypatch.setattr(watch, "start_server", serve)
+
+    def look(_: float) -> None:
+        verdicts.extend(banners(page(served[0].render(NOW))))
+        match len(verdicts):
+            case 1:
+                (checkpoint.path / "offsets" / "2").write_text("v1\n", encoding="utf-8")
+            case 2:
+                (checkpoint.path / "offsets" / "2").unlink()
+            case 3:
+                raise KeyboardInterrupt
+
+    run("watch", str(checkpoint.path), "--stuck-after", "30m", now_ms=NOW, sleep=look)
+    assert verdicts == ["unknown", "failed", "unknown"]
 
 
 def test_the_token_comes_from_the_environment_or_a_file(
