@@ -58,7 +58,7 @@ class State(StrEnum):
     """No batch is in progress: the query waits for its next trigger, or for records."""
     STUCK = "stuck"
     FAILING = "failing"
-    """One batch was begun again and again."""
+    """It failed again and again without committing a batch in between."""
     ENDED = "ended"
     FAILED = "failed"
     UNKNOWN = "unknown"
@@ -189,8 +189,8 @@ class Query:
     """The batch that is planned and not committed; None if there is none."""
     planned_at_ms: int | None = None
     """The time at which the newest batch was planned, committed or not."""
-    starts: int | None = None
-    """The number of times that the batch in progress was begun."""
+    failed_starts: int = 0
+    """The number of runs in a row that are known to have failed without committing a batch."""
     phase: Phase | None = None
     """The phase that the query is in."""
     parts: tuple[Part, ...] = ()
@@ -361,7 +361,7 @@ def _state(
 ) -> tuple[State, tuple[Phase, ...]]:
     if query.process is Process.FAILED:
         return State.FAILED, ()
-    if query.in_progress is not None and (query.starts or 0) >= FAILING_STARTS:
+    if query.process is not Process.ENDED and query.failed_starts >= FAILING_STARTS:
         return State.FAILING, ()
     if query.process is Process.ENDED:
         return State.ENDED, ()
@@ -396,7 +396,6 @@ def _between_batches(
 def _state_findings(
     query: Query, state: State, stuck_in: tuple[Phase, ...], limits: Limits, now_ms: int
 ) -> Iterable[Finding]:
-    batch = query.in_progress
     if state is State.FAILED:
         yield Finding(
             verdict=Verdict.FAILED,
@@ -406,7 +405,8 @@ def _state_findings(
     elif state is State.FAILING:
         yield Finding(
             verdict=Verdict.FAILED,
-            reason=f"batch {batch} was begun {query.starts} times and is not committed",
+            reason=f"the query has failed {query.failed_starts} times in a row, and has committed "
+            "no batch in between",
             remedy="look at the exception of the last run: each start runs the same records again, "
             "which spark-ssp tail --checkpoint shows",
         )

@@ -20,7 +20,6 @@ from typing import Final
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.times import duration_text
 from spark_ssp.operations.health import (
-    FAILING_STARTS,
     Behind,
     Finding,
     Health,
@@ -298,10 +297,13 @@ def query_facts(
     is_seen = query.is_running and now_ms - query.phase_seen_ms <= PHASE_VALID_MS
     phase = query.phase if is_seen else None
     snapshot = query.snapshot
-    findings = tuple(_failing(query))
     if snapshot is None:
-        findings += _first(query, phase, limits, now_ms)
-        return Query(process=process, phase=phase, findings=findings)
+        return Query(
+            process=process,
+            phase=phase,
+            failed_starts=query.failed_starts,
+            findings=_first(query, phase, limits, now_ms),
+        )
     is_in_batch = phase is Phase.BATCH
     parts = tuple(
         part
@@ -309,11 +311,11 @@ def query_facts(
         for stream in source.streams
         for part in _parts(query, source, stream, paces.get(stream.name), limits, now_ms)
     )
-    if not parts and not _is_spare(snapshot):
-        findings += (_READS_NOTHING,)
+    reads_nothing = not parts and not _is_spare(snapshot)
     return Query(
         process=process,
-        findings=findings,
+        failed_starts=query.failed_starts,
+        findings=(_READS_NOTHING,) if reads_nothing else (),
         committed=_committed(snapshot),
         committed_at_ms=snapshot.end_ms,
         in_progress=snapshot.batch_id + snapshot.ran_batch if is_in_batch else None,
@@ -343,17 +345,6 @@ def _committed(snapshot: QuerySnapshot) -> int | None:
     """Return the last committed batch: a report without one has the id of the next."""
     batch = snapshot.batch_id - (not snapshot.ran_batch)
     return batch if batch >= 0 else None
-
-
-def _failing(query: ObservedQuery) -> Iterator[Finding]:
-    """Yield the finding of a query that fails at each start: between two failures it runs."""
-    if query.is_running and query.failed_starts >= FAILING_STARTS:
-        yield Finding(
-            verdict=Verdict.FAILED,
-            reason=f"the query has failed {query.failed_starts} times in a row, and has committed "
-            "no batch in between",
-            remedy="look at the exception of the last run: each start runs the same records again",
-        )
 
 
 def _first(

@@ -64,7 +64,7 @@ queries = st.builds(
     committed_at_ms=times,
     in_progress=st.none() | st.integers(0, 9),
     planned_at_ms=times,
-    starts=st.none() | st.integers(0, 9),
+    failed_starts=st.integers(0, 9),
     phase=st.none() | st.sampled_from(Phase),
     parts=st.lists(parts, max_size=4).map(tuple),
 )
@@ -141,12 +141,12 @@ def test_ok_means_that_all_is_known_and_well(query: Query, limit: Limits) -> Non
         assert part.retention_ms is None or part.committed.ms < part.retention_ms
         assert not part.is_lost
     assert query.process not in (Process.FAILED, Process.ENDED)
+    assert query.failed_starts < FAILING_STARTS
     if query.in_progress is None:
         assert query.committed is not None
     else:
         assert query.planned_at_ms is not None
         assert NOW - query.planned_at_ms <= limit.stuck_after_ms
-        assert (query.starts or 0) < FAILING_STARTS
 
 
 @given(queries, limits)
@@ -237,7 +237,7 @@ def test_planned_records_are_late_until_they_are_committed() -> None:
         ({"parts": behind(0)}, State.WAITING, ()),
         ({"parts": behind(None)}, State.UNKNOWN, ()),
         ({"in_progress": 8, "planned_at_ms": None}, State.UNKNOWN, ()),
-        ({"in_progress": 8, "starts": 5}, State.FAILING, ()),
+        ({"in_progress": 8, "failed_starts": 5}, State.FAILING, ()),
         ({"process": Process.FAILED}, State.FAILED, ()),
         ({"process": Process.ENDED}, State.ENDED, ()),
         ({"committed": None}, State.UNKNOWN, ()),
