@@ -358,7 +358,7 @@ class BatchPlanner:
         awaited = self._end_finder.targets.unreached(
             batch.eligible.keys() | batch.pending, advances, limits
         )
-        same = same_positions(start, end) and not changed
+        same = same_positions(start, end) and not changed and not self._is_retention_new(start)
         if same and not self._is_caught_up_time_old(start, advances):
             self._observe_placement(end)
             return None, awaited
@@ -462,7 +462,7 @@ class BatchPlanner:
         """Report the records that a batch from a checkpoint leaves out, before it is run."""
         if self._has_planned or self.leases is not None:
             return
-        self._recall(start)
+        self._recall(end)  # the newest offset
         try:
             listings = self._discovery.listings(self._streams)
         except StreamNotFoundError:
@@ -643,6 +643,16 @@ class BatchPlanner:
                 placement = KeyPlacement(since=since, families=found)
                 streams[name] = replace(streams[name], placement=placement)
         return streams
+
+    def _is_retention_new(self, start: Offset) -> bool:
+        """Return whether a retention has changed, which the offset must have before the query may
+        be stopped and the retention changes again."""
+        return any(
+            entry.retention is not None
+            and entry.created == self._discovery.description(self._streams[name]).created
+            and entry.retention != self._discovery.retention(self._streams[name])
+            for name, entry in start.streams.items()
+        )
 
     def _is_caught_up_time_old(
         self, start: Offset, advances: Mapping[ShardKey, ShardAdvance]

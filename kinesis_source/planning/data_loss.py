@@ -116,23 +116,23 @@ trimmed within this time, its end could be gone before any task reads it."""
 
 
 def limited_start(
-    start: ShardState, created: EpochMillis, now: EpochMillis, kept_ms: int
+    start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int
 ) -> Position:
     """Return the position where a batch under a limit starts to search for its first record:
     `start`, or a margin after the horizon if the stream is older than its retention and the query
     has read nothing of the shard."""
-    spared = EpochMillis(now - kept_ms + START_MARGIN_MS)
+    spared = EpochMillis(now - retention_ms + START_MARGIN_MS)
     aside = is_unpromised(start) and isinstance(start.position, TrimHorizon) and created < spared
     return AtTimestamp(millis=spared) if aside else start.position
 
 
 def kept_since(
-    start: ShardState, created: EpochMillis, now: EpochMillis, kept_ms: int, *, limited: bool
+    start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int, *, limited: bool
 ) -> EpochMillis:
     """Return the arrival time of the oldest record that is certainly read: older ones may be
     trimmed, or left out by a batch under a limit."""
-    kept = EpochMillis(now - kept_ms + CLOCK_UNCERTAINTY_MS)
-    begin = limited_start(start, created, now, kept_ms) if limited else start.position
+    kept = EpochMillis(now - retention_ms + CLOCK_UNCERTAINTY_MS)
+    begin = limited_start(start, created, now, retention_ms) if limited else start.position
     return max(kept, begin.millis) if isinstance(begin, AtTimestamp) else kept
 
 

@@ -381,8 +381,10 @@ class EndOffsetFinder:
         """Return the start of the probe; a cached iterator is used instead."""
         if self._prober.cursor(key).cached_iterator is not None:
             return state
-        created, now = self._prober.description(key).created, self._prober.service_time()
-        start = limited_start(state, created, now, self._prober.kept_ms(key))
+        stream = self._prober.description(key)
+        start = limited_start(
+            state, stream.created, self._prober.service_time(), stream.retention_ms
+        )
         return state if start == state.position else replace(state, position=start)
 
     def _split_by_target(

@@ -128,9 +128,9 @@ class FixedTargets:
         return short
 
     def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:
-        created, now = self._prober.description(key).created, self._prober.service_time()
-        kept_ms = self._prober.kept_ms(key)
-        return kept_since(state, created, now, kept_ms, limited=limits.is_bounded)
+        stream, now = self._prober.description(key), self._prober.service_time()
+        created, retention_ms = stream.created, stream.retention_ms
+        return kept_since(state, created, now, retention_ms, limited=limits.is_bounded)
 
     def is_probed(self, key: ShardKey, position: Position) -> bool:
         """Return whether a batch under a limit needs a probe to advance towards the target."""

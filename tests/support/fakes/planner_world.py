@@ -203,6 +203,9 @@ class World:
             case AtTimestamp(millis=millis):
                 first = next((n for n, r in enumerate(records) if r.arrival_ms >= millis), None)
                 records = [] if first is None else records[first:]
+        if wanted.expect_first is not None:
+            begin = sequence_order(wanted.expect_first)
+            records = [r for r in records if int(r.sequence_number) >= begin]
         if isinstance(wanted.end, ShardEnd):
             return records
         last = sequence_order(wanted.end.sequence_number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -28,7 +29,9 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
+from spark_ssp.testing.kinesis import ManualClock
 from tests.support.fakes.scripted import (
     CREATED,
     STREAM,
@@ -123,6 +126,15 @@ def read(
         rates=ReadRates(),
     )
     return rows_of(list(batches))
+
+
+def timing_of(clock: ManualClock) -> Clock:
+    """Return the reader's clock for a service whose clock moves by its waiting."""
+
+    def wait(_: threading.Event, seconds: float) -> None:
+        clock.advance(round(seconds * 1000) + 1)
+
+    return Clock(monotonic=lambda: clock.now_ms() / 1000, wait=wait, random=lambda: 0.0)
 
 
 def rows_of(batches: Sequence[pa.RecordBatch]) -> list[Row]:

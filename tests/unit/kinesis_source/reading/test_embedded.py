@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 
 from spark_ssp.common.errors import DataLossError
@@ -20,7 +18,6 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
-from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis import EmbeddedKinesis, KinesisState, Limits, ManualClock
 from spark_ssp.testing.kinesis.state.faults import (
@@ -36,7 +33,7 @@ from spark_ssp.testing.kinesis.state.faults import (
 )
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.scripted import STREAM
-from tests.support.kinesis.reading import A, Row, options, rows_of, slot_of
+from tests.support.kinesis.reading import A, Row, options, rows_of, slot_of, timing_of
 
 
 @pytest.fixture
@@ -49,15 +46,6 @@ def state(clock: ManualClock) -> KinesisState:
     service = KinesisState(clock=clock)
     service.create_stream(STREAM.name, 1)
     return service
-
-
-def timing_of(clock: ManualClock) -> Clock:
-    """Waiting moves the service's clock."""
-
-    def wait(_: threading.Event, seconds: float) -> None:
-        clock.advance(round(seconds * 1000) + 1)
-
-    return Clock(monotonic=lambda: clock.now_ms() / 1000, wait=wait, random=lambda: 0.0)
 
 
 def put(state: KinesisState, count: int, *, size: int = 3) -> list[SequenceNumber]:
