@@ -676,7 +676,7 @@ class BatchPlanner:
 def _doubts(advanced: tuple[ActiveShards, set[StreamName]]) -> Doubts:
     active, _ = advanced
     lost = {key.stream for key in (*active.vanished, *active.abandoned)}
-    return Doubts(lost=lost, undiscovered=active.undiscovered)
+    return Doubts(lost=lost, outdated=active.outdated)
 
 
 def _deleted_stream(error: StreamNotFoundError) -> StreamNotFoundError:

@@ -278,7 +278,7 @@ class LeaseSession:
 
     def _doubts(self, decision: Decision) -> Doubts:
         lost = {key.stream for key in decision.lost.keys() - self._lost}
-        return Doubts(lost=lost, undiscovered=decision.undiscovered)
+        return Doubts(lost=lost, outdated=decision.undiscovered)
 
     def _decide(self, start: Offset, table: LeaseTableView, listings: Listings) -> Decision:
         self._facts.observe(table.rows, listings)

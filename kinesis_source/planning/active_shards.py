@@ -49,7 +49,7 @@ class ActiveShards:
     waiting: dict[ShardKey, ShardState] = field(default_factory=dict)
     vanished: list[ShardKey] = field(default_factory=list)
     abandoned: list[ShardKey] = field(default_factory=list)
-    undiscovered: list[StreamName] = field(default_factory=list)
+    outdated: list[StreamName] = field(default_factory=list)
     lost_shards: dict[ShardKey, ShardState] = field(default_factory=dict)
     resume_from: dict[ShardKey, ShardState] = field(default_factory=dict)
     """The starts of shards that do not start at the positions of the offset before."""
@@ -153,8 +153,11 @@ def advance_streams(
         active.add(stream, entry, reading, lineage.waiting)
         active.vanished += [ShardKey(stream=stream, shard=shard) for shard in lineage.vanished]
         active.abandoned += [ShardKey(stream=stream, shard=shard) for shard in lineage.abandoned]
-        if lineage.undiscovered_children:
-            active.undiscovered.append(stream)
+        # A shard is begun by a listing of now: an older one may be of a stream that was deleted
+        # since, and another of its name may have a shard of the same id.
+        begins = lineage.states.keys() - states.get(stream, {}).keys()
+        if lineage.undiscovered_children or begins:
+            active.outdated.append(stream)
     return active
 
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 UNDISCOVERED_INTERVAL_MS = 1000
-"""The shortest interval of early refreshes because children are missing from the listing."""
+"""The shortest interval of refreshes before the interval is over."""
 DESCRIBE_INTERVAL_MS = 600_000
 """The time after which a listing renews the description too: the retention may have changed."""
 FAILING_INTERVALS = 10
@@ -43,8 +43,8 @@ class Doubts:
 
     lost: Collection[StreamName]
     """A shard with unread records, or whose children are unread, is missing."""
-    undiscovered: Collection[StreamName] = ()
-    """The children of a shard are missing that was read to its end."""
+    outdated: Collection[StreamName] = ()
+    """The children of a shard are missing that was read to its end, or a shard is begun."""
 
 
 @dataclass(slots=True)
@@ -164,7 +164,7 @@ class ShardDiscovery:
         for attempt in range(CONFIRMATIONS):
             found = doubts(result)
             lost = set(found.lost)
-            early = set() if attempt or self._frozen else set(found.undiscovered)
+            early = set() if attempt or self._frozen else set(found.outdated)
             if not lost | early:
                 break
             if attempt:

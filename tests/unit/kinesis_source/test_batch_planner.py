@@ -263,7 +263,7 @@ def test_children_that_are_not_listed_yet_are_asked_for() -> None:
     assert children is not None
     assert set(children.end.states) == {key(1), key(2)}
     assert sorted(children.read) == sorted(put)
-    assert world.calls()["ListShards"] == 1, "which confirms the end, and has the children"
+    assert world.calls()["ListShards"] == 2, "of the end, which has the children, and before them"
 
 
 def test_a_cursor_that_expired_is_opened_again() -> None:

@@ -355,6 +355,22 @@ def test_a_tolerated_recreated_stream_is_read_from_its_beginning(
     assert len(world.offset.states) == shards
 
 
+def test_a_child_is_not_begun_in_a_recreated_stream_with_shards_of_the_same_ids() -> None:
+    """The listing of the old stream is still valid, and no cursor of it is used any more."""
+    world = running(shard_discovery_interval_ms=3_600_000, fail_on_data_loss=False)
+    world.state.merge("orders", key(0).shard, key(1).shard)
+    while {state.position for state in world.offset.states.values()} != {ShardEnd()}:
+        world.trigger(Limits(max_records=100))
+        world.clock.advance(1000)
+    world.state.delete_stream("orders")
+    world.state.create_stream("orders", 2)
+    world.state.merge("orders", key(0).shard, key(1).shard)
+    put = world.put(5)
+    read = _trigger_often(world)
+    world.clock.advance(3_600_000)
+    assert sorted(read + _trigger_often(world)) == sorted(put)
+
+
 def test_a_deleted_stream_is_an_error_even_if_loss_is_tolerated() -> None:
     world = running(fail_on_data_loss=False)
     world.state.delete_stream("orders")

@@ -86,7 +86,7 @@ def test_every_stream_is_carried_on_by_itself() -> None:
     }
     assert {shard: state.position for shard, state in members.waiting.items()} == {key(2): READING}
     assert members.vanished == [key(3, CLICKS)]
-    assert members.undiscovered == [CLICKS]
+    assert members.outdated == [CLICKS, ORDERS]
 
 
 def test_what_belongs_to_one_batch_alone_is_said_once() -> None:
