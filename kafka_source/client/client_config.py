@@ -88,7 +88,10 @@ def _default_timeout_ms(role: ClientRole, given: Mapping[str, str]) -> int | Non
             longest_ms = int(wait_ms) + 2_000 if wait_ms.isdecimal() else 0
             return min(max(_CONSUMER_TIMEOUT_MS, longest_ms), _MOST_TIMEOUT_MS)
         case ClientRole.PRODUCER:
-            return _PRODUCER_TIMEOUT_MS
+            # librdkafka refuses more than the time of a transaction.
+            limit_ms = given.get("transaction.timeout.ms", "")
+            longest_ms = int(limit_ms) if limit_ms.isdecimal() else _PRODUCER_TIMEOUT_MS
+            return min(_PRODUCER_TIMEOUT_MS, longest_ms)
 
 
 def secrets_of(properties: ClientProperties) -> tuple[str, ...]:

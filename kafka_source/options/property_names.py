@@ -323,14 +323,15 @@ _CONSUMER_REFUSED: Final = words(
 )
 """Refused for a consumer, without effect for a producer."""
 
-_SINK_SUPPORTED: Final = words(
+PRODUCER_ONLY: Final = words(
     """
     acks batch.num.messages batch.size compression.level compression.type delivery.timeout.ms
     enable.gapless.guarantee enable.idempotence linger.ms partitioner
     queue.buffering.backpressure.threshold queue.buffering.max.kbytes queue.buffering.max.messages
-    request.timeout.ms retries sticky.partitioning.linger.ms
+    request.timeout.ms retries sticky.partitioning.linger.ms transaction.timeout.ms
     """
 )
+"""The properties that librdkafka has only for producers."""
 
 _SINK_ALIASES: Final[Mapping[str, str]] = {
     # Java's name: librdkafka's.
@@ -348,9 +349,7 @@ _SINK_BYTES: Final = "keys and values are written as the bytes of the columns"
 _SINK_PARTITIONER: Final = (
     "it applies to the Java client; use kafka.partitioner, or the column partition"
 )
-_SINK_TRANSACTIONS: Final = (
-    "this sink writes without transactions, at least once: see includeRepeatHeaders"
-)
+_SINK_TRANSACTIONS: Final = "deliveryGuarantee=exactly-once chooses the transactions"
 _SINK_CALLBACK: Final = "this sink handles delivery reports itself"
 
 _SINK_REFUSED: Final[Mapping[str, str]] = {
@@ -373,7 +372,6 @@ _SINK_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
         _SINK_LEVEL, "compression.gzip.level compression.lz4.level compression.zstd.level"
     ),
     **with_advice(_SINK_WAITING, "max.block.ms"),
-    **with_advice(_SINK_TRANSACTIONS, "transaction.timeout.ms"),
     **with_advice(
         "librdkafka sends records without a key to a random partition, batch by batch",
         "partitioner.adaptive.partitioning.enable partitioner.availability.timeout.ms",
@@ -381,11 +379,11 @@ _SINK_WITHOUT_EFFECT: Final[Mapping[str, str]] = {
     **with_advice("it is not used here", "metadata.max.idle.ms"),
 }
 
-_SINK_OWN: Final = {*_SINK_SUPPORTED, *_SINK_ALIASES, *_SINK_REFUSED, *_SINK_WITHOUT_EFFECT}
+_SINK_OWN: Final = {*PRODUCER_ONLY, *_SINK_ALIASES, *_SINK_REFUSED, *_SINK_WITHOUT_EFFECT}
 
 PRODUCER: Final = PropertyNames(
     client="a producer",
-    supported=(SUPPORTED - _CONSUMER_ONLY) | _SINK_SUPPORTED,
+    supported=(SUPPORTED - _CONSUMER_ONLY) | PRODUCER_ONLY,
     aliases={
         **{
             name: target
@@ -414,6 +412,9 @@ PRODUCER: Final = PropertyNames(
         "message.max.bytes": "1048576",
         "partitioner": "murmur2_random",
         "queue.buffering.max.kbytes": "32768",
+        # Not a default of the Java client, which has a minute: a task may take longer, and brokers
+        # allow 15.
+        "transaction.timeout.ms": "600000",
     },
     ranges={
         **RANGES,
@@ -423,6 +424,7 @@ PRODUCER: Final = PropertyNames(
         "max.in.flight.requests.per.connection": (1, 1_000_000),
         "max.request.size": (1_000, 1_000_000_000),
         "request.timeout.ms": (1, 900_000),
+        "transaction.timeout.ms": (1_000, MAX_INT),
     },
 )
 """The properties of a producer. The defaults are those of Java's producer: keys get the same

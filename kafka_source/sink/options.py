@@ -5,17 +5,36 @@ the source nor the parser, `parse`."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 
 from spark_ssp.common.errors import shown
 from spark_ssp.common.options.shared import BatchWrite, batch_write_option
 from spark_ssp.common.options.spec import BadValueError, Fault, option
-from spark_ssp.common.options.values import boolean
+from spark_ssp.common.options.values import boolean, integer, matching, member
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.options.offset_json import TOPIC, TOPIC_RULE
 
 INCLUDE_REPEAT_HEADERS: Final = "includeRepeatHeaders"
+DELIVERY_GUARANTEE: Final = "deliveryGuarantee"
+MARKER_TOPIC: Final = "markerTopic"
+TRANSACTION_NAME: Final = "transactionName"
+EXACTLY_ONCE_FROM: Final = "exactlyOnceFrom"
+
+
+class Delivery(StrEnum):
+    """The guarantee for each row, as readers of committed records see it."""
+
+    AT_LEAST_ONCE = "at-least-once"
+    EXACTLY_ONCE = "exactly-once"
+
+
+_transaction_name: Final = matching(
+    "[A-Za-z0-9._-]{1,100}",
+    "letters, digits, dots, hyphens and underscores, at most 100",
+    "choose a name that no other sink of the cluster has",
+)
 
 
 def _topic(text: str) -> StreamName:
@@ -45,5 +64,40 @@ class SinkOptions:
         "written again.",
         default="false",
     )
-    batch_write: BatchWrite | None = batch_write_option(INCLUDE_REPEAT_HEADERS, "topic")
+    batch_write: BatchWrite | None = batch_write_option(
+        f"{INCLUDE_REPEAT_HEADERS}` or `{DELIVERY_GUARANTEE}=exactly-once", "topic"
+    )
+    delivery: Delivery = option(
+        DELIVERY_GUARANTEE,
+        member(Delivery),
+        "`exactly-once`: each task writes its rows in one transaction of Kafka, and a batch that "
+        "runs again writes no row twice. Readers need `isolation.level=read_committed`.",
+        default="at-least-once",
+    )
+    transaction_name: str | None = option(
+        TRANSACTION_NAME,
+        _transaction_name,
+        "For `exactly-once`: the name in the sink's transactional ids and groups, which begin with "
+        "`ssp/<name>/`. Each sink needs its own.",
+        unset="the id of the query",
+    )
+    marker_topic: StreamName | None = option(
+        MARKER_TOPIC,
+        _topic,
+        "For `exactly-once` with a column `topic`: an existing topic that the sink's committed "
+        "offsets name. Nothing is written to it.",
+        unset="the option `topic`",
+    )
+    exactly_once_from: int = option(
+        EXACTLY_ONCE_FROM,
+        integer(0),
+        "For `exactly-once`: the first batch that is written so, for a query that has written "
+        "others before.",
+        default="0",
+    )
     client: ClientProperties
+
+    @property
+    def is_exactly_once(self) -> bool:
+        """Return whether rows are written in transactions."""
+        return self.delivery is Delivery.EXACTLY_ONCE

@@ -30,11 +30,20 @@ from spark_ssp.kafka_source.options.translation import (
     read_properties,
 )
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, LOGIN_OPTIONS, SERVICE_CREDENTIAL
-from spark_ssp.kafka_source.sink.options import INCLUDE_REPEAT_HEADERS, SinkOptions
+from spark_ssp.kafka_source.sink.options import (
+    DELIVERY_GUARANTEE,
+    EXACTLY_ONCE_FROM,
+    INCLUDE_REPEAT_HEADERS,
+    MARKER_TOPIC,
+    TRANSACTION_NAME,
+    Delivery,
+    SinkOptions,
+)
 
 SINK: Final = "kafka-ssp"
 
 _PARTITIONER: Final = "partitioner"
+_IDEMPOTENCE: Final = "enable.idempotence"
 _RANDOM_PARTITIONERS: Final = frozenset({"random", "consistent_random"})
 """The second one also chooses a random partition for empty keys, and not only for null ones."""
 
@@ -82,8 +91,11 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         *reading.problems,
         *_partitioner_problems(options, client),
         *batch_write_problems(
-            reading, INCLUDE_REPEAT_HEADERS, is_included=options.include_repeat_headers
+            reading,
+            INCLUDE_REPEAT_HEADERS,
+            is_included=options.include_repeat_headers or options.is_exactly_once,
         ),
+        *_delivery_problems(options, reading, client),
         *missing_brokers(client),
         *client.problems,
         *function_problems(client.properties, reading),
@@ -105,6 +117,43 @@ def _partitioner_problems(
             found=f"{chosen} together with {INCLUDE_REPEAT_HEADERS}",
             expected="a partitioner that sends a record to the same partition again",
             next_step=f"remove it, or leave {INCLUDE_REPEAT_HEADERS} out",
+        )
+
+
+def _delivery_problems(
+    options: SinkOptions, reading: OptionReading, client: ParsedProperties
+) -> Iterator[OptionProblem]:
+    if not options.is_exactly_once:
+        for name in (TRANSACTION_NAME, MARKER_TOPIC, EXACTLY_ONCE_FROM):
+            if reading.given(name):
+                yield OptionProblem(
+                    option=name,
+                    found=f"{DELIVERY_GUARANTEE}={options.delivery}, with which it has no effect",
+                    expected=f"{DELIVERY_GUARANTEE}={Delivery.EXACTLY_ONCE}",
+                    next_step=f"set {DELIVERY_GUARANTEE}={Delivery.EXACTLY_ONCE}, or remove it",
+                )
+        return
+    if options.include_repeat_headers:
+        yield OptionProblem(
+            option=INCLUDE_REPEAT_HEADERS,
+            found=f"true, with {DELIVERY_GUARANTEE}={options.delivery}, which leaves no repeats",
+            expected="one of the two",
+            next_step="remove it; readers need kafka.isolation.level=read_committed",
+        )
+    if options.topic is None and options.marker_topic is None:
+        yield OptionProblem(
+            option=MARKER_TOPIC,
+            found=f"neither it nor the option topic, with {DELIVERY_GUARANTEE}={options.delivery}",
+            expected="a topic for the sink's committed offsets",
+            next_step="set the option topic; or, if rows have a column topic, markerTopic to an "
+            "existing topic",
+        )
+    if dict(client.properties.public).get(_IDEMPOTENCE) == "false":
+        yield OptionProblem(
+            option=PREFIX + _IDEMPOTENCE,
+            found=f"false, with {DELIVERY_GUARANTEE}={options.delivery}",
+            expected="true, which transactions need",
+            next_step="remove it",
         )
 
 

@@ -43,18 +43,24 @@ class RecordProducer:
         self,
         properties: ClientProperties,
         *,
+        transactional_id: str | None = None,
         monotonic: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """Create a producer, which connects later. Raises InvalidOptionsError if librdkafka refuses
-        the properties."""
+        """Create a producer, which connects later. `transactional_id`: its records need a
+        transaction, by `client`. Raises InvalidOptionsError if librdkafka refuses the
+        properties."""
         self._secrets = secrets_of(properties)
         self._timeout_s = int(properties.config()[DELIVERY_TIMEOUT]) / 1_000
         self._monotonic = monotonic
         self._sleep = sleep
         self._delivery_failure: tuple[KafkaError, str] | None = None
         self._access_error: KafkaError | None = None
+        self.fatal_error: KafkaError | None = None
+        """The error after which the client can do nothing any more, as after a newer one has
+        fenced it."""
         self._checked: set[str] = set()
+        own = {} if transactional_id is None else {"transactional.id": transactional_id}
         self._producer = create_client(
             Producer,
             properties,
@@ -64,8 +70,14 @@ class RecordProducer:
             overrides={
                 "delivery.report.only.error": True,
                 "on_delivery": self._on_delivery_failure,
+                **own,
             },
         )
+
+    @property
+    def client(self) -> Producer:
+        """Return the client, for its transactions."""
+        return self._producer
 
     def partition_count(self, topic: str) -> int:
         """Return the current number of partitions of a topic. Raises the errors of
@@ -178,6 +190,8 @@ class RecordProducer:
             self._delivery_failure = (fault, place)
 
     def _on_error(self, fault: KafkaError) -> None:
+        if fault.fatal():
+            self.fatal_error = fault
         if error_kind(fault) is ErrorKind.ACCESS:
             self._access_error = fault
 

@@ -1,14 +1,15 @@
 """The sink that Spark drives: `write` and `writeStream` of the format `kafka-ssp`.
 
 Spark creates a writer on the driver for each batch, pickles it for the executors, which call
-`write`, and creates another one to call `commit` or `abort`. Nothing is committed: the records of a
-task are visible at once, and after a failure Spark writes the batch again (at least once).
+`write`, and creates another one to call `commit` or `abort`. Unless the option deliveryGuarantee is
+exactly-once, nothing is committed: the records of a task are visible at once, and after a failure
+Spark writes the batch again (at least once).
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -25,13 +26,30 @@ from pyspark.sql.types import (
 
 from spark_ssp.common import clock
 from spark_ssp.common.logs import show_logs
-from spark_ssp.common.spark.batch_plan import TaskWrite, task_of_batch_write, task_of_query
-from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
+from spark_ssp.common.spark.batch_plan import (
+    ADAPTIVE_QUERY,
+    ADAPTIVE_STREAM,
+    TaskWrite,
+    require_fixed_division,
+    task_of_batch_write,
+    task_of_query,
+)
+from spark_ssp.common.spark.pyspark_api import WRITES_ARROW, RecordBatchStreamWriter
 from spark_ssp.common.spark.schema_check import RecordColumn, find_columns, is_text, of_types
 from spark_ssp.kafka_source.dedup.dedup_headers import WriteId
-from spark_ssp.kafka_source.sink.options import SinkOptions
-from spark_ssp.kafka_source.sink.producer import acquire_producer, release_producer
-from spark_ssp.kafka_source.sink.writer import SinkColumns, write_rows
+from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
+from spark_ssp.kafka_source.sink.options import (
+    DELIVERY_GUARANTEE,
+    INCLUDE_REPEAT_HEADERS,
+    SinkOptions,
+)
+from spark_ssp.kafka_source.sink.producer import RecordProducer, acquire_producer, release_producer
+from spark_ssp.kafka_source.sink.writer import (
+    SinkColumns,
+    marker_topic,
+    write_in_transaction,
+    write_rows,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -39,9 +57,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class WriteResult(WriterCommitMessage):
-    """The result of one task."""
+    """The result of one task: its rows, and the sink and batch of its marker, if it has one."""
 
     rows: int
+    sink: str | None = None
+    batch: int = 0
 
 
 class KafkaBatchWriter(DataSourceArrowWriter):
@@ -56,10 +76,13 @@ class KafkaBatchWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
         task = partial(task_of_batch_write, self._source, self._batch)
-        return _write(iterator, self._columns, self._options, task, self._attempt_ms)
+        if self._options.is_exactly_once and self._options.batch_write is not None:
+            require_fixed_division(DELIVERY_GUARANTEE, ADAPTIVE_QUERY)
+        return _write(iterator, self._columns, self._options, task, self._attempt_ms, has_gaps=True)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: all records are written already."""
+        """Record that all tasks have written their records. Raises SspError."""
+        _complete(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: records cannot be removed."""
@@ -80,11 +103,15 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
-        task = partial(task_of_query, "includeRepeatHeaders")
-        return _write(batches, self._columns, self._options, task, self._attempt_ms)
+        needed_by = DELIVERY_GUARANTEE if self._options.is_exactly_once else INCLUDE_REPEAT_HEADERS
+        task = partial(task_of_query, needed_by)
+        if self._options.is_exactly_once and WRITES_ARROW:
+            require_fixed_division(DELIVERY_GUARANTEE, ADAPTIVE_STREAM)
+        return _write(batches, self._columns, self._options, task, self._attempt_ms, has_gaps=False)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Do nothing: all records are written already."""
+        """Record that all tasks have written their records. Raises SspError."""
+        _complete(self._options, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: records cannot be removed; Spark reports the error of the batch."""
@@ -97,7 +124,10 @@ def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOp
     options = parse_sink_options(raw_options)
     columns = resolve_columns(schema, topic_given=options.topic is not None)
     # Creating a producer, which connects later, validates the properties.
-    release_producer(options.client, acquire_producer(options.client))
+    if options.is_exactly_once:
+        RecordProducer(options.client, transactional_id="ssp/check")
+    else:
+        release_producer(options.client, acquire_producer(options.client))
     return options, columns
 
 
@@ -107,13 +137,42 @@ def _write(
     options: SinkOptions,
     task_of: Callable[[], TaskWrite],
     attempt_ms: int,
+    *,
+    has_gaps: bool,
 ) -> WriteResult:
     show_logs()
+    if options.is_exactly_once:
+        current = task_of()
+        write_once = Write(
+            sink=f"{options.transaction_name or current.source}/{marker_topic(options)}",
+            task=current.task,
+            batch=current.batch,
+            first=options.exactly_once_from,
+            has_gaps=has_gaps,
+        )
+        rows = write_in_transaction(batches, columns, options, write_once)
+        return WriteResult(rows, sink=write_once.sink, batch=write_once.batch)
     write = None
     if options.include_repeat_headers:
         task = task_of()
         write = WriteId(source=task.source, batch=task.batch, attempt_ms=attempt_ms, task=task.task)
     return WriteResult(write_rows(batches, columns, options, write))
+
+
+def _complete(options: SinkOptions, messages: Sequence[WriterCommitMessage | None]) -> None:
+    results = [one for one in messages if isinstance(one, WriteResult) and one.sink is not None]
+    if not results:
+        return
+    from spark_ssp.kafka_source.sink.transactions import record_completed
+
+    (sink, batch) = {(one.sink, one.batch) for one in results}.pop()
+    assert sink is not None
+    record_completed(
+        options.client,
+        sink,
+        marker_topic(options),
+        CompletedBatch(batch=batch, tasks=len(results)),
+    )
 
 
 # --- Columns --------------------------------------------------------------------------------------

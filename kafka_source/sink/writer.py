@@ -1,10 +1,12 @@
-"""Writes the rows of one task as records, on an executor. At least once: when `write_rows` returns,
-all in-sync replicas have acknowledged all rows. When it raises, some rows may be written, and Spark
-writes the rows of the task again."""
+"""Writes the rows of one task as records, on an executor.
+
+At least once: when `write_rows` returns, all in-sync replicas have acknowledged all rows. When it
+raises, some rows may be written, and Spark writes the rows of the task again. Exactly once:
+`write_in_transaction`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import repeat
 from typing import Final
@@ -19,8 +21,10 @@ from spark_ssp.kafka_source.dedup.dedup_headers import (
     WriteId,
     record_hash,
 )
+from spark_ssp.kafka_source.sink.markers import Write
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.producer import RecordProducer, acquire_producer, release_producer
+from spark_ssp.kafka_source.sink.transactions import TransactionalTask
 
 _ROWS_PER_POLL: Final = 1_000
 """Rows between two polls for delivery errors."""
@@ -43,6 +47,27 @@ class SinkColumns:
         return frozenset(index for index in every if index is not None)
 
 
+def write_in_transaction(
+    batches: Iterable[pa.RecordBatch], columns: SinkColumns, options: SinkOptions, write: Write
+) -> int:
+    """Write the rows in one transaction, unless they are committed already, and return their
+    number. Raises SspError with topic and partition, never with the content of a row; then no row
+    is visible to readers of committed records, unless the outcome of the commit is unknown, which
+    the next attempt finds out."""
+    with TransactionalTask(options.client, write, marker_topic(options)) as task:
+        task.begin()
+        for batch in batches:
+            _send(task.producer, batch, columns, options.topic, task.send)
+        return task.commit()
+
+
+def marker_topic(options: SinkOptions) -> str:
+    """Return the topic that the markers of exactly-once delivery name."""
+    found = options.topic or options.marker_topic
+    assert found is not None, "parse_sink_options requires one"
+    return found
+
+
 def write_rows(
     batches: Iterable[pa.RecordBatch],
     columns: SinkColumns,
@@ -58,9 +83,9 @@ def write_rows(
     producer = acquire_producer(options.client)
     try:
         rows = 0
-        counter = _DedupHeaderWriter(producer, write) if write is not None else None
+        send = producer.send if write is None else _DedupHeaderWriter(producer, write).send
         for batch in batches:
-            rows += _send(producer, batch, columns, options.topic, counter)
+            rows += _send(producer, batch, columns, options.topic, send)
         producer.flush()
     except BaseException:
         producer.purge()
@@ -74,17 +99,13 @@ def _send(
     batch: pa.RecordBatch,
     columns: SinkColumns,
     topic: str | None,
-    header_writer: _DedupHeaderWriter | None,
+    send: Callable[[str, bytes | None, bytes | None, int | None, Sequence[Header]], None],
 ) -> int:
     checked: set[str] = set()
-    send = producer.send
-    for number, row in enumerate(iter_rows(batch, columns, topic)):
-        to, key, value, partition, headers = row
+    for number, (to, key, value, partition, headers) in enumerate(iter_rows(batch, columns, topic)):
         if to not in checked:
             producer.check_topic(to)
             checked.add(to)
-        if header_writer is not None:
-            to, key, value, partition, headers = header_writer.add_headers(row)
         send(to, key, value, partition, headers)
         if number % _ROWS_PER_POLL == 0:
             producer.poll()
@@ -101,13 +122,20 @@ class _DedupHeaderWriter:
         self._counter = RowCounter(write)
         self._counts: dict[str, int] = {}
 
-    def add_headers(self, row: Row) -> Row:
-        topic, key, value, partition, headers = row
+    def send(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None,
+        headers: Sequence[Header],
+    ) -> None:
+        """Queue one row, as `RecordProducer.send`."""
         digest = record_hash(topic, key, value, partition, headers)
         more, spread = self._counter.headers(topic, digest)
         if key is None and partition is None:
             partition = spread % self._count(topic)
-        return topic, key, value, partition, [*headers, *more]
+        self._producer.send(topic, key, value, partition, [*headers, *more])
 
     def _count(self, topic: str) -> int:
         count = self._counts.get(topic)

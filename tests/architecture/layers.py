@@ -131,6 +131,7 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.reading.task_reader": "reads from Kafka until a deadline, caches topic ids",
     "kafka_source.sink.parse": "logs a warning",
     "kafka_source.sink.producer": "writes to Kafka, keeps producers",
+    "kafka_source.sink.transactions": "writes to Kafka in transactions",
     "kafka_source.sink.table_sink": "takes the time, and an id for a batch query",
     "kinesis_source.batch_planner": "calls the service",
     "kinesis_source.batch_read": "logs the plan",
@@ -318,6 +319,7 @@ KAFKA_SDK: Final = frozenset(
         "kafka_source.reading.librdkafka",
         "kafka_source.reading.native_consumer",
         "kafka_source.sink.producer",
+        "kafka_source.sink.transactions",
         "testing.kafka.broker",
     }
 )

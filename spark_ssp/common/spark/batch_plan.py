@@ -64,6 +64,26 @@ def task_of_query(option: str) -> TaskWrite:
     return TaskWrite(source=found.query, batch=found.batch, task=_task().partitionId())
 
 
+ADAPTIVE_QUERY: Final = "spark.sql.adaptive.enabled"
+ADAPTIVE_STREAM: Final = "spark.sql.adaptive.streaming.stateless.enabled"
+"""The settings by which Spark divides shuffled rows anew, by their sizes and the cluster's cores:
+in a batch query, and, from PySpark 4.1 on, in a streaming query without state."""
+
+
+def require_fixed_division(option: str, setting: str) -> None:
+    """Raise UnsupportedError, which names `option`, unless the current query has turned the setting
+    off: a batch that runs again must have its rows in the same tasks."""
+    found = _task().getLocalProperty(setting)
+    if found != "false":
+        raise UnsupportedError(
+            option,
+            found=f"{setting}={found or 'true, its default'}, by which Spark may divide rows "
+            "among other tasks when a batch runs again",
+            expected=f"{setting}=false",
+            next_step=f"spark.conf.set({setting!r}, 'false') before the query starts",
+        )
+
+
 def micro_batch_of_task() -> MicroBatch | None:
     """Return the micro-batch of the current task; None outside of streaming queries and of
     tasks."""

@@ -12,6 +12,7 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from spark_ssp.common.spark.batch_plan import ADAPTIVE_STREAM
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 
 _PATIENCE_S: Final = 600
@@ -20,8 +21,11 @@ _COLUMNS: Final = "key binary, value binary"
 
 def copying(spark: SparkSession, options: Mapping[str, str]) -> DataStreamWriter:
     """`options`: `brokers`, `from`, `to`, `checkpoint`, and `gate`, a file without which no task
-    but the first writes anything."""
+    but the first writes anything. `delivery`: the sink's guarantee; without it, rows are
+    identified by headers."""
     gate = options["gate"]
+    if "delivery" in options:
+        spark.conf.set(ADAPTIVE_STREAM, "false")
 
     def behind_the_gate(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         task = TaskContext.get()
@@ -47,8 +51,12 @@ def copying(spark: SparkSession, options: Mapping[str, str]) -> DataStreamWriter
         .writeStream.format("kafka-ssp")
         .option("kafka.bootstrap.servers", options["brokers"])
         .option("topic", options["to"])
-        .option("includeRepeatHeaders", "true")
+        .options(**_guarantee(options.get("delivery")))
         .option("checkpointLocation", options["checkpoint"])
         .trigger(availableNow=True)
     )
     return writer
+
+
+def _guarantee(delivery: str | None) -> dict[str, str]:
+    return {"includeRepeatHeaders": "true"} if delivery is None else {"deliveryGuarantee": delivery}

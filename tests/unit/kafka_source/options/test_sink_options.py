@@ -14,6 +14,7 @@ from spark_ssp.kafka_source.options.property_names import COMBINED, PRODUCER, SE
 from spark_ssp.kafka_source.options.translation import read_properties
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kafka_source.sink.writer import marker_topic
 
 BROKERS = {"kafka.bootstrap.servers": "h:1"}
 
@@ -44,6 +45,8 @@ def test_the_defaults_are_those_of_java() -> None:
         "queue.buffering.max.kbytes": "32768",
         "reconnect.backoff.max.ms": "1000",
         "socket.connection.setup.timeout.ms": "10000",
+        # Not Java's: a task may take longer than a minute.
+        "transaction.timeout.ms": "600000",
     }
     assert pickle.loads(pickle.dumps(options)) == options
     assert _parse().topic is None
@@ -112,6 +115,30 @@ def test_a_batch_write_may_be_one_of_a_query() -> None:
         assert problem.option == "batchWriteId"
     with pytest.raises(InvalidOptionsError, match="batchWriteId"):
         raise batch_write_in_stream_error("kafka-ssp")
+
+
+def test_exactly_once_needs_a_place_for_its_markers_and_nothing_that_contradicts_it() -> None:
+    options = _parse(topic="orders", deliveryGuarantee="Exactly-Once", transactionName="orders.v2")
+    assert options.is_exactly_once
+    assert options.transaction_name == "orders.v2"
+    assert marker_topic(options) == "orders"
+    assert marker_topic(_parse(markerTopic="m", deliveryGuarantee="exactly-once")) == "m"
+    assert not _parse(topic="orders").is_exactly_once
+    once = {"deliveryGuarantee": "exactly-once"}
+    for wrong, named in (
+        (once, "markerTopic"),
+        ({"deliveryGuarantee": "at-most-once"}, "deliveryGuarantee"),
+        ({"transactionName": "n"}, "transactionName"),
+        ({"markerTopic": "m"}, "markerTopic"),
+        ({"exactlyOnceFrom": "3"}, "exactlyOnceFrom"),
+        ({**once, "topic": "t", "transactionName": "a/b"}, "transactionName"),
+        ({**once, "topic": "t", "includeRepeatHeaders": "true"}, "includeRepeatHeaders"),
+        ({**once, "topic": "t", "kafka.enable.idempotence": "false"}, "kafka.enable.idempotence"),
+    ):
+        (problem,) = _refusal(BROKERS | wrong).problems
+        assert problem.option == named
+    written = _parse(topic="t", deliveryGuarantee="exactly-once", batchWriteId="q:4")
+    assert written.batch_write == ("q", 4)
 
 
 def test_what_has_no_effect_is_named(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,236 @@
+"""The decisions of exactly-once delivery: whether a task writes its rows, from the markers that
+tasks and the driver have committed.
+
+A task writes its rows and a marker, which names the batch and a digest of the rows, in one
+transaction. The driver records each batch whose tasks have all committed, with their number. Both
+are committed offsets of consumer groups, so they are read and written with the records' own
+guarantees. The protocol and its limits: docs/design/kafka-exactly-once.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.kafka_source.dedup.dedup_headers import HASH_BYTES, Header, record_hash
+
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """The last batch that a task has committed: the number of its rows, and the digest."""
+
+    batch: int
+    rows: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletedBatch:
+    """The last batch of which the driver knows that all tasks have committed."""
+
+    batch: int
+    tasks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Write:
+    """A task that is about to write a batch. `first`: the first batch that is delivered exactly
+    once. `has_gaps`: batches may be left out, as by a function of `foreachBatch`."""
+
+    sink: str
+    """The name by which the sink's markers are found, in errors."""
+    task: int
+    batch: int
+    first: int = 0
+    has_gaps: bool = False
+
+    def __str__(self) -> str:
+        return f"batch {self.batch}, task {self.task}, of sink {self.sink}"
+
+
+class Action(StrEnum):
+    """The part of a task in a batch."""
+
+    WRITE = "write"
+    COMPARE = "compare"
+    """Its rows are committed: it reads them again, compares them, and writes nothing."""
+
+
+class Refusal(StrEnum):
+    """The reason why a task may not write: its rows could be written twice."""
+
+    NEWER = "newer"
+    """A later batch is committed: the checkpoint is an older copy, or another query's."""
+    NOT_BEGUN = "not begun"
+    """No marker exists, and the batch is not the first that is delivered exactly once."""
+    GAP = "gap"
+    """Batches were written without markers."""
+    LOST = "lost"
+    """A marker that was committed is gone."""
+
+
+def decide(
+    write: Write, marker: Marker | None, completed: CompletedBatch | None
+) -> Action | Refusal:
+    """Return what a task does, from its marker and the last completed batch; None: there is none.
+
+    The task's transactional id must be initialized first, which ends every other transaction of the
+    task; then the completed batch is read, and last the marker, so that it is not older. The driver
+    records a batch after all its tasks have committed. So a task that has no marker of the batch
+    may write it, unless a marker can have been lost.
+    """
+    batch = write.batch
+    newest = max([-1, *(found.batch for found in (marker, completed) if found is not None)])
+    if newest > batch:
+        return Refusal.NEWER
+    if marker is not None and marker.batch == batch:
+        return Action.COMPARE
+    if completed is None:
+        is_first = marker is None and batch == write.first
+        return Action.WRITE if is_first else Refusal.NOT_BEGUN
+    if completed.batch == batch:
+        return Refusal.LOST
+    follows = marker is not None and marker.batch == batch - 1
+    if completed.batch < batch - 1 and not (follows or write.has_gaps):
+        return Refusal.GAP
+    took_part = write.task < completed.tasks
+    if took_part and (marker is None or marker.batch < completed.batch):
+        return Refusal.LOST
+    return Action.WRITE
+
+
+# --- Errors ---------------------------------------------------------------------------------------
+
+
+def refused(
+    write: Write, refusal: Refusal, marker: Marker | None, completed: CompletedBatch | None
+) -> IncompatibleStateError:
+    """Return the error for a task that may not write."""
+    newest = max([-1, *(found.batch for found in (marker, completed) if found is not None)])
+    anew = (
+        "give the sink another transactionName and set exactlyOnceFrom to "
+        f"{write.batch}: the rows of this batch that are already written are then written again"
+    )
+    match refusal:
+        case Refusal.NEWER:
+            found = f"batch {newest} committed already"
+            expected = "the checkpoint that the sink's last batch belongs to"
+            step = (
+                "start the query from that checkpoint; for a query of its own, set another "
+                "transactionName"
+            )
+        case Refusal.NOT_BEGUN:
+            found = "no marker of any batch"
+            expected = f"batch {write.first} (exactlyOnceFrom) first, or the markers before it"
+            step = (
+                f"set exactlyOnceFrom to {write.batch} if no attempt at this batch has been "
+                "written at least once; if the markers expired (offsets.retention.minutes) or "
+                f"their topic was deleted, {anew}"
+            )
+        case Refusal.GAP:
+            found = f"batch {newest} as the last one with a marker"
+            expected = f"a marker of batch {write.batch - 1}"
+            step = f"if the batches between were written at least once, {anew}"
+        case Refusal.LOST:
+            found = "no marker of this task" if marker is None else f"a marker of {marker.batch}"
+            expected = f"its marker of batch {newest}, of which all tasks are committed"
+            step = f"keep the number of tasks while a batch is unfinished; or {anew}"
+    return IncompatibleStateError(str(write), found=found, expected=expected, next_step=step)
+
+
+def rows_differ(write: Write, marker: Marker, digest: RowDigest) -> IncompatibleStateError:
+    """Return the error for a task whose rows are not those that it has committed."""
+    return IncompatibleStateError(
+        str(write),
+        found=f"{digest.rows} rows in this attempt, with digest {digest.hex[:8]}",
+        expected=f"the {marker.rows} rows that are committed, with digest {marker.digest[:8]}",
+        next_step="run the batch again with the query, the settings and the sources that it had: "
+        "a batch must give the same rows in the same tasks (no rand(), no current time, the same "
+        "number of tasks)",
+    )
+
+
+# --- The digest -----------------------------------------------------------------------------------
+
+_MODULUS: Final = 1 << (8 * HASH_BYTES)
+
+
+class RowDigest:
+    """The number of a task's rows and a digest of them, which does not depend on their order: Spark
+    reads a shuffle in any."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self._sum = 0
+
+    def add(
+        self,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int | None,
+        headers: Sequence[Header],
+    ) -> None:
+        """Add a row."""
+        self.rows += 1
+        self._sum += int.from_bytes(record_hash(topic, key, value, partition, headers))
+
+    @property
+    def hex(self) -> str:
+        """The digest, as hexadecimal digits."""
+        return f"{self._sum % _MODULUS:0{2 * HASH_BYTES}x}"
+
+    def equals(self, marker: Marker) -> bool:
+        """Return whether the rows are those of a marker."""
+        return (self.rows, self.hex) == (marker.rows, marker.digest)
+
+
+# --- Stored form ----------------------------------------------------------------------------------
+
+
+def write_marker(digest: RowDigest) -> str:
+    """Return the metadata of a task's marker; the batch is the offset."""
+    return json.dumps({"v": VERSION, "rows": digest.rows, "digest": digest.hex})
+
+
+def read_marker(subject: str, batch: int, metadata: str | None) -> Marker:
+    """Parse a task's marker. Raises IncompatibleStateError unless this version can read it."""
+    document = _document(subject, metadata, {"rows": int, "digest": str})
+    return Marker(batch=batch, rows=document["rows"], digest=document["digest"])
+
+
+def write_completed(tasks: int) -> str:
+    """Return the metadata of a completed batch; the batch is the offset."""
+    return json.dumps({"v": VERSION, "tasks": tasks})
+
+
+def read_completed(subject: str, batch: int, metadata: str | None) -> CompletedBatch:
+    """Parse a completed batch. Raises IncompatibleStateError unless this version can read it."""
+    document = _document(subject, metadata, {"tasks": int})
+    return CompletedBatch(batch=batch, tasks=document["tasks"])
+
+
+def _document(subject: str, metadata: str | None, fields: dict[str, type]) -> dict[str, Any]:
+    try:
+        document = json.loads(metadata or "")
+    except ValueError:
+        document = None
+    if (
+        not isinstance(document, dict)
+        or document.get("v") != VERSION
+        or any(type(document.get(name)) is not kind for name, kind in fields.items())
+    ):
+        raise IncompatibleStateError(
+            subject,
+            found="a committed offset with other metadata",
+            expected=f"a marker of a kafka-ssp sink, version {VERSION}",
+            next_step="let no other client commit offsets for this group; or set another "
+            "transactionName",
+        )
+    return document

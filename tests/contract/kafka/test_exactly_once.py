@@ -1,0 +1,184 @@
+"""Exactly-once delivery of a task's rows, without Spark, against real brokers."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from spark_ssp.common.errors import IncompatibleStateError, SspError
+from spark_ssp.kafka_source.client.admin_connection import AdminClient
+from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
+from spark_ssp.kafka_source.sink.options import SinkOptions
+from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kafka_source.sink.transactions import (
+    TransactionalTask,
+    batches_id,
+    record_completed,
+    task_id,
+)
+from spark_ssp.kafka_source.sink.writer import SinkColumns, write_in_transaction
+from tests.support.kafka.topics import KafkaTopics
+from tests.support.servers.kafka_broker import KafkaBroker
+
+_VALUE = SinkColumns(value=0)
+
+
+class Sink:
+    """A sink to a topic of one partition."""
+
+    def __init__(self, broker: KafkaBroker, topic: str, **options: str) -> None:
+        self.topic = topic
+        self.broker = broker
+        given = {name.replace("_", "."): value for name, value in options.items()}
+        self.options: SinkOptions = parse_sink_options(
+            {**broker.options, **given, "topic": topic, "deliveryGuarantee": "exactly-once"}
+        )
+        self.name = f"{uuid.uuid4().hex}/{topic}"
+
+    def attempt(self, batch: int, task: int = 0) -> Write:
+        return Write(sink=self.name, task=task, batch=batch)
+
+    def task(self, batch: int, task: int = 0) -> TransactionalTask:
+        return TransactionalTask(self.options.client, self.attempt(batch, task), self.topic)
+
+    def write(self, values: Sequence[str], batch: int, task: int = 0) -> int:
+        rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
+        return write_in_transaction([rows], _VALUE, self.options, self.attempt(batch, task))
+
+    def complete(self, batch: int, tasks: int = 1) -> None:
+        completed = CompletedBatch(batch=batch, tasks=tasks)
+        record_completed(self.options.client, self.name, self.topic, completed)
+
+    def committed(self) -> list[str]:
+        """Return the values that a reader of committed records gets, up to the end of the log: it
+        waits for open transactions."""
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.broker.bootstrap_servers,
+                "group.id": uuid.uuid4().hex,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        _, end = consumer.get_watermark_offsets(TopicPartition(self.topic, 0), timeout=10)
+        consumer.assign([TopicPartition(self.topic, 0, 0)])
+        found: list[str] = []
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            message: Any = consumer.poll(1)
+            if message is None:
+                continue
+            if message.error() is not None:
+                if message.offset() >= end:
+                    break
+                continue
+            found.append(message.value().decode())
+        else:
+            raise AssertionError("a transaction is open")
+        consumer.close()
+        return found
+
+
+@pytest.fixture
+def sink(kafka_broker: KafkaBroker, topics: KafkaTopics) -> Sink:
+    return Sink(kafka_broker, topics.create(1))
+
+
+def _send(task: TransactionalTask, topic: str, *values: str) -> None:
+    for value in values:
+        task.send(topic, None, value.encode(), None, ())
+
+
+def _failure(task: TransactionalTask) -> SspError:
+    with pytest.raises(SspError) as caught, task:
+        task.commit()
+    return caught.value
+
+
+def test_a_batch_that_runs_again_writes_nothing_twice(sink: Sink) -> None:
+    for attempt in range(2):
+        assert sink.write(["a", "b"], 0) == 2
+        assert sink.write(["c"], 0, task=1) == 1
+        if attempt:
+            sink.complete(0, tasks=2)
+    for _ in range(2):
+        sink.complete(0, tasks=2)
+        assert sink.write(["d"], 1) == 1
+        assert sink.write([], 1, task=1) == 0
+    assert sink.write(["e"], 1, task=2) == 1
+    assert sorted(sink.committed()) == ["a", "b", "c", "d", "e"]
+
+
+def test_rows_that_differ_from_the_committed_ones_are_an_error_and_not_written(sink: Sink) -> None:
+    sink.write(["a", "b"], 0)
+    sink.write(["b", "a"], 0)  # A shuffle is read in any order.
+    for values in (["a"], ["a", "c"], ["a", "b", "b"], []):
+        with pytest.raises(IncompatibleStateError):
+            sink.write(values, 0)
+    assert sink.committed() == ["a", "b"]
+
+
+def test_a_later_attempt_ends_an_earlier_one(sink: Sink) -> None:
+    """Whether the earlier one comes back before or after the later one has committed."""
+    first, second = sink.task(0), sink.task(0)
+    first.begin()
+    _send(first, sink.topic, "a", "b")
+    second.begin()
+    assert "another attempt" in _failure(first).found
+    _send(second, sink.topic, "a", "b")
+    assert second.commit() == 2
+    assert sink.committed() == ["a", "b"]
+
+
+def test_rows_of_a_task_that_died_are_not_visible_and_do_not_block_readers(sink: Sink) -> None:
+    dead = sink.task(0)
+    dead.begin()
+    _send(dead, sink.topic, "a")
+    dead.producer.flush()
+    assert sink.write(["a", "b"], 0) == 2
+    assert sink.committed() == ["a", "b"]
+
+
+def test_lost_or_foreign_markers_are_errors(sink: Sink, kafka_broker: KafkaBroker) -> None:
+    sink.write(["a"], 0)
+    sink.complete(0)
+    sink.write(["b"], 1)
+    sink.complete(1)
+    sink.complete(0)  # of a driver that was replaced
+    refused = 0
+    with pytest.raises(IncompatibleStateError):
+        sink.write(["a"], 0)  # an older checkpoint
+    with pytest.raises(IncompatibleStateError):
+        sink.write(["d"], 3)  # batch 2 was written without markers
+    admin = AdminClient({"bootstrap.servers": kafka_broker.bootstrap_servers})
+    for group in (task_id(sink.name, 0), batches_id(sink.name)):
+        for future in admin.delete_consumer_groups([group]).values():
+            future.result()
+        with pytest.raises(IncompatibleStateError):
+            sink.write(["c"], 2)
+        refused += 1
+    assert (refused, sink.committed()) == (2, ["a", "b"])
+
+
+def test_a_transaction_that_the_brokers_abort_is_named(
+    kafka_broker: KafkaBroker, topics: KafkaTopics
+) -> None:
+    options = {
+        "kafka_transaction_timeout_ms": "1000",
+        "kafka_delivery_timeout_ms": "1000",
+    }
+    sink = Sink(kafka_broker, topics.create(1), **options)
+    task = sink.task(0)
+    task.begin()
+    _send(task, sink.topic, "a")
+    task.producer.flush()
+    time.sleep(13)  # Brokers look for such transactions every ten seconds.
+    assert "transaction.timeout.ms" in _failure(task).next_step
+    assert sink.committed() == []

@@ -1,0 +1,126 @@
+"""Exactly-once delivery: the decision of a task, and the digest of its rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.kafka_source.sink.markers import (
+    Action,
+    CompletedBatch,
+    Marker,
+    Refusal,
+    RowDigest,
+    Write,
+    decide,
+    read_completed,
+    read_marker,
+    refused,
+    rows_differ,
+    write_completed,
+    write_marker,
+)
+
+# --- The decision ---------------------------------------------------------------------------------
+
+
+def _marker(batch: int | None) -> Marker | None:
+    return None if batch is None else Marker(batch=batch, rows=3, digest="0" * 32)
+
+
+def _completed(batch: int | None, tasks: int) -> CompletedBatch | None:
+    return None if batch is None else CompletedBatch(batch=batch, tasks=tasks)
+
+
+@pytest.mark.parametrize(
+    ("batch", "marker", "completed", "decision"),
+    [
+        (0, None, None, Action.WRITE),
+        (0, 0, None, Action.COMPARE),
+        (0, 0, 0, Action.COMPARE),
+        (7, 6, 6, Action.WRITE),
+        (7, 7, 6, Action.COMPARE),
+        (7, 7, 7, Action.COMPARE),
+        # The record of a driver that was replaced may be late.
+        (7, 6, 3, Action.WRITE),
+        (7, None, None, Refusal.NOT_BEGUN),
+        (7, 6, None, Refusal.NOT_BEGUN),
+        (7, 8, 6, Refusal.NEWER),
+        (7, 6, 8, Refusal.NEWER),
+        (7, None, 7, Refusal.LOST),
+        (7, None, 6, Refusal.LOST),
+        (7, 5, 6, Refusal.LOST),
+        (7, None, 5, Refusal.GAP),
+        (7, 5, 5, Refusal.GAP),
+    ],
+)
+def test_decisions(
+    batch: int, marker: int | None, completed: int | None, decision: Action | Refusal
+) -> None:
+    write = Write(sink="s", task=1, batch=batch)
+    known = _marker(marker), _completed(completed, tasks=2)
+    assert decide(write, *known) is decision
+    if isinstance(decision, Refusal):
+        error = refused(write, decision, *known)
+        assert "batch 7, task 1" in error.subject
+
+
+def test_a_new_task_needs_no_marker_and_a_function_may_leave_batches_out() -> None:
+    write = Write(sink="s", task=2, batch=7)
+    assert decide(write, None, _completed(6, tasks=2)) is Action.WRITE
+    assert decide(write, None, _completed(4, tasks=2)) is Refusal.GAP
+    assert decide(replace(write, has_gaps=True), None, _completed(4, tasks=2)) is Action.WRITE
+    old = replace(write, task=1, has_gaps=True)
+    assert decide(old, _marker(4), _completed(4, tasks=2)) is Action.WRITE
+    assert decide(old, _marker(3), _completed(4, tasks=2)) is Refusal.LOST
+
+
+def test_the_first_batch_that_is_written_so_may_be_a_later_one() -> None:
+    write = Write(sink="s", task=0, batch=7, first=7)
+    assert decide(write, None, None) is Action.WRITE
+    assert decide(replace(write, batch=8), None, None) is Refusal.NOT_BEGUN
+
+
+# --- The digest and the stored form ---------------------------------------------------------------
+
+_rows = st.tuples(
+    st.sampled_from(["a", "b"]),
+    st.none() | st.binary(max_size=2),
+    st.none() | st.binary(max_size=2),
+    st.none() | st.integers(0, 2),
+    st.lists(st.tuples(st.sampled_from(["h", "i"]), st.none() | st.binary(max_size=1)), max_size=2),
+)
+
+
+def _digest(rows: list[tuple[Any, ...]]) -> RowDigest:
+    digest = RowDigest()
+    for row in rows:
+        digest.add(*row)
+    return digest
+
+
+@given(one=st.lists(_rows, max_size=4), other=st.lists(_rows, max_size=4))
+def test_digests_are_equal_if_the_rows_are_in_any_order(
+    one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]
+) -> None:
+    stored = read_marker("group", 5, write_marker(_digest(one)))
+    assert stored.batch == 5
+    found = _digest(other)
+    assert found.equals(stored) == (sorted(map(repr, one)) == sorted(map(repr, other)))
+    if not found.equals(stored):
+        error = rows_differ(Write(sink="s", task=1, batch=5), stored, found)
+        assert f"{len(one)} rows" in error.expected
+
+
+def test_foreign_offsets_are_refused() -> None:
+    assert read_completed("group", 4, write_completed(9)) == CompletedBatch(batch=4, tasks=9)
+    for text in (None, "", "{}", "[1]", '{"v": 2, "tasks": 9}', '{"v": 1, "tasks": "9"}'):
+        with pytest.raises(IncompatibleStateError):
+            read_completed("group", 4, text)
+    with pytest.raises(IncompatibleStateError):
+        read_marker("group", 4, write_completed(9))
