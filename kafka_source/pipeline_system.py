@@ -14,9 +14,11 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.topic import Selection, Subscribe
+from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.parse import SOURCE, parse_options
+from spark_ssp.kafka_source.options.property_values import ISOLATION_LEVEL
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, GrouperName, KafkaOptions
-from spark_ssp.kafka_source.sink.options import INCLUDE_REPEAT_HEADERS
+from spark_ssp.kafka_source.sink.options import DELIVERY_GUARANTEE, INCLUDE_REPEAT_HEADERS, Delivery
 from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS
 from spark_ssp.planner.graph.operators import SystemKind
 from spark_ssp.planner.graph.systems import SparkFormat, StreamUse, stream_exists_error
@@ -61,7 +63,7 @@ class KafkaSystem:
     `options` are options of the format `kafka-ssp` for reading and writing, mainly `kafka.*`;
     `reader` and `writer` are added for one of the two. None may name a topic or set repeat headers:
     the pipeline names the topics, and all its streams have repeat headers, without which it could
-    not read them.
+    not read them, unless `writer` has `deliveryGuarantee=exactly-once`.
 
     `replication_factor` and `topic_config` apply to topics created here; the default is the
     brokers'. A topic that fills tables keeps all its records, despite any retention in
@@ -156,14 +158,24 @@ class KafkaSystem:
     # --- Deduplication (`DropsRepeats` of the planner) --------------------------------------------
 
     @property
+    def has_duplicates(self) -> bool:
+        """Return whether a topic may have records twice: not if it is written exactly once."""
+        names = SINK_OPTIONS.spellings(DELIVERY_GUARANTEE)
+        given = [text for name, text in self._writer.items() if name.strip().lower() in names]
+        return Delivery.EXACTLY_ONCE not in [text.strip().lower() for text in given]
+
+    @property
     def repeat_reader_options(self) -> Mapping[str, str]:
-        """The additional options of a reader, so that `drop_duplicates` can detect repeats."""
-        return {"includeHeaders": "true"}
+        """The additional options of a reader, so that `drop_duplicates` can detect repeats, or so
+        that there are none."""
+        if self.has_duplicates:
+            return {"includeHeaders": "true"}
+        return {f"{PREFIX}{ISOLATION_LEVEL}": "read_committed"}
 
     @property
     def repeat_writer_options(self) -> Mapping[str, str]:
         """The additional options of a writer, so that its readers can detect repeats."""
-        return {INCLUDE_REPEAT_HEADERS: "true"}
+        return {INCLUDE_REPEAT_HEADERS: "true"} if self.has_duplicates else {}
 
     @property
     def batch_write_option(self) -> str:

@@ -499,6 +499,11 @@ class DropsDuplicates(Protocol):
     """The additional Protocol of a `System` whose writer may duplicate records after a failure."""
 
     @property
+    def has_duplicates(self) -> bool:
+        """Return whether readers get the duplicates, unless they drop them."""
+        ...
+
+    @property
     def repeat_reader_options(self) -> Mapping[str, str]:
         """Additional options of its reader, for deduplication."""
         ...
@@ -542,7 +547,8 @@ class StreamAccess:
         found = system.reader_format(stream.stream, from_start=True)
         if isinstance(system, DropsDuplicates):
             options = _with(found.options, system.repeat_reader_options)
-            return system.drop_duplicates(self._load(found, options, use))
+            frame = self._load(found, options, use)
+            return system.drop_duplicates(frame) if system.has_duplicates else frame
         return self._load(found, found.options, use)
 
     def writer(self, stream: StreamId) -> SparkFormat:
@@ -560,7 +566,8 @@ class StreamAccess:
 
     def drops_duplicates(self, stream: StreamId) -> bool:
         """Return whether reading this intermediate stream needs state."""
-        return isinstance(self.services[stream.system], DropsDuplicates)
+        system = self.services[stream.system]
+        return isinstance(system, DropsDuplicates) and system.has_duplicates
 
     def _load(self, found: SparkFormat, options: Mapping[str, str], use: Use) -> DataFrame:
         kept = {

@@ -16,7 +16,7 @@ from spark_ssp.common.errors import (
 )
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.client.api import TopicDescription
-from spark_ssp.kafka_source.model.topic import Selection, Subscribe
+from spark_ssp.kafka_source.model.topic import IsolationLevel, Selection, Subscribe
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem, TopicAdmin
@@ -223,6 +223,16 @@ def test_repeats_are_marked_by_headers_that_reader_and_writer_agree_on() -> None
     read = parse_options({**reader.options, **system.repeat_reader_options}, QueryKind.STREAM)
     written = parse_sink_options({**writer.options, **system.repeat_writer_options})
     assert (read.include_headers, written.include_repeat_headers) == (True, True)
+
+
+def test_a_topic_that_is_written_exactly_once_needs_no_headers_and_no_state() -> None:
+    system = KafkaSystem(LOCAL, writer={"deliveryguarantee": "Exactly-Once"})
+    reader, writer = system.reader_format("orders"), system.writer_format("orders")
+    read = parse_options({**reader.options, **system.repeat_reader_options}, QueryKind.STREAM)
+    written = parse_sink_options({**writer.options, **system.repeat_writer_options})
+    assert read.isolation_level is IsolationLevel.READ_COMMITTED
+    assert (written.is_exactly_once, written.include_repeat_headers) == (True, False)
+    assert (KafkaSystem(LOCAL).has_duplicates, system.has_duplicates) == (True, False)
 
 
 @pytest.mark.parametrize("option", ["subscribe", "subscribepattern", "assign", "topic"])
