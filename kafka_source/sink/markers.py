@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+from zlib import crc32
 
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.kafka_source.dedup.dedup_headers import HASH_BYTES, Header, record_hash
@@ -159,15 +160,24 @@ def rows_differ(write: Write, marker: Marker, digest: RowDigest) -> Incompatible
 # --- The digest -----------------------------------------------------------------------------------
 
 _MODULUS: Final = 1 << (8 * HASH_BYTES)
+_NULL: Final = 1 << 33
+"""In place of the checksum of a key or value that is null; larger than any."""
 
 
 class RowDigest:
     """The number of a task's rows and a digest of them, which does not depend on their order: Spark
-    reads a shuffle in any."""
+    reads a shuffle in any.
+
+    It is the sum of a hash of each row. Most rows have neither headers nor a partition, and take a
+    product of two checksums, a fifth of the time of `record_hash`. Different rows have one digest by
+    chance only, and nobody has a reason to bring that about: it finds a query that does not repeat
+    its rows.
+    """
 
     def __init__(self) -> None:
         self.rows = 0
         self._sum = 0
+        self._seeds: dict[str, int] = {}
 
     def add(
         self,
@@ -179,7 +189,14 @@ class RowDigest:
     ) -> None:
         """Add a row."""
         self.rows += 1
-        self._sum += int.from_bytes(record_hash(topic, key, value, partition, headers))
+        if partition is not None or headers:
+            self._sum += int.from_bytes(record_hash(topic, key, value, partition, headers))
+            return
+        seed = self._seeds.get(topic)
+        if seed is None:
+            seed = self._seeds[topic] = crc32(topic.encode())
+        content = _NULL if value is None else crc32(value, seed) + ((len(value) + 1) << 34)
+        self._sum += content * (2 * (_NULL if key is None else crc32(key, seed)) + 1)
 
     @property
     def hex(self) -> str:

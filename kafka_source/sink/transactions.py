@@ -127,7 +127,8 @@ class TransactionalTask:
         """Add a row to the transaction, as `RecordProducer.send`; or to the comparison."""
         self._digest.add(topic, key, value, partition, headers)
         if self.writes:
-            self._open()
+            if self._began is None:
+                self._open()
             self.producer.send(topic, key, value, partition, headers)
 
     def commit(self) -> int:
