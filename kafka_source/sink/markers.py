@@ -169,9 +169,9 @@ class RowDigest:
     reads a shuffle in any.
 
     It is the sum of a hash of each row. Most rows have neither headers nor a partition, and take a
-    product of two checksums, a fifth of the time of `record_hash`. Different rows have one digest by
-    chance only, and nobody has a reason to bring that about: it finds a query that does not repeat
-    its rows.
+    product of two checksums, a fifth of the time of `record_hash`. Different rows have one digest
+    by chance only, and nobody has a reason to bring that about: it finds a query that does not
+    repeat its rows.
     """
 
     def __init__(self) -> None:
