@@ -81,6 +81,11 @@ CATALOGUE: Final = (
         minutes=4,
         small="--records 2000 --partitions 2 --rounds 1 --warm-up 0",
     ),
+    Benchmark(
+        name="kafka.exactly_once",
+        minutes=2,
+        small="--records 2000 --tasks 2 --rounds 1 --warm-up 0",
+    ),
 )
 
 

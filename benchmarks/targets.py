@@ -289,6 +289,15 @@ AIMS: Final = (
         limit=at_most(1.5),
         digits=2,
     ),
+    Aim(
+        subject="Kafka sink with transactions, 4 tasks of 60,000 rows of 200 bytes, share of the "
+        "throughput without",
+        benchmark="kafka.exactly_once",
+        row={"records": 60_000, "size": 200, "tasks": 4},
+        values=lambda row: row["kept"],
+        limit=at_least(0.8),
+        digits=2,
+    ),
     *(_kinesis_bulk(n, "parse", "a bare loop that fetches and parses", 0.8) for n in (1, 16, 128)),
     *(_kinesis_bulk(n, "boto3", "boto3's parser", 4.0) for n in (1, 16, 128)),
     Aim(

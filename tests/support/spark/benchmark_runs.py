@@ -35,6 +35,13 @@ PURE: Final[Mapping[str, Arguments]] = {
 """They need nothing."""
 
 SERVED: Final[Mapping[str, Arguments]] = {
+    "kafka.exactly_once": {
+        "records": 500,
+        "size": 200,
+        "tasks": 2,
+        "rounds": 1,
+        "warm_up": 0,
+    },
     "leases.writes": {"leases": [2], "failover": [1.5], "seconds": 3.0},
     "kinesis.planning": {"shards": [2], "slots": 1, "rounds": 1},
     "kinesis.sink": {"shards": 4, "records": 2_000, "size": 200, "rounds": 1, "seconds": 1.0},

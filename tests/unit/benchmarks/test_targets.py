@@ -92,6 +92,10 @@ GOOD: Mapping[str, list[dict[str, Any]]] = {
         {"records": 120_000, "shuffle": 2, "peer": "ours", "part_of_spark_rounds": [1.5, 1.5]},
         {"records": 120_000, "shuffle": 200, "peer": "ours", "part_of_spark_rounds": [9.0]},
     ],
+    "kafka.exactly_once": [
+        {"records": 60_000, "size": 200, "tasks": 4, "kept": [0.9, 0.8, 0.7]},
+        {"records": 60_000, "size": 200, "tasks": 1, "kept": [0.1]},
+    ],
     "kafka.triggers": [
         {"partitions": 4, "format": "ours", "part_of_spark_rounds": [0.9, 1.2, 1.3]},
         {"partitions": 64, "format": "ours", "part_of_spark_rounds": [3.0]},
