@@ -81,8 +81,8 @@ def decide(
 ) -> Action | Refusal:
     """Return what a task does, from its marker and the last completed batch; None: there is none.
 
-    The task's transactional id must be initialized first, which ends every other transaction of the
-    task; then the completed batch is read, and last the marker, so that it is not older. The driver
+    The completed batch is read first, so that the marker is not older; the marker, after the task's
+    transactional id was initialized, which ends every other transaction of the task. The driver
     records a batch after all its tasks have committed. So a task that has no marker of the batch
     may write it, unless a marker can have been lost.
     """

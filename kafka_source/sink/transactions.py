@@ -4,18 +4,26 @@ I/O of exactly-once delivery, whose decisions are in `markers`."""
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.times import duration_text
+from spark_ssp.kafka_source.client.admin_connection import AdminConnection
 from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
 from spark_ssp.kafka_source.client.error_translation import is_transient, kafka_error, to_error
 from spark_ssp.kafka_source.dedup.dedup_headers import Header
@@ -44,7 +52,12 @@ TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 
 _STEP_S: Final = 10.0
 """The time that one call may take before it is repeated."""
-_PAUSE_S: Final = 0.2
+_FIRST_PAUSE_S: Final = 0.01
+_LONGEST_PAUSE_S: Final = 1.0
+_UNSETTLED: Final = frozenset(
+    {KafkaError.CONCURRENT_TRANSACTIONS, KafkaError.UNSTABLE_OFFSET_COMMIT}
+)
+"""The answers of brokers that are still ending a transaction."""
 _FENCED: Final = frozenset(
     {
         KafkaError._FENCED,
@@ -85,36 +98,51 @@ class TransactionalTask:
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`topic`: the one whose partition 0 the markers name. Raises the errors of
-        `create_client`."""
+        """`topic`: the one whose partition 0 the markers name."""
         self._write = write
-        self._id = task_id(write.sink, write.task)
         self._properties = properties
         self._place = topic
         self._monotonic = monotonic
         self._limit_s = int(properties.config()[TRANSACTION_TIMEOUT]) / 1000
-        self.producer = RecordProducer(properties, transactional_id=self._id)
-        self._transactions: Any = self.producer.client
-        self._group: Any = None
+        self._client: _Client | None = None
         self._marker: Marker | None = None
         self._digest = RowDigest()
         self._began: float | None = None
         self.writes = False
 
+    @property
+    def producer(self) -> RecordProducer:
+        """The producer of the rows, after `begin`."""
+        return self._opened().producer
+
     def begin(self) -> None:
         """Fence all other attempts, and decide whether rows are written. Raises
         IncompatibleStateError if they might be written twice."""
-        self._call(self._transactions.init_transactions)
-        completed = _read_completed(self._properties, self._write.sink, self._place)
-        with _Offset(self._properties, self._id, self._place) as offset:
-            self._group, found = offset.group(), offset.read()
-        self._marker = None if found is None else read_marker(self._id, *found)
-        decision = decide(self._write, self._marker, completed)
+        write, group = self._write, batches_id(self._write.sink)
+        found = _read_offset(self._properties, group, self._place)
+        completed = None if found is None else read_completed(group, *found)
+        decision: Action | Refusal | None = self._continue(completed)
+        if decision is None:
+            self._client = _open(self._properties, task_id(write.sink, write.task), self._place)
+            self._marker = self._client.marker()
+            decision = decide(write, self._marker, completed)
         if isinstance(decision, Refusal):
-            raise refused(self._write, decision, self._marker, completed)
+            raise refused(write, decision, self._marker, completed)
         self.writes = decision is Action.WRITE
         if not self.writes:
-            _log.info("%s is committed already: its rows are compared, not written", self._write)
+            _log.info("%s is committed already: its rows are compared, not written", write)
+
+    def _continue(self, completed: CompletedBatch | None) -> Action | None:
+        """Take over the client of the batch before, if this process has it; return None if not. It
+        is fenced if another attempt was begun since, and then its commit fails."""
+        kept = _take(self._properties, task_id(self._write.sink, self._write.task))
+        marker = None if kept is None else kept.marker()
+        if kept is None or marker is None or completed is None or marker.batch != completed.batch:
+            return None
+        if decide(self._write, marker, completed) is not Action.WRITE:
+            return None
+        self._client, self._marker = kept, marker
+        return Action.WRITE
 
     def send(
         self,
@@ -140,15 +168,7 @@ class TransactionalTask:
             return self._digest.rows
         began = self._open()
         self.producer.flush()
-        place = TopicPartition(
-            self._place, 0, self._write.batch, metadata=write_marker(self._digest)
-        )
-        self._call(
-            lambda timeout_s: self._transactions.send_offsets_to_transaction(
-                [place], self._group, timeout_s
-            )
-        )
-        self._call(self._transactions.commit_transaction)
+        self._opened().commit(self._place, self._write.batch, write_marker(self._digest))
         taken = self._monotonic() - began
         if taken > self._limit_s / 2:
             _log.warning(
@@ -167,11 +187,14 @@ class TransactionalTask:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        client = self._client
         if error is None:
+            if client is not None:
+                _keep(self._properties, client)
             return
         self._abort()
         # Fencing fails whatever comes next; the records sent before fail for another reason.
-        fatal = self.producer.fatal_error
+        fatal = None if client is None else client.producer.fatal_error
         if fatal is not None:
             raise self._error(fatal) from None
         if isinstance(error, KafkaException):
@@ -179,24 +202,27 @@ class TransactionalTask:
 
     def _abort(self) -> None:
         """End the transaction without its rows, if it can be: the next attempt does otherwise."""
+        client = self._client
+        if client is None:
+            return
         with suppress(KafkaException):
-            self.producer.purge()
+            client.producer.purge()
             if self._began is not None:
-                self._transactions.abort_transaction(_STEP_S)
+                client.transactions.abort_transaction(_STEP_S)
+
+    def _opened(self) -> _Client:
+        assert self._client is not None, "begin() comes first"
+        return self._client
 
     def _open(self) -> float:
         """Begin the transaction, and return its beginning. Its time begins with the first row, so
         that a task may wait for that one."""
         if self._began is None:
-            self._transactions.begin_transaction()
+            self._opened().transactions.begin_transaction()
             self._began = self._monotonic()
         return self._began
 
     # --- Errors -----------------------------------------------------------------------------------
-
-    def _call(self, call: Callable[[float], object]) -> None:
-        """Call until it succeeds: after a timeout, librdkafka continues the same request."""
-        _retried(self._properties, lambda: call(_STEP_S))
 
     def _error(self, fault: KafkaError) -> SspError:
         return transaction_error(
@@ -250,67 +276,131 @@ def _retried(properties: ClientProperties, call: Callable[[], T]) -> T:
 
     def is_retriable(error: BaseException) -> bool:
         fault = kafka_error(error) if isinstance(error, KafkaException) else None
-        return fault is not None and (fault.retriable() or is_transient(fault))
+        return fault is not None and (
+            fault.retriable() or is_transient(fault) or fault.code() in _UNSETTLED
+        )
 
     return Retrying(
         retry=retry_if_exception(is_retriable),
-        wait=wait_fixed(_PAUSE_S),
+        wait=wait_exponential(multiplier=_FIRST_PAUSE_S, max=_LONGEST_PAUSE_S),
         stop=stop_after_delay(int(properties.config()[DELIVERY_TIMEOUT]) / 1000),
         reraise=True,
     )(call)
 
 
-# --- Markers --------------------------------------------------------------------------------------
+# --- Clients ------------------------------------------------------------------------------------
 
 
-class _Offset:
-    """The committed offset of partition 0 of a topic in a group, by a consumer that reads no
-    records. Its methods raise KafkaException."""
+@dataclass(slots=True, kw_only=True)
+class _Client:
+    """A client with a transactional id, which is also the group of its marker. `committed`: the
+    offset and metadata of the marker, as read when the id was initialized, or as committed by this
+    client since. Its methods raise KafkaException."""
 
-    def __init__(self, properties: ClientProperties, group: str, topic: str) -> None:
-        self._topic = topic
-        self._properties = properties
-        public = tuple(entry for entry in properties.public if entry[0] not in PRODUCER_ONLY)
-        self._consumer: Any = create_client(
-            Consumer,
-            replace(properties, public=public),
-            role=ClientRole.CONSUMER,
-            # Wait for transactions that have ended and are not applied yet.
-            overrides={"group.id": group, "isolation.level": "read_committed"},
+    id: str
+    properties: ClientProperties
+    producer: RecordProducer
+    group: Any
+    committed: tuple[int, str | None] | None = None
+
+    @property
+    def transactions(self) -> Any:
+        return self.producer.client
+
+    def marker(self) -> Marker | None:
+        """Return the marker of a task. Raises IncompatibleStateError for another one."""
+        return None if self.committed is None else read_marker(self.id, *self.committed)
+
+    def commit(self, topic: str, batch: int, metadata: str) -> None:
+        """Commit the transaction with a marker."""
+        place = TopicPartition(topic, 0, batch, metadata=metadata)
+        # After a timeout, librdkafka continues the same request.
+        _retried(
+            self.properties,
+            lambda: self.transactions.send_offsets_to_transaction([place], self.group, _STEP_S),
         )
-
-    def __enter__(self) -> _Offset:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._consumer.close()
-
-    def group(self) -> Any:
-        """Return the group, as a transaction takes it."""
-        return self._consumer.consumer_group_metadata()
-
-    def read(self) -> tuple[int, str | None] | None:
-        """Return the offset and its metadata; None if there is none."""
-
-        def once() -> TopicPartition:
-            (found,) = self._consumer.committed([TopicPartition(self._topic, 0)], _STEP_S)
-            return _checked(found)
-
-        found = _retried(self._properties, once)
-        return None if found.offset < 0 else (found.offset, found.metadata)
+        _retried(self.properties, lambda: self.transactions.commit_transaction(_STEP_S))
+        self.committed = batch, metadata
 
 
-def _checked(found: TopicPartition) -> TopicPartition:
-    if found.error is not None:
-        raise KafkaException(found.error)
+def _open(properties: ClientProperties, transactional_id: str, topic: str) -> _Client:
+    """Return a client that has ended all other transactions of its id."""
+    producer = RecordProducer(properties, transactional_id=transactional_id)
+    found = _Client(
+        id=transactional_id,
+        properties=properties,
+        producer=producer,
+        group=_group(properties, transactional_id),
+    )
+    _retried(properties, lambda: found.transactions.init_transactions(_STEP_S))
+    found.committed = _read_offset(properties, transactional_id, topic)
     return found
 
 
-def _read_completed(properties: ClientProperties, sink: str, topic: str) -> CompletedBatch | None:
-    group = batches_id(sink)
-    with _Offset(properties, group, topic) as offset:
-        found = offset.read()
-    return None if found is None else read_completed(group, *found)
+def _group(properties: ClientProperties, name: str) -> Any:
+    """Return a group as a transaction takes it: only a consumer has that, and it need not
+    connect."""
+    public = tuple(entry for entry in properties.public if entry[0] not in PRODUCER_ONLY)
+    consumer: Any = create_client(
+        Consumer,
+        replace(properties, public=public),
+        role=ClientRole.CONSUMER,
+        overrides={"group.id": name},
+    )
+    try:
+        return consumer.consumer_group_metadata()
+    finally:
+        consumer.close()
+
+
+def _read_offset(
+    properties: ClientProperties, group: str, topic: str
+) -> tuple[int, str | None] | None:
+    """Return the committed offset of partition 0 of a topic, and its metadata, after all
+    transactions that have ended; None if there is none. Raises KafkaException."""
+    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+
+    def once() -> TopicPartition:
+        admin: Any = _admin_of(properties).admin
+        futures = admin.list_consumer_group_offsets(
+            [wanted], require_stable=True, request_timeout=_STEP_S
+        )
+        place: TopicPartition
+        (place,) = futures[group].result().topic_partitions
+        if place.error is not None:
+            raise KafkaException(place.error)
+        return place
+
+    found = _retried(properties, once)
+    return None if found.offset < 0 else (found.offset, found.metadata)
+
+
+_MAX_KEPT: Final = 4
+"""Idle clients that a process may keep."""
+_clients: dict[tuple[int, str, ClientProperties], _Client] = {}
+"""Oldest first. Those of the process that this one was forked from are never used."""
+_admins: dict[tuple[int, ClientProperties], AdminConnection] = {}
+
+
+def _take(properties: ClientProperties, transactional_id: str) -> _Client | None:
+    return _clients.pop((os.getpid(), transactional_id, properties), None)
+
+
+def _keep(properties: ClientProperties, client: _Client) -> None:
+    _clients[os.getpid(), client.id, properties] = client
+    own = [key for key in _clients if key[0] == os.getpid()]
+    for key in own[: max(0, len(own) - _MAX_KEPT)]:
+        del _clients[key]
+
+
+def _admin_of(properties: ClientProperties) -> AdminConnection:
+    key = os.getpid(), properties
+    if key not in _admins:
+        _admins[key] = AdminConnection(properties)
+    return _admins[key]
+
+
+# --- The record of the driver ---------------------------------------------------------------------
 
 
 def record_completed(
@@ -319,20 +409,17 @@ def record_completed(
     """Record that all tasks of a batch have committed, unless a later one is recorded. In a
     transaction, so that a driver that was replaced records nothing any more. Raises SspError."""
     group = batches_id(sink)
-    subject = f"batch {completed.batch} of sink {sink}"
-    producer = RecordProducer(properties, transactional_id=group)
-    client: Any = producer.client
+    client = _take(properties, group)
     try:
-        _retried(properties, lambda: client.init_transactions(_STEP_S))
-        with _Offset(properties, group, topic) as offset:
-            found, members = offset.read(), offset.group()
-        before = None if found is None else read_completed(group, *found)
-        if before is not None and before.batch >= completed.batch:
-            return
-        client.begin_transaction()
-        place = TopicPartition(topic, 0, completed.batch, metadata=write_completed(completed.tasks))
-        _retried(properties, lambda: client.send_offsets_to_transaction([place], members, _STEP_S))
-        _retried(properties, lambda: client.commit_transaction(_STEP_S))
+        if client is None or client.committed is None or client.committed[0] >= completed.batch:
+            client = None
+            client = _open(properties, group, topic)
+        if client.committed is None or client.committed[0] < completed.batch:
+            client.transactions.begin_transaction()
+            client.commit(topic, completed.batch, write_completed(completed.tasks))
     except KafkaException as exception:
-        fault = producer.fatal_error or kafka_error(exception)
+        fatal = None if client is None else client.producer.fatal_error
+        subject = f"batch {completed.batch} of sink {sink}"
+        fault = fatal or kafka_error(exception)
         raise _transaction_error(subject, fault, secrets_of(properties)) from None
+    _keep(properties, client)

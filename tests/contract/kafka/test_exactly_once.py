@@ -13,6 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 
 from spark_ssp.common.errors import IncompatibleStateError, SspError
 from spark_ssp.kafka_source.client.admin_connection import AdminClient
+from spark_ssp.kafka_source.sink import transactions
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
@@ -114,6 +115,17 @@ def test_a_batch_that_runs_again_writes_nothing_twice(sink: Sink) -> None:
         assert sink.write([], 1, task=1) == 0
     assert sink.write(["e"], 1, task=2) == 1
     assert sorted(sink.committed()) == ["a", "b", "c", "d", "e"]
+
+
+def test_batches_may_follow_at_once(sink: Sink) -> None:
+    """Brokers are still ending a transaction when the next one reads what it has committed. Every
+    third batch is that of another process, which has not the clients of this one."""
+    for batch in range(20):
+        assert sink.write([str(batch)], batch) == 1
+        sink.complete(batch)
+        if batch % 3 == 0:
+            transactions._clients.clear()
+    assert sink.committed() == [str(batch) for batch in range(20)]
 
 
 def test_rows_that_differ_from_the_committed_ones_are_an_error_and_not_written(sink: Sink) -> None:

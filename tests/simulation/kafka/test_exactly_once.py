@@ -27,7 +27,7 @@ BATCHES = 2
 MOST_ATTEMPTS = 4
 MOST_DRIVERS = 2
 
-START, INITIALIZED, READ, DECIDED, DONE = range(5)
+START, READ, INITIALIZED, DECIDED, DONE = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +55,17 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`written`: how often the rows of each batch and task are visible. `logged`: the last batch in
-    Spark's commit log. `epoch`: of the record of completed batches. `faults`: those that may still
-    happen."""
+    """`written`: how often the rows of each batch and task are visible. `kept`: the epoch and batch
+    of each task's last commit, by a client that its process keeps for one attempt. `logged`: the
+    last batch in Spark's commit log. `epoch`: of the record of completed batches. `faults`: those
+    that may still happen."""
 
     drivers: tuple[Driver | None, ...] = (Driver(0),)
     attempts: tuple[Attempt, ...] = ()
     created: int = 0
     epochs: tuple[int, ...] = (0,) * TASKS
     markers: tuple[int, ...] = (-1,) * TASKS
+    kept: tuple[tuple[int, int], ...] = ((0, -1),) * TASKS
     completed: int = -1
     epoch: int = 0
     written: tuple[tuple[int, ...], ...] = ((0,) * TASKS,) * BATCHES
@@ -104,11 +106,19 @@ def _steps_of_attempt(world: World, one: Attempt) -> Iterator[World]:
     task = one.task
     match one.step:
         case 0:
+            yield _moved(world, one, replace(one, step=READ, completed=world.completed))
+        case 1:
             epoch = world.epochs[task] + 1
             begun = replace(one, step=INITIALIZED, epoch=epoch)
             yield replace(_moved(world, one, begun), epochs=_with(world.epochs, task, epoch))
-        case 1:
-            yield _moved(world, one, replace(one, step=READ, completed=world.completed))
+            # Or its process has the client that has committed the batch before.
+            kept, before = world.kept[task]
+            if kept and before == one.completed:
+                found = _decision(task, one.batch, before, one.completed)
+                if found is Action.WRITE:
+                    taken = (*world.kept[:task], (0, -1), *world.kept[task + 1 :])
+                    decided = replace(one, step=DECIDED, epoch=kept)
+                    yield replace(_moved(world, one, decided), kept=taken)
         case 2:
             # The marker does not change from now on, unless this attempt is fenced.
             found = _decision(task, one.batch, world.markers[task], one.completed)
@@ -123,9 +133,11 @@ def _steps_of_attempt(world: World, one: Attempt) -> Iterator[World]:
         case 3:
             row = _with(world.written[one.batch], task, world.written[one.batch][task] + 1)
             written = (*world.written[: one.batch], row, *world.written[one.batch + 1 :])
+            client = one.epoch, one.batch
             yield replace(
                 _moved(world, one, replace(one, step=DONE)),
                 written=written,
+                kept=(*world.kept[:task], client, *world.kept[task + 1 :]),
                 markers=_with(world.markers, task, one.batch),
             )
         case 4:
