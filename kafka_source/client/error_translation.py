@@ -271,9 +271,15 @@ def _access_advice(error: KafkaError) -> str:
             "against the brokers' certificates"
         )
     if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-        return "allow the user to describe and read the topic, or to write to it for a sink (ACLs)"
+        return (
+            "allow the user to describe and read the topic, or to write to it for a sink, which "
+            "also reads it with deliveryGuarantee=exactly-once (ACLs)"
+        )
     if code == KafkaError.GROUP_AUTHORIZATION_FAILED:
-        return "allow the user to read with this group (ACLs), see groupIdPrefix and kafka.group.id"
+        return (
+            "allow the user to read with this group (ACLs), see groupIdPrefix and kafka.group.id; "
+            "groups that begin with ssp/ are those of a sink with deliveryGuarantee=exactly-once"
+        )
     if code in _PERMISSION:
         return "give the user the permission (ACLs)"
     return (

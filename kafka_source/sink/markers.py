@@ -127,8 +127,10 @@ def refused(
                 "transactionName"
             )
         case Refusal.NOT_BEGUN:
-            found = "no marker of any batch"
-            expected = f"batch {write.first} (exactlyOnceFrom) first, or the markers before it"
+            found = "no record of a completed batch" + (
+                "" if marker is None else f", and a marker of batch {marker.batch}"
+            )
+            expected = f"batch {write.first} (exactlyOnceFrom) and no marker, or such a record"
             step = (
                 f"set exactlyOnceFrom to {write.batch} if no attempt at this batch has been "
                 "written at least once; if the markers expired (offsets.retention.minutes) or "
@@ -149,8 +151,8 @@ def rows_differ(write: Write, marker: Marker, digest: RowDigest) -> Incompatible
     """Return the error for a task whose rows are not those that it has committed."""
     return IncompatibleStateError(
         str(write),
-        found=f"{digest.rows} rows in this attempt, with digest {digest.hex[:8]}",
-        expected=f"the {marker.rows} rows that are committed, with digest {marker.digest[:8]}",
+        found=f"{digest.rows} rows in this attempt, with digest {digest.hex[-8:]}",
+        expected=f"the {marker.rows} rows that are committed, with digest {marker.digest[-8:]}",
         next_step="run the batch again with the query, the settings and the sources that it had: "
         "a batch must give the same rows in the same tasks (no rand(), no current time, the same "
         "number of tasks)",

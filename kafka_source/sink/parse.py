@@ -92,7 +92,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         *_partitioner_problems(options, client),
         *batch_write_problems(
             reading,
-            INCLUDE_REPEAT_HEADERS,
+            f"{INCLUDE_REPEAT_HEADERS}=true or {DELIVERY_GUARANTEE}={Delivery.EXACTLY_ONCE}",
             is_included=options.include_repeat_headers or options.is_exactly_once,
         ),
         *_delivery_problems(options, reading, client),

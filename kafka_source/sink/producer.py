@@ -23,6 +23,7 @@ from spark_ssp.kafka_source.dedup.dedup_headers import Header
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
 
 DELIVERY_TIMEOUT: Final = "delivery.timeout.ms"
+_TRANSACTION: Final = "transaction.timeout.ms"
 
 _MAX_IDLE: Final = 4
 """Idle producers that a process may keep, each with a few threads and connections."""
@@ -56,11 +57,12 @@ class RecordProducer:
         self._sleep = sleep
         self._delivery_failure: tuple[KafkaError, str] | None = None
         self._access_error: KafkaError | None = None
-        self.fatal_error: KafkaError | None = None
-        """The error after which the client can do nothing any more, as after a newer one has
-        fenced it."""
         self._checked: set[str] = set()
-        own = {} if transactional_id is None else {"transactional.id": transactional_id}
+        own: dict[str, str] = {}
+        if transactional_id is not None:
+            # librdkafka refuses to try a record for longer than its transaction may last.
+            limits = [int(properties.config()[name]) for name in (DELIVERY_TIMEOUT, _TRANSACTION)]
+            own = {"transactional.id": transactional_id, DELIVERY_TIMEOUT: str(min(limits))}
         self._producer = create_client(
             Producer,
             properties,
@@ -190,8 +192,6 @@ class RecordProducer:
             self._delivery_failure = (fault, place)
 
     def _on_error(self, fault: KafkaError) -> None:
-        if fault.fatal():
-            self.fatal_error = fault
         if error_kind(fault) is ErrorKind.ACCESS:
             self._access_error = fault
 

@@ -143,8 +143,11 @@ def _write(
     show_logs()
     if options.is_exactly_once:
         current = task_of()
+        name = options.transaction_name or current.source
+        if has_gaps and options.batch_write is None and options.transaction_name is not None:
+            name = f"{name}/{current.source}"  # Another write of this name is no repeat of this.
         write_once = Write(
-            sink=f"{options.transaction_name or current.source}/{marker_topic(options)}",
+            sink=f"{name}/{marker_topic(options)}",
             task=current.task,
             batch=current.batch,
             first=options.exactly_once_from,

@@ -7,25 +7,29 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicPartition,
 )
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
-from spark_ssp.common.errors import ServiceUnavailableError, SspError
+from spark_ssp.common.errors import ServiceUnavailableError, SspError, StreamNotFoundError
 from spark_ssp.common.times import duration_text
-from spark_ssp.kafka_source.client.admin_connection import AdminConnection
+from spark_ssp.kafka_source.client.admin_connection import run_in_thread
 from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
-from spark_ssp.kafka_source.client.error_translation import is_transient, kafka_error, to_error
+from spark_ssp.kafka_source.client.error_translation import (
+    ErrorKind,
+    error_kind,
+    is_transient,
+    kafka_error,
+    to_error,
+)
 from spark_ssp.kafka_source.dedup.dedup_headers import Header
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.options.property_names import PRODUCER_ONLY
@@ -52,6 +56,8 @@ TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 
 _STEP_S: Final = 10.0
 """The time that one call may take before it is repeated."""
+_GRACE_S: Final = 5.0
+"""The time in which a call itself should end after that."""
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
 _UNSETTLED: Final = frozenset(
@@ -119,7 +125,7 @@ class TransactionalTask:
         """Fence all other attempts, and decide whether rows are written. Raises
         IncompatibleStateError if they might be written twice."""
         write, group = self._write, batches_id(self._write.sink)
-        found = _read_offset(self._properties, group, self._place)
+        found, _ = _read_offset(self._properties, group, self._place)
         completed = None if found is None else read_completed(group, *found)
         decision: Action | Refusal | None = self._continue(completed)
         if decision is None:
@@ -136,6 +142,8 @@ class TransactionalTask:
         """Take over the client of the batch before, if this process has it; return None if not. It
         is fenced if another attempt was begun since, and then its commit fails."""
         kept = _take(self._properties, task_id(self._write.sink, self._write.task))
+        if kept is not None:
+            kept.producer.begin_task()
         marker = None if kept is None else kept.marker()
         if kept is None or marker is None or completed is None or marker.batch != completed.batch:
             return None
@@ -192,23 +200,26 @@ class TransactionalTask:
             if client is not None:
                 _keep(self._properties, client)
             return
-        self._abort()
-        # Fencing fails whatever comes next; the records sent before fail for another reason.
-        fatal = None if client is None else client.producer.fatal_error
-        if fatal is not None:
-            raise self._error(fatal) from None
+        fault = self._abort()
         if isinstance(error, KafkaException):
-            raise self._error(kafka_error(error)) from None
+            fault = fault or kafka_error(error)
+        # What ends a transaction fails the records that are sent after it, for another reason.
+        if fault is not None and isinstance(error, KafkaException | SspError):
+            raise self._error(fault) from None
 
-    def _abort(self) -> None:
-        """End the transaction without its rows, if it can be: the next attempt does otherwise."""
+    def _abort(self) -> KafkaError | None:
+        """End the transaction without its rows, if it can be: the next attempt does otherwise.
+        Return the error of a transaction that was ended already."""
         client = self._client
-        if client is None:
-            return
-        with suppress(KafkaException):
+        if client is None or self._began is None:
+            return None
+        try:
             client.producer.purge()
-            if self._began is not None:
-                client.transactions.abort_transaction(_STEP_S)
+            _bounded(lambda: client.transactions.abort_transaction(_STEP_S))
+        except KafkaException as exception:
+            fault = kafka_error(exception)
+            return fault if fault.fatal() or fault.code() in _FENCED else None
+        return None
 
     def _opened(self) -> _Client:
         assert self._client is not None, "begin() comes first"
@@ -230,6 +241,7 @@ class TransactionalTask:
             fault,
             open_s=None if self._began is None else self._monotonic() - self._began,
             limit_s=self._limit_s,
+            topic=self._place,
             secrets=secrets_of(self._properties),
         )
 
@@ -240,6 +252,7 @@ def transaction_error(
     *,
     open_s: float | None,
     limit_s: float,
+    topic: str,
     secrets: Sequence[str],
 ) -> SspError:
     """Return the error of a transaction that failed. `open_s`: the time since its first row."""
@@ -251,15 +264,18 @@ def transaction_error(
             next_step=f"raise kafka.{TRANSACTION_TIMEOUT} (and the brokers' transaction.max."
             "timeout.ms), or limit the batch",
         )
-    return _transaction_error(str(write), fault, secrets)
-
-
-def _transaction_error(subject: str, fault: KafkaError, secrets: Sequence[str]) -> SspError:
-    plain = to_error(fault, subject=subject, secrets=secrets)
+    plain = to_error(fault, subject=str(write), secrets=secrets)
+    if error_kind(fault) is ErrorKind.MISSING:
+        return StreamNotFoundError(
+            f"topic {topic} (option topic, or markerTopic)",
+            found=plain.found,
+            expected="an existing topic, which the markers of exactly-once delivery name",
+            next_step="create it, or correct the option",
+        )
     if fault.code() not in _FENCED:
         return plain
     return ServiceUnavailableError(
-        subject,
+        str(write),
         found=f"a transaction that another attempt has ended: {plain.found}",
         expected="one attempt at a time",
         next_step="nothing, if Spark runs it again, as after a speculative or lost task; else look "
@@ -275,10 +291,12 @@ def _retried(properties: ClientProperties, call: Callable[[], T]) -> T:
     """Call until it succeeds, at most for kafka.delivery.timeout.ms. Raises KafkaException."""
 
     def is_retriable(error: BaseException) -> bool:
-        fault = kafka_error(error) if isinstance(error, KafkaException) else None
-        return fault is not None and (
-            fault.retriable() or is_transient(fault) or fault.code() in _UNSETTLED
-        )
+        if not isinstance(error, KafkaException):
+            return False
+        fault = kafka_error(error)
+        if fault.fatal() or fault.txn_requires_abort():
+            return False
+        return fault.retriable() or is_transient(fault) or fault.code() in _UNSETTLED
 
     return Retrying(
         retry=retry_if_exception(is_retriable),
@@ -286,6 +304,16 @@ def _retried(properties: ClientProperties, call: Callable[[], T]) -> T:
         stop=stop_after_delay(int(properties.config()[DELIVERY_TIMEOUT]) / 1000),
         reraise=True,
     )(call)
+
+
+def _bounded(call: Callable[[], T]) -> T:
+    """Call in a thread, and give up after some time: librdkafka may wait for ever for a coordinator
+    that has moved (librdkafka issue 5456). Raises KafkaException."""
+    future = run_in_thread(call)
+    try:
+        return future.result(_STEP_S + _GRACE_S)
+    except TimeoutError:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
 
 
 # --- Clients ------------------------------------------------------------------------------------
@@ -301,7 +329,7 @@ class _Client:
     properties: ClientProperties
     producer: RecordProducer
     group: Any
-    committed: tuple[int, str | None] | None = None
+    committed: Committed | None = None
 
     @property
     def transactions(self) -> Any:
@@ -314,72 +342,78 @@ class _Client:
     def commit(self, topic: str, batch: int, metadata: str) -> None:
         """Commit the transaction with a marker."""
         place = TopicPartition(topic, 0, batch, metadata=metadata)
-        # After a timeout, librdkafka continues the same request.
-        _retried(
-            self.properties,
-            lambda: self.transactions.send_offsets_to_transaction([place], self.group, _STEP_S),
-        )
-        _retried(self.properties, lambda: self.transactions.commit_transaction(_STEP_S))
+        try:
+            _bounded(
+                lambda: self.transactions.send_offsets_to_transaction([place], self.group, _STEP_S)
+            )
+            # After a timeout, librdkafka continues the same request.
+            _retried(
+                self.properties,
+                lambda: _bounded(lambda: self.transactions.commit_transaction(_STEP_S)),
+            )
+        except KafkaException as exception:
+            if kafka_error(exception).code() == KafkaError._TIMED_OUT:
+                # A thread may still be in a call: to destroy the client would wait for it.
+                _abandoned.append(self)
+            raise
         self.committed = batch, metadata
 
 
 def _open(properties: ClientProperties, transactional_id: str, topic: str) -> _Client:
     """Return a client that has ended all other transactions of its id."""
     producer = RecordProducer(properties, transactional_id=transactional_id)
-    found = _Client(
+    _retried(properties, lambda: _bounded(lambda: producer.client.init_transactions(_STEP_S)))
+    found, group = _read_offset(properties, transactional_id, topic)
+    return _Client(
         id=transactional_id,
         properties=properties,
         producer=producer,
-        group=_group(properties, transactional_id),
+        group=group,
+        committed=found,
     )
-    _retried(properties, lambda: found.transactions.init_transactions(_STEP_S))
-    found.committed = _read_offset(properties, transactional_id, topic)
-    return found
 
 
-def _group(properties: ClientProperties, name: str) -> Any:
-    """Return a group as a transaction takes it: only a consumer has that, and it need not
-    connect."""
-    public = tuple(entry for entry in properties.public if entry[0] not in PRODUCER_ONLY)
-    consumer: Any = create_client(
-        Consumer,
-        replace(properties, public=public),
-        role=ClientRole.CONSUMER,
-        overrides={"group.id": name},
-    )
-    try:
-        return consumer.consumer_group_metadata()
-    finally:
-        consumer.close()
+Committed = tuple[int, str | None]
+"""An offset and its metadata."""
 
 
 def _read_offset(
     properties: ClientProperties, group: str, topic: str
-) -> tuple[int, str | None] | None:
-    """Return the committed offset of partition 0 of a topic, and its metadata, after all
-    transactions that have ended; None if there is none. Raises KafkaException."""
-    wanted = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+) -> tuple[Committed | None, Any]:
+    """Return the committed offset of partition 0 of a topic after all transactions that have ended,
+    None if there is none, and the group as a transaction takes it. Raises KafkaException.
 
-    def once() -> TopicPartition:
-        admin: Any = _admin_of(properties).admin
-        futures = admin.list_consumer_group_offsets(
-            [wanted], require_stable=True, request_timeout=_STEP_S
+    By a consumer, which reads no records: an admin client's request for offsets may end the process
+    while their coordinator moves (librdkafka issues 3663 and 4605). Each attempt has its own, which
+    asks any broker for the coordinator: one waits for a broker that is frozen.
+    """
+    public = tuple(entry for entry in properties.public if entry[0] not in PRODUCER_ONLY)
+
+    def once() -> tuple[Committed | None, Any]:
+        consumer: Any = create_client(
+            Consumer,
+            replace(properties, public=public),
+            role=ClientRole.CONSUMER,
+            # Wait for transactions that have ended and are not applied yet.
+            overrides={"group.id": group, "isolation.level": "read_committed"},
         )
-        place: TopicPartition
-        (place,) = futures[group].result().topic_partitions
-        if place.error is not None:
-            raise KafkaException(place.error)
-        return place
+        try:
+            (found,) = consumer.committed([TopicPartition(topic, 0)], _STEP_S)
+            if found.error is not None:
+                raise KafkaException(found.error)
+            known = None if found.offset < 0 else (found.offset, found.metadata)
+            return known, consumer.consumer_group_metadata()
+        finally:
+            run_in_thread(consumer.close)
 
-    found = _retried(properties, once)
-    return None if found.offset < 0 else (found.offset, found.metadata)
+    return _retried(properties, once)
 
 
 _MAX_KEPT: Final = 4
 """Idle clients that a process may keep."""
 _clients: dict[tuple[int, str, ClientProperties], _Client] = {}
 """Oldest first. Those of the process that this one was forked from are never used."""
-_admins: dict[tuple[int, ClientProperties], AdminConnection] = {}
+_abandoned: Final[list[_Client]] = []
 
 
 def _take(properties: ClientProperties, transactional_id: str) -> _Client | None:
@@ -393,33 +427,39 @@ def _keep(properties: ClientProperties, client: _Client) -> None:
         del _clients[key]
 
 
-def _admin_of(properties: ClientProperties) -> AdminConnection:
-    key = os.getpid(), properties
-    if key not in _admins:
-        _admins[key] = AdminConnection(properties)
-    return _admins[key]
-
-
 # --- The record of the driver ---------------------------------------------------------------------
 
 
 def record_completed(
     properties: ClientProperties, sink: str, topic: str, completed: CompletedBatch
 ) -> None:
-    """Record that all tasks of a batch have committed, unless a later one is recorded. In a
-    transaction, so that a driver that was replaced records nothing any more. Raises SspError."""
+    """Record that all tasks of a batch have committed, unless a later one is recorded. Raises
+    SspError."""
     group = batches_id(sink)
-    client = _take(properties, group)
+    place = TopicPartition(topic, 0, completed.batch, metadata=write_completed(completed.tasks))
+    public = tuple(entry for entry in properties.public if entry[0] not in PRODUCER_ONLY)
+
+    def once() -> None:
+        consumer: Any = create_client(
+            Consumer,
+            replace(properties, public=public),
+            role=ClientRole.CONSUMER,
+            overrides={"group.id": group},
+        )
+        try:
+            (found,) = consumer.committed([TopicPartition(topic, 0)], _STEP_S)
+            if found.error is None and found.offset >= completed.batch:
+                return
+            if found.error is None:
+                (found,) = _bounded(lambda: consumer.commit(offsets=[place], asynchronous=False))
+            if found.error is not None:
+                raise KafkaException(found.error)
+        finally:
+            run_in_thread(consumer.close)
+
     try:
-        if client is None or client.committed is None or client.committed[0] >= completed.batch:
-            client = None
-            client = _open(properties, group, topic)
-        if client.committed is None or client.committed[0] < completed.batch:
-            client.transactions.begin_transaction()
-            client.commit(topic, completed.batch, write_completed(completed.tasks))
+        _retried(properties, once)
     except KafkaException as exception:
-        fatal = None if client is None else client.producer.fatal_error
         subject = f"batch {completed.batch} of sink {sink}"
-        fault = fatal or kafka_error(exception)
-        raise _transaction_error(subject, fault, secrets_of(properties)) from None
-    _keep(properties, client)
+        secrets = secrets_of(properties)
+        raise to_error(kafka_error(exception), subject=subject, secrets=secrets) from None

@@ -132,7 +132,7 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         *_aggregation_problems(reading, options),
         *_repeat_key_problems(options),
         *batch_write_problems(
-            reading, "includeRepeatKeys", is_included=options.include_repeat_keys
+            reading, "includeRepeatKeys=true", is_included=options.include_repeat_keys
         ),
         *region_problems(reading),
         *credential_problems(reading),

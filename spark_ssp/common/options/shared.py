@@ -114,13 +114,13 @@ def batch_write_option(include: str, target: str) -> BatchWrite | None:
 def batch_write_problems(
     reading: OptionReading, include: str, *, is_included: bool
 ) -> Iterator[OptionProblem]:
-    """Yield the problem of an id without `include`."""
+    """Yield the problem of an id without an option of `include` ("a=true or b=c")."""
     if BATCH_WRITE_ID in reading.valid and not is_included:
         yield OptionProblem(
             option=BATCH_WRITE_ID,
             found=f"an id without {include}",
-            expected=f"{include}=true, which adds it to the records",
-            next_step=f"set {include}=true, or remove it",
+            expected=f"{include}, by which a batch that is written again is recognized",
+            next_step=f"set {include}, or remove it",
         )
 
 

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
-from spark_ssp.common.errors import IncompatibleStateError, SspError
+from spark_ssp.common.errors import (
+    IncompatibleStateError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
 from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.kafka_source.sink import transactions
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
@@ -25,7 +32,7 @@ from spark_ssp.kafka_source.sink.transactions import (
 )
 from spark_ssp.kafka_source.sink.writer import SinkColumns, write_in_transaction
 from tests.support.kafka.topics import KafkaTopics
-from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.servers.kafka_broker import KafkaBroker, KafkaBrokers
 
 _VALUE = SinkColumns(value=0)
 
@@ -33,7 +40,7 @@ _VALUE = SinkColumns(value=0)
 class Sink:
     """A sink to a topic of one partition."""
 
-    def __init__(self, broker: KafkaBroker, topic: str, **options: str) -> None:
+    def __init__(self, broker: KafkaBroker | KafkaBrokers, topic: str, **options: str) -> None:
         self.topic = topic
         self.broker = broker
         given = {name.replace("_", "."): value for name, value in options.items()}
@@ -156,6 +163,77 @@ def test_rows_of_a_task_that_died_are_not_visible_and_do_not_block_readers(sink:
     dead.producer.flush()
     assert sink.write(["a", "b"], 0) == 2
     assert sink.committed() == ["a", "b"]
+
+
+def _send_until_it_fails(task: TransactionalTask, topic: str) -> None:
+    for _ in range(200):
+        _send(task, topic, "b")
+        task.producer.flush()
+        time.sleep(0.05)
+
+
+def test_rows_that_are_sent_after_the_end_of_a_transaction_explain_it(sink: Sink) -> None:
+    first, second = sink.task(0), sink.task(0)
+    first.begin()
+    _send(first, sink.topic, "a")
+    first.producer.flush()
+    second.begin()
+    with pytest.raises(ServiceUnavailableError), first:
+        _send_until_it_fails(first, sink.topic)
+
+
+def test_a_topic_that_was_expanded_is_written_to_all_its_partitions(
+    kafka_broker: KafkaBroker, topics: KafkaTopics
+) -> None:
+    sink = Sink(kafka_broker, topics.create(1))
+    values = [str(number) for number in range(100)]
+    sink.write(values, 0)
+    sink.complete(0)
+    topics.expand(sink.topic, 4)
+    sink.write(values, 1)
+    assert len(sink.committed()) < 200
+
+
+def test_a_missing_marker_topic_is_named(sink: Sink) -> None:
+    task = TransactionalTask(sink.options.client, sink.attempt(0), "no-such-topic")
+    task.begin()
+    _send(task, sink.topic, "a")
+    error = _failure(task)
+    assert isinstance(error, StreamNotFoundError)
+    assert "markerTopic" in error.subject
+    assert sink.committed() == []
+
+
+@pytest.mark.long
+def test_another_coordinator_takes_over() -> None:
+    """The broker that coordinates the sink's groups and transactions stops between two batches, and
+    is suspended. Spark runs a task again that fails meanwhile."""
+    with KafkaBrokers() as brokers:
+        sink = Sink(brokers, _replicated(brokers), kafka_delivery_timeout_ms="60000")
+        written = 0
+        for fault in ("stop", "freeze"):
+            for number in brokers.numbers:
+                with brokers.away(number, fault):
+                    _as_spark_does(partial(sink.write, [str(written)], written))
+                    _as_spark_does(partial(sink.complete, written))
+                    written += 1
+        assert sink.committed() == [str(number) for number in range(written)]
+
+
+def _as_spark_does(call: Callable[[], object]) -> None:
+    for attempt in range(4):
+        try:
+            call()
+            return
+        except ServiceUnavailableError:
+            assert attempt < 3
+
+
+def _replicated(brokers: KafkaBrokers) -> str:
+    admin = AdminClient({"bootstrap.servers": brokers.bootstrap_servers})
+    topic = NewTopic("rows", num_partitions=1, replication_factor=3)
+    admin.create_topics([topic])["rows"].result()
+    return "rows"
 
 
 def test_lost_or_foreign_markers_are_errors(sink: Sink, kafka_broker: KafkaBroker) -> None:

@@ -44,12 +44,12 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Driver:
-    """A driver in a batch: the tasks that have succeeded, and the epoch by which it records the
-    batch: 0 before it has one."""
+    """A driver in a batch: the tasks that have succeeded, and the completed batch that it has read
+    before it records its own: None before it has read, -1 if there was none."""
 
     batch: int
     done: frozenset[int] = frozenset()
-    epoch: int = 0
+    read: int | None = None
     recorded: bool = False
 
 
@@ -57,8 +57,7 @@ class Driver:
 class World:
     """`written`: how often the rows of each batch and task are visible. `kept`: the epoch and batch
     of each task's last commit, by a client that its process keeps for one attempt. `logged`: the
-    last batch in Spark's commit log. `epoch`: of the record of completed batches. `faults`: those
-    that may still happen."""
+    last batch in Spark's commit log. `faults`: those that may still happen."""
 
     drivers: tuple[Driver | None, ...] = (Driver(0),)
     attempts: tuple[Attempt, ...] = ()
@@ -67,7 +66,6 @@ class World:
     markers: tuple[int, ...] = (-1,) * TASKS
     kept: tuple[tuple[int, int], ...] = ((0, -1),) * TASKS
     completed: int = -1
-    epoch: int = 0
     written: tuple[tuple[int, ...], ...] = ((0,) * TASKS,) * BATCHES
     logged: int = -1
     refusals: frozenset[Refusal] = frozenset()
@@ -158,13 +156,10 @@ def _steps_of_driver(world: World, number: int, driver: Driver) -> Iterator[Worl
                 yield replace(world, attempts=attempts, created=world.created + 1)
     if len(driver.done) < TASKS:
         return
-    if not driver.epoch:
-        begun = replace(driver, epoch=world.epoch + 1)
-        yield replace(_set(world, number, begun), epoch=world.epoch + 1)
-    elif not driver.recorded and driver.epoch != world.epoch:
-        yield _set(world, number, None)  # fenced
+    if driver.read is None:
+        yield _set(world, number, replace(driver, read=world.completed))
     elif not driver.recorded:
-        later = max(driver.batch, world.completed)
+        later = driver.batch if driver.read < driver.batch else world.completed
         yield replace(_set(world, number, replace(driver, recorded=True)), completed=later)
     elif world.logged >= driver.batch:
         yield _set(world, number, None)  # Another driver has logged it.

@@ -16,7 +16,7 @@ from tests.support.spark.queries import Sink, load, start, wait_for_rows, wait_u
 pytestmark = pytest.mark.long
 
 
-_STATE = "document.getElementById('state').textContent"
+_STATE = "document.getElementById('state')?.textContent"
 _ENDED = 'class="verdict ended"'
 
 
