@@ -58,6 +58,7 @@ _STEP_S: Final = 10.0
 """The time that one call may take before it is repeated."""
 _GRACE_S: Final = 5.0
 """The time in which a call itself should end after that."""
+_REPORT_S: Final = 0.2
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
 _UNSETTLED: Final = frozenset(
@@ -381,32 +382,66 @@ def _read_offset(
     properties: ClientProperties, group: str, topic: str
 ) -> tuple[Committed | None, Any]:
     """Return the committed offset of partition 0 of a topic after all transactions that have ended,
-    None if there is none, and the group as a transaction takes it. Raises KafkaException.
+    None if there is none, and the group as a transaction takes it. Raises KafkaException."""
 
-    By a consumer, which reads no records: an admin client's request for offsets may end the process
-    while their coordinator moves (librdkafka issues 3663 and 4605). Each attempt has its own, which
-    asks any broker for the coordinator: one waits for a broker that is frozen.
+    def read(consumer: Any) -> tuple[Committed | None, Any]:
+        found = _committed(consumer, topic)
+        known = None if found.offset < 0 else (found.offset, found.metadata)
+        return known, consumer.consumer_group_metadata()
+
+    return _by_consumer(properties, group, read)
+
+
+def _by_consumer(properties: ClientProperties, group: str, call: Callable[[Any], T]) -> T:
+    """Call with a consumer that reads no records, until that succeeds. Raises KafkaException.
+
+    Not with an admin client: its request for offsets may end the process while their coordinator
+    moves (librdkafka issues 3663 and 4605). Each attempt has its own consumer, which asks any
+    broker for the coordinator: one waits for a broker that is frozen.
     """
     public = tuple(entry for entry in properties.public if entry[0] not in PRODUCER_ONLY)
 
-    def once() -> tuple[Committed | None, Any]:
+    def once() -> T:
+        refusals: list[KafkaError] = []
+
+        def on_error(fault: KafkaError) -> None:
+            if error_kind(fault) in (ErrorKind.ACCESS, ErrorKind.GROUP_ACCESS):
+                refusals.append(fault)
+
         consumer: Any = create_client(
             Consumer,
             replace(properties, public=public),
             role=ClientRole.CONSUMER,
+            on_error=on_error,
             # Wait for transactions that have ended and are not applied yet.
             overrides={"group.id": group, "isolation.level": "read_committed"},
         )
         try:
-            (found,) = consumer.committed([TopicPartition(topic, 0)], _STEP_S)
-            if found.error is not None:
-                raise KafkaException(found.error)
-            known = None if found.offset < 0 else (found.offset, found.metadata)
-            return known, consumer.consumer_group_metadata()
+            return call(consumer)
+        except KafkaException:
+            # A refused login or group is reported, while the request only times out.
+            message = consumer.poll(_REPORT_S)
+            if message is not None and message.error() is not None:
+                on_error(message.error())
+            if refusals:
+                raise KafkaException(refusals[-1]) from None
+            raise
         finally:
             run_in_thread(consumer.close)
 
     return _retried(properties, once)
+
+
+def _committed(consumer: Any, topic: str) -> TopicPartition:
+    found: TopicPartition
+    (found,) = consumer.committed([TopicPartition(topic, 0)], _STEP_S)
+    return _checked(found)
+
+
+def _checked(found: TopicPartition) -> TopicPartition:
+    if found.error is not None:
+        raise KafkaException(found.error)
+    return found
 
 
 _MAX_KEPT: Final = 4
@@ -437,28 +472,14 @@ def record_completed(
     SspError."""
     group = batches_id(sink)
     place = TopicPartition(topic, 0, completed.batch, metadata=write_completed(completed.tasks))
-    public = tuple(entry for entry in properties.public if entry[0] not in PRODUCER_ONLY)
 
-    def once() -> None:
-        consumer: Any = create_client(
-            Consumer,
-            replace(properties, public=public),
-            role=ClientRole.CONSUMER,
-            overrides={"group.id": group},
-        )
-        try:
-            (found,) = consumer.committed([TopicPartition(topic, 0)], _STEP_S)
-            if found.error is None and found.offset >= completed.batch:
-                return
-            if found.error is None:
-                (found,) = _bounded(lambda: consumer.commit(offsets=[place], asynchronous=False))
-            if found.error is not None:
-                raise KafkaException(found.error)
-        finally:
-            run_in_thread(consumer.close)
+    def record(consumer: Any) -> None:
+        if _committed(consumer, topic).offset < completed.batch:
+            (found,) = _bounded(lambda: consumer.commit(offsets=[place], asynchronous=False))
+            _checked(found)
 
     try:
-        _retried(properties, once)
+        _by_consumer(properties, group, record)
     except KafkaException as exception:
         subject = f"batch {completed.batch} of sink {sink}"
         secrets = secrets_of(properties)

@@ -187,11 +187,14 @@ def test_a_topic_that_was_expanded_is_written_to_all_its_partitions(
 ) -> None:
     sink = Sink(kafka_broker, topics.create(1))
     values = [str(number) for number in range(100)]
-    sink.write(values, 0)
-    sink.complete(0)
-    topics.expand(sink.topic, 4)
-    sink.write(values, 1)
-    assert len(sink.committed()) < 200
+    rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
+    for batch in range(2):
+        # The value is the key, too.
+        write_in_transaction([rows], SinkColumns(key=0, value=0), sink.options, sink.attempt(batch))
+        sink.complete(batch)
+        if batch == 0:
+            topics.expand(sink.topic, 4)
+    assert 100 < len(sink.committed()) < 150
 
 
 def test_a_missing_marker_topic_is_named(sink: Sink) -> None:

@@ -25,8 +25,10 @@ from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer, ReadError
 from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool
 from spark_ssp.kafka_source.sink import producer as producing
+from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
-from spark_ssp.kafka_source.sink.writer import SinkColumns, write_rows
+from spark_ssp.kafka_source.sink.transactions import record_completed
+from spark_ssp.kafka_source.sink.writer import SinkColumns, write_in_transaction, write_rows
 from spark_ssp.testing.kafka.jars import java
 from tests.support.kafka.reading import (
     TaskReading,
@@ -269,6 +271,39 @@ def test_reading_needs_nothing_of_groups(
     # But that the options warn of a login without encryption.
     warned = [one for one in secret_free_log.records if one.levelno >= logging.WARNING]
     assert [one for one in warned if not one.name.endswith("options.parse")] == []
+
+
+@pytest.mark.usefixtures("secret_free_log")
+def test_a_sink_that_writes_exactly_once_needs_what_the_guide_says() -> None:
+    rows = pa.RecordBatch.from_pydict({"value": pa.array([b"v"], pa.binary())})
+    with (
+        SecureKafka() as kafka,
+        KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as topics,
+    ):
+        topic = topics.create(1)
+        settings = with_password(kafka, "PLAIN", PASSWORD) | {
+            "topic": topic,
+            "deliveryGuarantee": "exactly-once",
+            "transactionName": "by-customer",
+            "kafka.delivery.timeout.ms": "30000",
+        }
+        options = parse_sink_options(settings)
+        sink = f"by-customer/{topic}"
+
+        def write(batch: int) -> None:
+            attempt = Write(sink=sink, task=0, batch=batch)
+            write_in_transaction([rows], SinkColumns(value=0), options, attempt)
+            completed = CompletedBatch(batch=batch, tasks=1)
+            record_completed(options.client, sink, topic, completed)
+
+        kafka.let_write_exactly_once("another", topic, "by-customer")
+        with pytest.raises(AccessError) as caught:
+            write(0)
+        assert "ssp/" in caught.value.next_step
+        assert_nothing_secret(caught.value)
+        kafka.let_write_exactly_once(USER, topic, "by-customer")
+        write(0)
+        write(1)
 
 
 @pytest.mark.usefixtures("secret_free_log")

@@ -86,6 +86,22 @@ class SecureKafka(Server):
         for operation in (AclOperation.DESCRIBE, AclOperation.READ):
             self._permit(user, ResourceType.TOPIC, topic, operation, AclPermissionType.ALLOW)
 
+    def let_write_exactly_once(self, user: str, topic: str, name: str) -> None:
+        """Allow only this user, and those allowed before, what docs/guide/kafka.md says that a sink
+        with this topic and transactionName needs."""
+        prefix = f"ssp/{name}/"
+        for resource, of, operations, pattern in (
+            (ResourceType.TOPIC, topic, "WRITE DESCRIBE READ", ResourcePatternType.LITERAL),
+            (
+                *(ResourceType.TRANSACTIONAL_ID, prefix, "WRITE DESCRIBE"),
+                ResourcePatternType.PREFIXED,
+            ),
+            (ResourceType.GROUP, prefix, "READ", ResourcePatternType.PREFIXED),
+        ):
+            for operation in operations.split():
+                allow = AclPermissionType.ALLOW
+                self._permit(user, resource, of, AclOperation[operation], allow, pattern)
+
     def _permit(
         self,
         user: str,
@@ -93,14 +109,14 @@ class SecureKafka(Server):
         name: str,
         operation: AclOperation,
         permission: AclPermissionType,
+        pattern: ResourcePatternType = ResourcePatternType.LITERAL,
     ) -> None:
-        literal = ResourcePatternType.LITERAL
-        acl = AclBinding(resource, name, literal, f"User:{user}", "*", operation, permission)
+        acl = AclBinding(resource, name, pattern, f"User:{user}", "*", operation, permission)
         admin = self._admin()  # a client without references answers nothing
         for future in admin.create_acls([acl]).values():
             future.result(_PATIENCE_S)
         # The broker receives it from its controller, a moment later.
-        kind = AclBindingFilter(resource, name, literal, f"User:{user}", "*", operation, permission)
+        kind = AclBindingFilter(resource, name, pattern, f"User:{user}", "*", operation, permission)
         until(
             lambda: len(admin.describe_acls(kind).result(_PATIENCE_S)) > 0,
             "the ACL at the broker",
