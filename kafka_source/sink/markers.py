@@ -79,7 +79,7 @@ class Refusal(StrEnum):
 def decide(
     write: Write, marker: Marker | None, completed: CompletedBatch | None
 ) -> Action | Refusal:
-    """Return what a task does, from its marker and the last completed batch; None: there is none.
+    """Return the action of a task from its marker and the last completed batch, None if unknown.
 
     The completed batch is read first, so that the marker is not older; the marker, after the task's
     transactional id was initialized, which ends every other transaction of the task. The driver

@@ -93,8 +93,8 @@ class TransactionalTask:
     """One attempt of a task to write a batch. Not thread-safe.
 
     Use, in a `with` block: `begin`; `send` each row, also if nothing is written; then `commit`. An
-    error ends the transaction, and leaves the block as an SspError that explains what became of the
-    rows.
+    error ends the transaction, and leaves the block as an SspError that explains the fate of
+    the rows.
     """
 
     def __init__(
@@ -204,7 +204,7 @@ class TransactionalTask:
         fault = self._abort()
         if isinstance(error, KafkaException):
             fault = fault or kafka_error(error)
-        # What ends a transaction fails the records that are sent after it, for another reason.
+        # Records that are sent after the end of a transaction fail for another reason.
         if fault is not None and isinstance(error, KafkaException | SspError):
             raise self._error(fault) from None
 

@@ -125,7 +125,7 @@ def test_a_batch_that_runs_again_writes_nothing_twice(sink: Sink) -> None:
 
 
 def test_batches_may_follow_at_once(sink: Sink) -> None:
-    """Brokers are still ending a transaction when the next one reads what it has committed. Every
+    """Brokers are still ending a transaction when the next one reads its offset. Every
     third batch is that of another process, which has not the clients of this one."""
     for batch in range(20):
         assert sink.write([str(batch)], batch) == 1
