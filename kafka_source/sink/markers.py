@@ -114,7 +114,7 @@ def refused(
 ) -> IncompatibleStateError:
     """Return the error for a task that may not write."""
     newest = max([-1, *(found.batch for found in (marker, completed) if found is not None)])
-    anew = (
+    restart = (
         "give the sink another transactionName and set exactlyOnceFrom to "
         f"{write.batch}: the rows of this batch that are already written are then written again"
     )
@@ -134,16 +134,16 @@ def refused(
             step = (
                 f"set exactlyOnceFrom to {write.batch} if no attempt at this batch has been "
                 "written at least once; if the markers expired (offsets.retention.minutes) or "
-                f"their topic was deleted, {anew}"
+                f"their topic was deleted, {restart}"
             )
         case Refusal.GAP:
             found = f"batch {newest} as the last one with a marker"
             expected = f"a marker of batch {write.batch - 1}"
-            step = f"if the batches between were written at least once, {anew}"
+            step = f"if the batches between were written at least once, {restart}"
         case Refusal.LOST:
             found = "no marker of this task" if marker is None else f"a marker of {marker.batch}"
             expected = f"its marker of batch {newest}, of which all tasks are committed"
-            step = f"keep the number of tasks while a batch is unfinished; or {anew}"
+            step = f"keep the number of tasks while a batch is unfinished; or {restart}"
     return IncompatibleStateError(str(write), found=found, expected=expected, next_step=step)
 
 

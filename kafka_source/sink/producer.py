@@ -23,7 +23,7 @@ from spark_ssp.kafka_source.dedup.dedup_headers import Header
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
 
 DELIVERY_TIMEOUT: Final = "delivery.timeout.ms"
-_TRANSACTION: Final = "transaction.timeout.ms"
+TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 
 _MAX_IDLE: Final = 4
 """Idle producers that a process may keep, each with a few threads and connections."""
@@ -61,7 +61,9 @@ class RecordProducer:
         own: dict[str, str] = {}
         if transactional_id is not None:
             # librdkafka refuses to try a record for longer than its transaction may last.
-            limits = [int(properties.config()[name]) for name in (DELIVERY_TIMEOUT, _TRANSACTION)]
+            limits = [
+                int(properties.config()[name]) for name in (DELIVERY_TIMEOUT, TRANSACTION_TIMEOUT)
+            ]
             own = {"transactional.id": transactional_id, DELIVERY_TIMEOUT: str(min(limits))}
         self._producer = create_client(
             Producer,

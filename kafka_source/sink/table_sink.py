@@ -43,7 +43,8 @@ from spark_ssp.kafka_source.sink.options import (
     INCLUDE_REPEAT_HEADERS,
     SinkOptions,
 )
-from spark_ssp.kafka_source.sink.producer import RecordProducer, acquire_producer, release_producer
+from spark_ssp.kafka_source.sink.producer import acquire_producer, release_producer
+from spark_ssp.kafka_source.sink.transactions import check_properties, record_completed
 from spark_ssp.kafka_source.sink.writer import (
     SinkColumns,
     marker_topic,
@@ -125,7 +126,7 @@ def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOp
     columns = resolve_columns(schema, topic_given=options.topic is not None)
     # Creating a producer, which connects later, validates the properties.
     if options.is_exactly_once:
-        RecordProducer(options.client, transactional_id="ssp/check")
+        check_properties(options.client)
     else:
         release_producer(options.client, acquire_producer(options.client))
     return options, columns
@@ -166,8 +167,6 @@ def _complete(options: SinkOptions, messages: Sequence[WriterCommitMessage | Non
     results = [one for one in messages if isinstance(one, WriteResult) and one.sink is not None]
     if not results:
         return
-    from spark_ssp.kafka_source.sink.transactions import record_completed
-
     (sink, batch) = {(one.sink, one.batch) for one in results}.pop()
     assert sink is not None
     record_completed(

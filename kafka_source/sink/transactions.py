@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -48,17 +49,20 @@ from spark_ssp.kafka_source.sink.markers import (
     write_completed,
     write_marker,
 )
-from spark_ssp.kafka_source.sink.producer import DELIVERY_TIMEOUT, RecordProducer
+from spark_ssp.kafka_source.sink.producer import (
+    DELIVERY_TIMEOUT,
+    TRANSACTION_TIMEOUT,
+    RecordProducer,
+)
 
 T = TypeVar("T")
-
-TRANSACTION_TIMEOUT: Final = "transaction.timeout.ms"
 
 _STEP_S: Final = 10.0
 """The time that one call may take before it is repeated."""
 _GRACE_S: Final = 5.0
 """The time in which a call itself should end after that."""
 _REPORT_S: Final = 0.2
+"""The wait for the report of an error that has let a request time out."""
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
 _UNSETTLED: Final = frozenset(
@@ -77,6 +81,13 @@ _FENCED: Final = frozenset(
 """The errors of a transaction that was ended by another attempt, or by the broker."""
 
 _log = logging.getLogger(__name__)
+
+
+@cache
+def check_properties(properties: ClientProperties) -> None:
+    """Raise InvalidOptionsError if librdkafka refuses the properties with transactions. Once per
+    process: Spark asks twice for each batch, and the answer stays."""
+    RecordProducer(properties, transactional_id="ssp/check")
 
 
 def task_id(sink: str, task: int) -> str:
@@ -115,6 +126,7 @@ class TransactionalTask:
         self._marker: Marker | None = None
         self._digest = RowDigest()
         self._began: float | None = None
+        self._send: Callable[..., None]
         self.writes = False
 
     @property
@@ -166,7 +178,8 @@ class TransactionalTask:
         if self.writes:
             if self._began is None:
                 self._open()
-            self.producer.send(topic, key, value, partition, headers)
+                self._send = self.producer.send
+            self._send(topic, key, value, partition, headers)
 
     def commit(self) -> int:
         """Commit the rows with their marker, and return their number. Raises

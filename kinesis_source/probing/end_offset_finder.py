@@ -417,14 +417,14 @@ class EndOffsetFinder:
         )
 
     def _find_first_record(self, key: ShardKey, state: ShardState) -> Probe:
-        cursor, retention = self._prober.cursor(key), self._prober.kept_ms(key)
+        cursor, kept_ms = self._prober.cursor(key), self._prober.kept_ms(key)
         closed = isinstance(self.targets.get(key), ShardEnd)
         return partial(
             batch_end_probe.find_first_record,
             state,
             cursor,
             self._prober.service_time(),
-            retention,
+            kept_ms,
             closed=closed,
         )
 
