@@ -65,6 +65,8 @@ _REPORT_S: Final = 0.2
 """The wait for the report of an error that has let a request time out."""
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
+_BACKOFF: Final = "reconnect.backoff.ms"
+_BACKOFF_MS: Final = "20"
 _UNSETTLED: Final = frozenset(
     {KafkaError.CONCURRENT_TRANSACTIONS, KafkaError.UNSTABLE_OFFSET_COMMIT}
 )
@@ -280,12 +282,7 @@ def transaction_error(
         )
     plain = to_error(fault, subject=str(write), secrets=secrets)
     if error_kind(fault) is ErrorKind.MISSING:
-        return StreamNotFoundError(
-            f"topic {topic} (option topic, or markerTopic)",
-            found=plain.found,
-            expected="an existing topic, which the markers of exactly-once delivery name",
-            next_step="create it, or correct the option",
-        )
+        return _missing_topic(topic, plain.found)
     if fault.code() not in _FENCED:
         return plain
     return ServiceUnavailableError(
@@ -294,6 +291,15 @@ def transaction_error(
         expected="one attempt at a time",
         next_step="nothing, if Spark runs it again, as after a speculative or lost task; else look "
         "for a second query with this checkpoint or transactionName",
+    )
+
+
+def _missing_topic(topic: str, found: str) -> StreamNotFoundError:
+    return StreamNotFoundError(
+        f"topic {topic} (option topic, or markerTopic)",
+        found=found,
+        expected="an existing topic, which the markers of exactly-once delivery name",
+        next_step="create it, or correct the option",
     )
 
 
@@ -375,7 +381,13 @@ class _Client:
 
 def _open(properties: ClientProperties, transactional_id: str, topic: str) -> _Client:
     """Return a client that has ended all other transactions of its id."""
-    producer = RecordProducer(properties, transactional_id=transactional_id)
+    producer = RecordProducer(
+        _with_early_connections(properties), transactional_id=transactional_id
+    )
+    # Without a connection, librdkafka begins to initialize an id by a pause of 500 ms. The first
+    # answer may come by the connection to a bootstrap server, which then ends.
+    for _ in range(2):
+        _check_topic(producer, topic)
     _retried(properties, lambda: _bounded(lambda: producer.client.init_transactions(_STEP_S)))
     found, group = _read_offset(properties, transactional_id, topic)
     return _Client(
@@ -385,6 +397,25 @@ def _open(properties: ClientProperties, transactional_id: str, topic: str) -> _C
         group=group,
         committed=found,
     )
+
+
+def _check_topic(producer: RecordProducer, topic: str) -> None:
+    try:
+        producer.partition_count(topic)
+    except StreamNotFoundError as error:
+        raise _missing_topic(topic, error.found) from None
+
+
+def _with_early_connections(properties: ClientProperties) -> ClientProperties:
+    """Return the properties for a client of one task, whose requests wait for connections.
+
+    A client connects to a bootstrap server first, and then to a broker, after a pause of half of
+    `reconnect.backoff.ms`, but at least 11 ms. Not for other clients: while a login is slow, each
+    such pause lets librdkafka begin another connection to a bootstrap server.
+    """
+    if _BACKOFF in dict(properties.public):
+        return properties
+    return replace(properties, public=(*properties.public, (_BACKOFF, _BACKOFF_MS)))
 
 
 Committed = tuple[int, str | None]
@@ -412,7 +443,8 @@ def _by_consumer(properties: ClientProperties, group: str, call: Callable[[Any],
     moves (librdkafka issues 3663 and 4605). Each attempt has its own consumer, which asks any
     broker for the coordinator: one waits for a broker that is frozen.
     """
-    public = tuple(entry for entry in properties.public if entry[0] not in PRODUCER_ONLY)
+    early = _with_early_connections(properties)
+    public = tuple(entry for entry in early.public if entry[0] not in PRODUCER_ONLY)
 
     def once() -> T:
         refusals: list[KafkaError] = []

@@ -199,11 +199,9 @@ def test_a_topic_that_was_expanded_is_written_to_all_its_partitions(
 
 def test_a_missing_marker_topic_is_named(sink: Sink) -> None:
     task = TransactionalTask(sink.options.client, sink.attempt(0), "no-such-topic")
-    task.begin()
-    _send(task, sink.topic, "a")
-    error = _failure(task)
-    assert isinstance(error, StreamNotFoundError)
-    assert "markerTopic" in error.subject
+    with pytest.raises(StreamNotFoundError) as caught:
+        task.begin()
+    assert "markerTopic" in caught.value.subject
     assert sink.committed() == []
 
 
