@@ -1,11 +1,12 @@
-"""Kafka's own client for Java, as the oracle of the meaning of `kafka.*` options: its classes,
-called in a JVM without a broker."""
+"""Kafka's own client for Java: the oracle of the meaning of `kafka.*` options, and a reader that
+shares nothing with ours. Its classes are called in a JVM of its own."""
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 from unittest import mock
@@ -64,6 +65,49 @@ class JavaClient:
             for name in sorted(keys)
             if not name.startswith("internal.")
         ]
+
+    def read_committed(
+        self, bootstrap_servers: str, topic: str, *, patience_s: float = 60
+    ) -> list[tuple[int, str, str]]:
+        """Return partition, key and value of the records of a topic that a reader of committed ones
+        gets, each partition in its order. Raises TimeoutError if it gets none for `patience_s`,
+        as while a transaction is open."""
+        jvm = self._gateway.jvm
+        with (
+            closing(self._consumer(bootstrap_servers, "read_uncommitted")) as everything,
+            closing(self._consumer(bootstrap_servers, "read_committed")) as consumer,
+        ):
+            partitions = jvm.java.util.ArrayList()
+            for one in everything.partitionsFor(topic):
+                partition = one.partition()
+                partitions.add(jvm.org.apache.kafka.common.TopicPartition(topic, partition))
+            ends = everything.endOffsets(partitions)
+            consumer.assign(partitions)
+            consumer.seekToBeginning(partitions)
+            found: list[tuple[int, str, str]] = []
+            deadline = time.monotonic() + patience_s
+            while any(consumer.position(one) < ends[one] for one in partitions):
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"a transaction of {topic} is open")
+                records = consumer.poll(jvm.java.time.Duration.ofMillis(200)).iterator()
+                while records.hasNext():
+                    record = records.next()
+                    found.append((record.partition(), record.key(), record.value()))
+                    self._gateway.detach(record)
+                    deadline = time.monotonic() + patience_s
+            return found
+
+    def _consumer(self, bootstrap_servers: str, isolation: str) -> Any:
+        texts = "org.apache.kafka.common.serialization.StringDeserializer"
+        properties = self._gateway.jvm.java.util.Properties()
+        for name, value in {
+            "bootstrap.servers": bootstrap_servers,
+            "isolation.level": isolation,
+            "key.deserializer": texts,
+            "value.deserializer": texts,
+        }.items():
+            properties.setProperty(name, value)
+        return self._gateway.jvm.org.apache.kafka.clients.consumer.KafkaConsumer(properties)
 
 
 def _accepted(key: Any) -> Iterator[int]:

@@ -42,8 +42,8 @@ class KafkaBroker(LocalKafka):
 class KafkaBrokers(LocalKafkaCluster):
     """As `LocalKafkaCluster`, with three brokers."""
 
-    def __init__(self) -> None:
-        super().__init__(3, java_options=(FIRST_COMPILER_ALONE,))
+    def __init__(self, *, settings: Mapping[str, str] | None = None) -> None:
+        super().__init__(3, settings=settings, java_options=(FIRST_COMPILER_ALONE,))
 
     @contextmanager
     def away(self, number: int, fault: str) -> Iterator[None]:
