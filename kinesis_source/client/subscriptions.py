@@ -160,8 +160,7 @@ def _http2_transport(endpoint: str, options: ConnectionOptions, window: int) -> 
         from spark_ssp.kinesis_source.client.http2_transport import Http2Transport
     except ImportError:
         _log.info(
-            "subscriptions use HTTP/1.1, with a connection for each: install spark-ssp[efo] for "
-            "HTTP/2"
+            "subscriptions use HTTP/1.1, with a connection for each: install awscrt for HTTP/2"
         )
         return None
     return Http2Transport(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Final
 
 from spark_ssp.common.errors import UnsupportedError
@@ -21,7 +22,7 @@ def pyspark_error() -> UnsupportedError:
         found=found,
         expected="PySpark 4.0 or newer",
         next_step="on a platform that provides Spark, run the program there with its Python; "
-        "elsewhere pip install 'spark-ssp[pyspark]'",
+        f"elsewhere {install_step('pyspark')}",
     )
 
 
@@ -54,5 +55,14 @@ def missing_extra(user: str, extra: str, *packages: str | None) -> UnsupportedEr
         user,
         found=f"no package {', '.join(names)} in this Python environment",
         expected=f"the packages of the extra {extra}, where this program runs",
-        next_step=f"pip install 'spark-ssp[{extra}]'",
+        next_step=install_step(extra),
     )
+
+
+def install_step(extra: str) -> str:
+    """Return the command that installs the packages of an extra: by their names, since spark-ssp
+    may be installed from a wheel or a checkout, or by a platform."""
+    marker = re.compile(rf"""extra == ['"]{extra}['"]""")
+    found = [one.partition(";") for one in requires("spark-ssp") or ()]
+    packages = [name.strip() for name, _, condition in found if marker.search(condition)]
+    return f"pip install {shlex.join(packages)}"

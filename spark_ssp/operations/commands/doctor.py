@@ -20,6 +20,7 @@ from spark_ssp.common.errors import SspError
 from spark_ssp.common.file_lock import check_private, private_folder
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.options.spec import OptionTable, read_options
+from spark_ssp.common.spark.requirement import install_step
 from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
@@ -41,11 +42,14 @@ from spark_ssp.operations.inspection.access_checks import (
     check_kinesis,
     findings_of,
 )
-from spark_ssp.operations.inspection.interpreters import check_interpreters, defaults_file
+from spark_ssp.operations.inspection.interpreters import (
+    OLDEST_PYSPARK,
+    check_interpreters,
+    defaults_file,
+)
 from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
 
 _OLDEST_JAVA: Final = 17
-_OLDEST_PYSPARK: Final = 4
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _JAVA: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
 _SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
@@ -155,7 +159,7 @@ def check_machine() -> Iterator[Finding]:
     yield from _formats()
     file = defaults_file(os.environ)
     defaults = "" if file is None else file.read_text(encoding="utf-8", errors="replace")
-    yield from check_interpreters(os.environ, defaults)
+    yield from check_interpreters(os.environ, defaults, _required())
     yield from _temporary_files()
     yield _sockets(file, defaults)
 
@@ -169,12 +173,12 @@ def _pyspark() -> Finding:
                 "PySpark",
                 Level.PROBLEM,
                 "not in this Python environment",
-                "on a platform, run the command with the platform's Python; elsewhere pip "
-                "install 'spark-ssp[pyspark]'",
+                "on a platform, run the command with the platform's Python; elsewhere "
+                + install_step("pyspark"),
             )
         return Finding("PySpark", Level.NOTE, "of a platform, without a version")
     major, minor = (int(part) for part in found.split(".")[:2])
-    if major < _OLDEST_PYSPARK:
+    if major < OLDEST_PYSPARK:
         return Finding(
             "PySpark",
             Level.PROBLEM,
@@ -197,12 +201,12 @@ def _java(environ: Mapping[str, str]) -> Finding:
     remedy = f"install Java {_OLDEST_JAVA} or newer, and set JAVA_HOME to it"
     if program is None or not Path(program).exists():
         missing = f"none at JAVA_HOME={home}" if home else "neither JAVA_HOME nor java on the path"
-        return Finding(
-            "Java",
-            Level.NOTE,
-            f"{missing}; only a driver that starts Spark itself needs one",
-            remedy,
-        )
+        try:
+            version("pyspark")
+        except PackageNotFoundError:
+            needed = "only a driver that starts Spark itself needs one"
+            return Finding("Java", Level.NOTE, f"{missing}; {needed}", remedy)
+        return Finding("Java", Level.PROBLEM, missing, remedy)
     try:
         result = subprocess.run(
             [program, "-version"], capture_output=True, text=True, timeout=_JAVA_TIMEOUT_S
@@ -220,14 +224,11 @@ def _java(environ: Mapping[str, str]) -> Finding:
 def _dependencies() -> Finding:
     found: list[str] = []
     missing: list[str] = []
-    for requirement in requires("spark-ssp") or ():
-        match = _NAME.match(requirement)
-        if match is None or "extra ==" in requirement:
-            continue
+    for name in _required():
         try:
-            found.append(f"{match[0]} {version(match[0])}")
+            found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
-            missing.append(match[0])
+            missing.append(name)
     if missing:
         return Finding(
             "dependencies",
@@ -236,6 +237,12 @@ def _dependencies() -> Finding:
             f"pip install {' '.join(missing)}",
         )
     return Finding("dependencies", Level.OK, ", ".join(found))
+
+
+def _required() -> list[str]:
+    """Return the names of the packages that spark-ssp requires without extras."""
+    found = [_NAME.match(one) for one in requires("spark-ssp") or () if "extra ==" not in one]
+    return [match[0] for match in found if match is not None]
 
 
 def _kafka_reads() -> Finding:

@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,16 +20,37 @@ from typing import Final
 from spark_ssp.common.errors import printable
 from spark_ssp.operations.inspection.access_checks import Finding, Level
 
+OLDEST_PYSPARK: Final = 4
 _DEFAULT: Final = "python3"
 _MODULES: Final = ("spark_ssp", "pyspark_kafka_ssp", "pyspark_kinesis_ssp")
 _TIMEOUT_S: Final = 60
 _PROGRAM: Final = """
-import importlib.util, json, pkgutil, sys
-modules = [m.name for m in pkgutil.iter_modules() if m.name.startswith("pyspark_k")]
-if importlib.util.find_spec("spark_ssp") is not None:
-    modules.append("spark_ssp")
-print(json.dumps([".".join(map(str, sys.version_info[:2])), *modules]))
+import importlib, importlib.metadata, importlib.util, json, pkgutil, sys
+found = {"version": ".".join(map(str, sys.version_info[:2])), "missing": [], "failing": None}
+names = [m.name for m in pkgutil.iter_modules() if m.name.startswith("pyspark_")]
+found["modules"] = [*names, *(["spark_ssp"] if importlib.util.find_spec("spark_ssp") else [])]
+for name in sys.argv[1:]:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        found["missing"].append(name)
+try:
+    import pyspark
+except ImportError:
+    found["pyspark"] = None
+else:
+    found["pyspark"] = pyspark.__version__
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except BaseException as error:
+            found["failing"] = [name, type(error).__name__]
+            break
+print()
+print(json.dumps(found))
 """
+"""Prints what Spark's lookup would find: it imports each top-level module named `pyspark_...`, and
+one that fails ends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,67 +79,104 @@ def task_interpreter(environ: Mapping[str, str], defaults: str) -> Interpreter:
     return Interpreter(program=_DEFAULT, setting="the path")
 
 
-def check_interpreters(environ: Mapping[str, str], defaults: str) -> Iterator[Finding]:
-    """Yield the findings about the interpreters."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """The answer of an interpreter: the modules that it finds, the required packages that it does
+    not have, its PySpark, and a module whose import fails, with the kind of the error."""
+
+    version: str
+    modules: Sequence[str]
+    missing: Sequence[str]
+    pyspark: str | None
+    failing: tuple[str, str] | None
+
+
+def check_interpreters(
+    environ: Mapping[str, str], defaults: str, packages: Sequence[str]
+) -> Iterator[Finding]:
+    """Yield the findings about the interpreters. `packages`: those that spark-ssp requires."""
     lookup, tasks = lookup_interpreter(environ), task_interpreter(environ, defaults)
-    found = _asked(lookup.program)
+    found = _asked(lookup.program, packages)
     yield _finding("Python of the JVM", lookup, found)
     if tasks.program == lookup.program:
         return
-    of_tasks = _asked(tasks.program)
+    of_tasks = _asked(tasks.program, packages)
     yield _finding("Python of tasks", tasks, of_tasks)
-    if isinstance(found, list) and isinstance(of_tasks, list) and found[0] != of_tasks[0]:
+    if not isinstance(found, str) and not isinstance(of_tasks, str):
+        if found.version == of_tasks.version:
+            return
         yield Finding(
             "Python of tasks",
             Level.PROBLEM,
-            f"Python {of_tasks[0]} by {tasks.setting}, and {found[0]} by {lookup.setting}",
+            f"Python {of_tasks.version} by {tasks.setting}, and {found.version} by "
+            f"{lookup.setting}",
             "use one version: Spark refuses two (PYTHON_VERSION_MISMATCH)",
         )
 
 
-def _finding(check: str, interpreter: Interpreter, found: list[str] | str) -> Finding:
+def _finding(check: str, interpreter: Interpreter, found: _Answer | str) -> Finding:
     where = f"{interpreter.program} (by {interpreter.setting})"
-    if isinstance(found, str):
-        return Finding(check, Level.PROBLEM, f"{where}: {found}", _REMEDY)
-    missing = [name for name in _MODULES if name not in found]
-    if missing:
-        return Finding(
-            check,
-            Level.PROBLEM,
-            f"{where}: no module {missing[0]}",
-            f"{_REMEDY}, or install spark-ssp with {interpreter.program} -m pip",
-        )
+    problem, remedy = _problem(found, interpreter)
+    if problem is not None:
+        return Finding(check, Level.PROBLEM, f"{where}: {problem}", remedy)
     return Finding(check, Level.OK, where)
 
 
+def _problem(found: _Answer | str, interpreter: Interpreter) -> tuple[str | None, str]:
+    """Return the reason why Spark would not find the formats with it, or None; and the remedy."""
+    other = f"{_REMEDY}, or install spark-ssp with {interpreter.program} -m pip"
+    if isinstance(found, str):
+        return found, _REMEDY
+    absent = [name for name in _MODULES if name not in found.modules]
+    if absent:
+        return f"no module {absent[0]}", other
+    if found.missing:
+        # In a checkout, every interpreter finds the modules.
+        return f"no package {', '.join(found.missing)}", other
+    if found.pyspark is not None and int(found.pyspark.partition(".")[0]) < OLDEST_PYSPARK:
+        return (
+            f"PySpark {found.pyspark}, which has no streaming data sources in Python",
+            f"use PySpark {OLDEST_PYSPARK}.0 or newer, or another interpreter: {_REMEDY}",
+        )
+    if found.failing is not None:
+        module, error = found.failing
+        return (
+            f"an import of module {module} that ends in {error}, as it would for Spark",
+            f"rename or correct it: Spark finds no format if a module pyspark_... fails; {_SEE}",
+        )
+    return None, ""
+
+
+_SEE: Final = "see docs/guide/format-not-found.md"
 _REMEDY: Final = (
     "set PYSPARK_PYTHON to the interpreter that has spark-ssp, and unset PYSPARK_DRIVER_PYTHON, "
-    "before Spark starts; see docs/guide/format-not-found.md"
+    f"before Spark starts; {_SEE}"
 )
 
 
-def _asked(program: str) -> list[str] | str:
-    """Return an interpreter's version and the modules that it finds, or the reason why it gives
-    none."""
+def _asked(program: str, packages: Sequence[str]) -> _Answer | str:
+    """Return the answer of an interpreter, or the reason why it gives none."""
     path = shutil.which(program)
     if path is None:
         return "not a program on this machine"
     try:
         result = subprocess.run(
-            [path, "-c", _PROGRAM],
+            [path, "-c", _PROGRAM, *packages],
             capture_output=True,
             stdin=subprocess.DEVNULL,
             text=True,
             errors="replace",
             timeout=_TIMEOUT_S,
         )
-        document = json.loads(result.stdout)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"did not start ({type(error).__name__})"
-    except ValueError:
+    try:
+        document = json.loads(result.stdout.rpartition("\n\n")[2])
+        failing = document.pop("failing")
+        return _Answer(**document, failing=None if failing is None else tuple(failing))
+    except (ValueError, TypeError, AttributeError, KeyError):
         last = result.stderr.strip().splitlines()[-1:] or ["no output"]
         return f"no Python interpreter ({printable(last[0][:200])})"
-    return [str(one) for one in document] if isinstance(document, list) else "no Python interpreter"
 
 
 def defaults_file(environ: Mapping[str, str]) -> Path | None:

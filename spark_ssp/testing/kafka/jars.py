@@ -66,7 +66,7 @@ def spark_jar(pattern: str) -> Path:
     """The one jar of PySpark's that matches."""
     spec = find_spec("pyspark")
     if spec is None or spec.origin is None:
-        raise RuntimeError("PySpark is not installed; pip install 'spark-ssp[pyspark]'")
+        raise RuntimeError("PySpark is not installed: pip install 'pyspark>=4.0' py4j")
     (found,) = (Path(spec.origin).parent / "jars").glob(pattern)
     return found
 

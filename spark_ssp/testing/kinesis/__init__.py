@@ -40,7 +40,8 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if error.name in ("uvicorn", "httptools"):
             raise ModuleNotFoundError(
-                "The embedded Kinesis needs an HTTP server: pip install '.[local]' in a checkout"
+                "The embedded Kinesis needs an HTTP server: pip install 'uvicorn>=0.35' "
+                "'httptools>=0.6'"
             ) from error
         raise
     return EmbeddedKinesis

@@ -367,7 +367,8 @@ class DynamoDbServer:
             from werkzeug.serving import make_server
         except ImportError as error:
             raise ModuleNotFoundError(
-                "dynamodb=True needs moto's server: pip install 'spark-ssp[local]'"
+                "dynamodb=True needs moto's server: pip install 'moto[dynamodb]>=5.2.5' 'flask>=3' "
+                "'flask-cors>=6' 'werkzeug>=3.1.4'"
             ) from error
         logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request otherwise
         app = only_dynamodb(one_at_a_time(create_backend_app("dynamodb")), self._host)

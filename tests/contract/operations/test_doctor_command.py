@@ -83,6 +83,8 @@ def test_output_of_options_that_a_query_refuses(tmp_path: Path, columns: int) ->
         ("echo 'Jupyter Notebook 7'", "no Python interpreter"),
         (None, "not a program"),
         (f'exec {sys.executable} -I -S "$@"', "no module spark_ssp"),
+        # In a checkout, such as this one, it finds the modules.
+        (f'exec {sys.executable} -S "$@"', "no package boto3"),
     ],
 )
 def test_an_interpreter_that_does_not_find_the_formats(
@@ -106,6 +108,25 @@ def test_an_interpreter_that_does_not_find_the_formats(
     assert result.code == 1
     assert found in problems["Python of the JVM"]["found"]
     assert "PYSPARK_PYTHON" in problems["Python of the JVM"]["remedy"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("pyspark.py", "__version__ = '3.5.6'", "PySpark 3.5.6"),
+        ("pyspark_orders.py", "1 / 0", "pyspark_orders that ends in ZeroDivisionError"),
+        ("pyspark_orders.py", "print('hello')", None),
+    ],
+)
+def test_modules_in_the_folder_in_which_spark_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, found: str | None
+) -> None:
+    (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    result = run("doctor", "--json")
+    (lookup,) = [one for one in result.document() if one["check"] == "Python of the JVM"]
+    assert (result.code, lookup["level"]) == ((0, "ok") if found is None else (1, "problem"))
+    assert found is None or found in lookup["found"]
 
 
 def test_the_interpreter_of_tasks_is_in_the_defaults(
@@ -251,7 +272,7 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = run("doctor", "--json")
     levels = _levels(found)
     assert levels["reader sockets"] == "ok"
-    assert levels["Java"] == "note"
+    assert (found.code, levels["Java"]) == (1, "problem")
     assert levels["dependencies"] == levels["Kafka reads"] == "ok"
     assert "identity" not in levels
 
