@@ -37,14 +37,15 @@ _NEWER: Final = "committed already"
 
 
 def kill_drivers(query: Query, runs: int, _: KafkaBrokers) -> int:
-    """Kill the driver in a batch; its workers end their tasks beside those of the next driver."""
+    """Kill the driver at random, mostly in its first batches; its workers end their tasks beside
+    those of the next driver."""
+    began = time.monotonic()
+    finish(query, 1)
+    first_s = time.monotonic() - began
     hits = 0
     for _run in range(runs):
-        planned = query.logged("offsets")
         driver = start(query)
-        if query.has_completed(planned):
-            until(partial(query.has_planned, planned + 1), "a batch begins")
-        time.sleep(random.uniform(0, 0.7))
+        time.sleep(random.uniform(0.4, 1.6) * first_s)
         driver.kill()
         driver.join()
         hits += query.logged("offsets") > query.logged("commits")

@@ -249,9 +249,6 @@ class Query:
     def has_completed(self, batch: int) -> bool:
         return self.logged("commits") >= batch
 
-    def has_planned(self, batch: int) -> bool:
-        return self.logged("offsets") >= batch
-
     def log(self, log: str, batch: int) -> None:
         (self.folder / log / str(batch)).touch()
 
