@@ -113,7 +113,7 @@ def _work(link: Connection, options: SinkOptions, sink: str, alive: Path) -> Non
     while True:
         try:
             batch, task, harm = link.recv()
-        except EOFError:
+        except (EOFError, OSError):
             return
         try:
             answer: object = _attempt(options, sink, batch, task, harm)
