@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import SparkSession
 
 import spark_ssp
@@ -130,6 +131,8 @@ class Reader:
             for statement in filter(str.strip, block.split(";")):
                 self.spark.sql(statement).collect()
         else:
+            # `run` waits until it has read everything.
+            block = re.sub(r"^\w+\.awaitTermination\(\)$", "", block, flags=re.MULTILINE)
             exec(compile(block, f"{self.page}.md", "exec"), self.names)
 
     def define(self, name: str, of: str, *columns: str) -> None:
@@ -340,3 +343,31 @@ def test_kinesis_sink(
             "orders-copy": written("orders-copy", numbers),
         },
     )
+
+
+def test_a_cell_that_runs_again(spark: SparkSession, tmp_path: Path) -> None:
+    """As the table in `questions` says."""
+    rows = spark.newSession().readStream.format("rate").load()
+
+    def start(sink: str, name: str | None, checkpoint: str | None) -> Any:
+        writer = rows.writeStream.format(sink)
+        if name is not None:
+            writer = writer.queryName(name)
+        if checkpoint is not None:
+            writer = writer.option("checkpointLocation", str(tmp_path / checkpoint))
+        return writer.start()
+
+    first, again = (start("noop", None, "unnamed") for _ in range(2))
+    assert (first.id, first.isActive, again.isActive) == (again.id, False, True)
+    again.stop()
+    for name, sink, checkpoint in (("orders", "noop", "named"), ("table", "memory", None)):
+        query = start(sink, name, checkpoint)
+        with pytest.raises(IllegalArgumentException) as refused:
+            start(sink, name, checkpoint)
+        assert "as a query with that name is already active" in str(refused.value)
+        query.stop()
+        start(sink, name, checkpoint).stop()
+    first, again = (start("console", None, None) for _ in range(2))
+    assert (first.id != again.id, first.isActive, again.isActive) == (True, True, True)
+    for query in (first, again):
+        query.stop()

@@ -116,6 +116,10 @@ def test_every_kind_of_error_is_in_the_troubleshooting_page() -> None:
     assert set(re.findall(r"^## `\[([a-z-]+)\]`$", page, re.MULTILINE)) <= defined
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1_100
+
+
 def test_recipes_are_shown_as_they_are() -> None:
     """Each file of `examples/recipes` is a block of one guide."""
     shown = [block for page in PAGES for block in blocks(page, "python")]
