@@ -67,7 +67,7 @@ class ReaderActivity:
             entry |= shard_entry(stream, planned.offset, listing, lagging, recent)
         if leases is not None:
             rows = [row for key, row in leases.rows.items() if key.stream == stream]
-            entry |= lease_entry(rows, leases.not_read(stream))
+            entry |= lease_entry(rows, leases.not_read(stream), stale=leases.stale(stream))
         if self._planner.alignment.outcome is not None:
             entry |= alignment_entry(stream, self._planner.alignment.outcome)
         return entry
@@ -157,9 +157,12 @@ def shard_entry(
     return entry
 
 
-def lease_entry(leases: Collection[Lease], not_read: Sequence[ShardId] = ()) -> dict[str, Any]:
-    """Return the number of leases by owner, without those of ended shards, and the shards that no
-    worker reads before the table is repaired."""
+def lease_entry(
+    leases: Collection[Lease], not_read: Sequence[ShardId] = (), *, stale: int = 0
+) -> dict[str, Any]:
+    """Return the number of leases by owner, without those of ended shards; of those with an owner,
+    the number that are `stale`; and the shards that no worker reads before the table is
+    repaired."""
     owners = Counter(lease.holder for lease in leases if not lease.has_ended)
     free = owners.pop(None, 0)
     named = sorted(
@@ -169,6 +172,7 @@ def lease_entry(leases: Collection[Lease], not_read: Sequence[ShardId] = ()) -> 
     shown = dict(sorted(named[:MAX_LISTED_OWNERS]))
     others = sum(count for _, count in named[MAX_LISTED_OWNERS:])
     counts = {"owners": shown, "free": free} | ({"others": others} if others else {})
+    counts |= {"stale": stale} if stale else {}
     if not not_read:
         return {"leases": counts}
     listed = list(not_read[:MAX_LISTED_SHARDS])

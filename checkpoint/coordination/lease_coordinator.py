@@ -29,6 +29,7 @@ from spark_ssp.checkpoint.coordination.observed_leases import (
     apply_conflict,
     apply_done,
     apply_failure,
+    is_expired,
     is_overdue,
     is_write_outage_over,
     observe_scan,
@@ -334,8 +335,18 @@ def build_status(state: State, now: Monotonic) -> Status:
         rows={key: row.lease for key, row in sorted(state.observed.items())},
         outage_ms=0 if outage is None else max(1, now - outage),
         unreadable=frozenset(state.unreadable),
+        stale=frozenset() if outage is not None else _stale(state, now),
         released=is_finished(state),
         problem=state.scan_problem or state.write_problem or _unreadable(state),
+    )
+
+
+def _stale(state: State, now: Monotonic) -> frozenset[LeaseKey]:
+    failover = state.settings.failover_ms
+    return frozenset(
+        key
+        for key, row in state.observed.items()
+        if is_expired(row, now, failover) and key not in state.held and not row.lease.has_ended
     )
 
 

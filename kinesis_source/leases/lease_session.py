@@ -160,6 +160,11 @@ class LeaseSession:
         """The leases of the query's streams, as last observed."""
         return {} if self._snapshot is None else self._snapshot.table.rows
 
+    def stale(self, stream: StreamName) -> int:
+        """Return the number of leases of a stream whose owners do not renew them."""
+        found = frozenset() if self._snapshot is None else self._snapshot.table.stale
+        return sum(key.stream == stream for key in found)
+
     def not_read(self, stream: StreamName) -> list[ShardId]:
         """Return the shards of a stream that no worker reads before the table is repaired."""
         return [key.shard for key in self._not_read if key.stream == stream]

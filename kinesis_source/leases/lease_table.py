@@ -142,6 +142,8 @@ class LeaseTableView:
     requested: frozenset[ShardKey]
     unreadable: frozenset[ShardKey] = frozenset()
     """Shards whose leases cannot be parsed: missing from `rows`, and not known to be done."""
+    stale: frozenset[ShardKey] = frozenset()
+    """Shards whose leases belong to workers that do not renew them."""
 
 
 def lease_table_view(
@@ -168,4 +170,5 @@ def lease_table_view(
         held=frozenset(held),
         requested=frozenset(asked),
         unreadable=frozenset(malformed),
+        stale=frozenset(key for lease in status.stale if (key := shards.get(lease)) is not None),
     )

@@ -47,9 +47,9 @@ MAX_ENDED: Final = 50
 """Beyond it, the queries that ended first are forgotten."""
 PHASE_VALID_MS: Final = 30_000
 """The time for which an observed phase counts as the present one."""
-FREE_AFTER_MS: Final = 60_000
-"""Leases that are free for longer have no reader. After a reshard or a handoff they are free for
-moments."""
+UNREAD_AFTER_MS: Final = 60_000
+"""Leases that are free or stale for longer have no reader. After a reshard or a handoff they are
+free for moments, and those of a worker that has died are stale until another takes them."""
 _HISTORY_PERIOD_MS: Final = 10_000
 _HISTORY_POINTS: Final = 360
 _PACE_POINTS: Final = 30
@@ -94,8 +94,8 @@ class ObservedQuery:
     """The kind of error that it ended with; None if it did not."""
     failed_starts: int = 0
     """The failed runs before this one since a batch was committed."""
-    free_since: Mapping[str, int] = field(default_factory=dict)
-    """The streams that have free leases, and since when."""
+    unread_since: Mapping[tuple[str, Reader], int] = field(default_factory=dict)
+    """The streams that have free or stale leases, and since when."""
     delays: Mapping[PartKey, Delay] = field(default_factory=dict)
     """The planned delays of partitions, from the history."""
 
@@ -166,13 +166,12 @@ class ObservedQueries:
                     snapshot=snapshot,
                     failed_starts=0 if snapshot.ran_batch else known.failed_starts,
                     delays=delays,
-                    free_since={
-                        stream.name: min(
-                            known.free_since.get(stream.name, snapshot.time_ms), snapshot.time_ms
-                        )
+                    unread_since={
+                        key: min(known.unread_since.get(key, snapshot.time_ms), snapshot.time_ms)
                         for source in snapshot.sources
                         for stream in source.streams
-                        if stream.leases is not None and stream.leases.free
+                        for reader, count in _without_reader(stream).items()
+                        if count and (key := (stream.name, reader))
                     },
                 )
             )
@@ -397,11 +396,18 @@ def _parts(
         )
     if stream.leases is None:
         return
-    free_since = query.free_since.get(stream.name)
-    if free_since is not None and snapshot.time_ms - free_since >= FREE_AFTER_MS:
-        yield _unread(stream.name, stream.leases.free, Reader.FREE)
+    for reader, count in _without_reader(stream).items():
+        begun_ms = query.unread_since.get((stream.name, reader))
+        if begun_ms is not None and snapshot.time_ms - begun_ms >= UNREAD_AFTER_MS:
+            yield _unread(stream.name, count, reader)
     if stream.leases.not_read:
         yield _unread(stream.name, stream.leases.not_read, Reader.MALFORMED)
+
+
+def _without_reader(stream: StreamSnapshot) -> Mapping[Reader, int]:
+    """Return the leases that nobody may read, as far as they were observed, by the reason."""
+    leases = stream.leases
+    return {} if leases is None else {Reader.FREE: leases.free, Reader.STALE: leases.stale}
 
 
 def _unread(stream: str, count: int, reader: Reader) -> Part:

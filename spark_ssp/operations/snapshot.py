@@ -81,6 +81,8 @@ class LeaseCounts:
     """Leases without an owner, those of ended shards excluded."""
     others: int = 0
     """Leases of owners that are not shown."""
+    stale: int = 0
+    """Leases of owners that do not renew them."""
     not_read: int = 0
     """Shards that no worker reads until a row of the table that cannot be parsed is repaired."""
 
@@ -338,6 +340,7 @@ def _leases(document: Mapping[str, Any] | None) -> LeaseCounts | None:
         by_owner=dict(document["owners"]),
         free=int(document.get("free", 0)),
         others=int(document.get("others", 0)),
+        stale=int(document.get("stale", 0)),
         not_read=int(document.get("notRead", 0)),
     )
 

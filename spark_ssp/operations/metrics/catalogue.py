@@ -138,8 +138,9 @@ UNREAD: Final = _gauge(
     "ssp_unread_shards",
     "query stream reason",
     "{shard}",
-    "Shards that no worker reads: free, without an owner; malformed, until a row of the lease "
-    "table that cannot be parsed is restored or deleted.",
+    "Shards that no worker reads: free, without an owner; stale, whose owner does not renew the "
+    "lease; malformed, until a row of the lease table that cannot be parsed is restored or "
+    "deleted.",
 )
 FAN_OUT: Final = _gauge(
     "ssp_fan_out_shards",

@@ -4,12 +4,21 @@ one that nobody reads are never OK, and a delay grows without reports."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.operations.health import FAILING_STARTS, Health, Limits, Phase, State, Verdict
+from spark_ssp.operations.health import (
+    FAILING_STARTS,
+    Health,
+    Limits,
+    Phase,
+    Reader,
+    State,
+    Verdict,
+)
 from spark_ssp.operations.observed_queries import (
     MAX_ENDED,
     PHASE_VALID_MS,
@@ -263,16 +272,22 @@ def test_a_lag_that_is_not_known_is_not_ok() -> None:
     assert health(observed(bounded), START).verdict is Verdict.OK
 
 
-def test_shards_that_nobody_reads_stall_a_query() -> None:
-    free = LeaseCounts(by_owner={"anne": 1}, free=2)
-    queries = observed(snapshot(START, 0, leases=free))
-    assert health(queries, START).verdict is Verdict.OK  # as after a reshard
-    queries.publish(snapshot(START + 2 * MINUTE, 0, leases=free))
-    assert health(queries, START + 2 * MINUTE).verdict is Verdict.STALLED
-    queries.publish(snapshot(START + 3 * MINUTE, 0, leases=replace(free, free=0, not_read=1)))
+@pytest.mark.parametrize("reader", [Reader.FREE, Reader.STALE])
+def test_shards_that_nobody_reads_stall_a_query(reader: Reader) -> None:
+    all_read = LeaseCounts(by_owner={"anne": 1, "bert": 2})
+    counts: dict[str, Any] = {reader.value: 2}
+    unread = replace(all_read, **counts)
+    queries = observed(snapshot(START, 0, leases=unread))
+    assert health(queries, START).verdict is Verdict.OK  # as after a reshard, or a death
+    queries.publish(snapshot(START + 2 * MINUTE, 0, leases=unread))
+    found = health(queries, START + 2 * MINUTE)
+    assert (found.verdict, set(found.not_read)) == (Verdict.STALLED, {reader})
+    queries.publish(snapshot(START + 3 * MINUTE, 0, leases=replace(all_read, not_read=1)))
     assert health(queries, START + 3 * MINUTE).verdict is Verdict.STALLED
-    queries.publish(snapshot(START + 4 * MINUTE, 0, leases=replace(free, free=0)))
+    queries.publish(snapshot(START + 4 * MINUTE, 0, leases=all_read))
     assert health(queries, START + 4 * MINUTE).verdict is Verdict.OK
+    queries.publish(snapshot(START + 5 * MINUTE, 0, leases=unread))
+    assert health(queries, START + 5 * MINUTE).verdict is Verdict.OK
 
 
 def test_a_worker_that_holds_no_lease_is_ok_if_others_hold_them() -> None:

@@ -97,6 +97,17 @@ def test_a_lease_expires_by_the_own_clock_and_at_once() -> None:
     assert keys(state, FAILOVER + 1) == [0]
 
 
+def test_leases_that_expired_are_stale_until_a_worker_takes_them() -> None:
+    rows = [row(0, BERT), row(1, BERT), row(2, BERT, progress=ShardEnded()), row(3)]
+    state = scan(fresh(max_leases=1), *rows, now=0)
+    state = do(scan(state, *rows, now=FAILOVER), FAILOVER)
+    assert lease_coordinator.build_status(state, FAILOVER).stale == frozenset()
+    late = FAILOVER + 1
+    assert lease_coordinator.build_status(state, late).stale == {row(0).key, row(1).key}
+    renewed = scan(state, row(0, BERT, counter=2), *rows[1:], now=late)
+    assert lease_coordinator.build_status(renewed, late).stale == {row(1).key}
+
+
 def test_a_renewed_lease_does_not_expire() -> None:
     state = scan(scan(fresh(), row(0, BERT), now=0), row(0, BERT, counter=2), now=5_000)
     state = scan(state, row(0, BERT, counter=2), now=14_000)

@@ -329,6 +329,12 @@ def test_in_an_outage_what_is_read_goes_on() -> None:
     assert lease_table_view(outage, NAMES, ANNE, {key(0)}).held == {key(0)}
 
 
+def test_stale_leases_are_those_of_shards() -> None:
+    stale = frozenset(NAMES.key(key(n)) for n in (1, 7))
+    found = lease_table_view(status(row(0), row(1), held=(), stale=stale), NAMES, ANNE, ())
+    assert found.stale == {key(1)}
+
+
 def test_a_parent_whose_row_cannot_be_read_is_not_done() -> None:
     spoilt = frozenset({NAMES.key(key(0))})
     found = lease_table_view(status(row(2), held=(), unreadable=spoilt), NAMES, ANNE, ())

@@ -33,6 +33,7 @@ def test_a_trigger_sets_the_values_of_its_query() -> None:
     }
     assert values(states, "ssp_unread_shards") == {
         ("orders", "free"): 1,
+        ("orders", "stale"): 0,
         ("orders", "malformed"): 2,
     }
     assert values(states, "ssp_fan_out_shards") == {
