@@ -1,7 +1,7 @@
-"""A first job: reads streams or a topic as its input says, and tells what it gets.
+"""A first job: reads a stream as its input says, and prints the result.
 
 Standard input has one JSON document a line. `options`: of a batch read; with `checkpoint`, of a
-streaming query that reads what is there. Each is answered by a line `rows N` or `error TEXT`.
+streaming query that reads all that is there. Each is answered by a line `rows N` or `error TEXT`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a new user meets first: each failure is in the guide, and the remedy there leads to rows."""
+"""The first failures of a new user: each is in the guide, and its remedy leads to rows."""
 
 from __future__ import annotations
 

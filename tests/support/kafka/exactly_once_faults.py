@@ -1,4 +1,4 @@
-"""Faults of a query that writes to Kafka exactly once, without Spark, and what readers see.
+"""Faults of a query that writes to Kafka exactly once, without Spark, and the rows that readers see.
 
     python -m tests.support.kafka.exactly_once_faults --runs 100
 
@@ -137,7 +137,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What readers of one topic see after the runs of a fault. `hits`: runs that have met a batch.
+    """The committed rows of a topic after the runs of a fault. `hits`: runs that have met a batch.
     `refused`: tasks that refused to write without a reason. `ended`: transactions that the brokers
     have ended."""
 
@@ -170,7 +170,7 @@ class Outcome:
 
 
 def rehearse(name: str, runs: int, brokers: KafkaBrokers, reader: JavaClient) -> Outcome:
-    """Run a fault many times, and check what is visible after all batches."""
+    """Run a fault many times, and check the visible rows after all batches."""
     fault = FAULTS[name]
     with ExitStack() as resources:
         topics = resources.enter_context(

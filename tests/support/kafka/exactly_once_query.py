@@ -55,7 +55,7 @@ class Point(StrEnum):
 
 
 class Kind(StrEnum):
-    """What happens to a task at a point."""
+    """The effect on a task at a point."""
 
     DIE = "die"
     PAUSE = "pause"
@@ -63,7 +63,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harm:
-    """What happens to one attempt of a task, and where. `mark`: a file that tells of it."""
+    """The effect on one attempt of a task, and its place. `mark`: a file that tells of it."""
 
     kind: Kind
     point: Point
@@ -223,7 +223,7 @@ class _Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """A query and its checkpoint, in a folder. `kind`: what happens to an attempt of one task in
+    """A query and its checkpoint, in a folder. `kind`: the effect on an attempt of one task in
     each batch. `pause_s`: the time for which it stands still, at most."""
 
     options: Mapping[str, str]
