@@ -20,6 +20,7 @@ from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.kafka_source.dedup.dedup_headers import HASH_BYTES, Header, record_hash
 
 VERSION: Final = 1
+_MOST_NAMED: Final = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +157,21 @@ def rows_differ(write: Write, marker: Marker, digest: RowDigest) -> Incompatible
         next_step="run the batch again with the query, the settings and the sources that it had: "
         "a batch must give the same rows in the same tasks (no rand(), no current time, the same "
         "number of tasks)",
+    )
+
+
+def divided_anew(
+    sink: str, completed: CompletedBatch, tasks: Sequence[int]
+) -> IncompatibleStateError:
+    """Return the error for a batch of which tasks that it no longer has are committed."""
+    names = ", ".join(map(str, tasks[:_MOST_NAMED])) + (", ..." if len(tasks) > _MOST_NAMED else "")
+    return IncompatibleStateError(
+        f"batch {completed.batch} of sink {sink}",
+        found=f"rows of task {names}, which an earlier attempt with more than {completed.tasks} "
+        "tasks has committed: they are there twice",
+        expected="the same number of tasks in each attempt at a batch",
+        next_step="remove the rows that are there twice; started again, the query continues after "
+        "this batch",
     )
 
 

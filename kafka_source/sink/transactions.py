@@ -42,6 +42,7 @@ from spark_ssp.kafka_source.sink.markers import (
     RowDigest,
     Write,
     decide,
+    divided_anew,
     read_completed,
     read_marker,
     refused,
@@ -514,18 +515,45 @@ def record_completed(
     properties: ClientProperties, sink: str, topic: str, completed: CompletedBatch
 ) -> None:
     """Record that all tasks of a batch have committed, unless a later one is recorded. Raises
-    SspError."""
+    SspError; IncompatibleStateError, after the record, if an earlier attempt had more tasks and
+    some of those have committed: their rows are there twice."""
     group = batches_id(sink)
     place = TopicPartition(topic, 0, completed.batch, metadata=write_completed(completed.tasks))
 
-    def record(consumer: Any) -> None:
-        if _committed(consumer, topic).offset < completed.batch:
-            (found,) = _bounded(lambda: consumer.commit(offsets=[place], asynchronous=False))
-            _checked(found)
+    def record(consumer: Any) -> list[int]:
+        before = _committed(consumer, topic)
+        if before.offset >= completed.batch:
+            return []
+        # First, so that a driver that dies before the error does it again.
+        found = _surplus(properties, sink, topic, completed, before)
+        (made,) = _bounded(lambda: consumer.commit(offsets=[place], asynchronous=False))
+        _checked(made)
+        return found
 
     try:
-        _by_consumer(properties, group, record)
+        surplus = _by_consumer(properties, group, record)
     except KafkaException as exception:
         subject = f"batch {completed.batch} of sink {sink}"
         secrets = secrets_of(properties)
         raise to_error(kafka_error(exception), subject=subject, secrets=secrets) from None
+    if surplus:
+        raise divided_anew(sink, completed, surplus)
+
+
+def _surplus(
+    properties: ClientProperties,
+    sink: str,
+    topic: str,
+    completed: CompletedBatch,
+    before: TopicPartition,
+) -> list[int]:
+    """Return the tasks of the batch before that are not of this one, and have committed it all the
+    same. None are looked for while the number of tasks stays."""
+    if before.offset < 0:
+        return []
+    last = read_completed(batches_id(sink), before.offset, before.metadata)
+    found = {
+        task: _read_offset(properties, task_id(sink, task), topic)[0]
+        for task in range(completed.tasks, last.tasks)
+    }
+    return [task for task, marker in found.items() if marker and marker[0] == completed.batch]

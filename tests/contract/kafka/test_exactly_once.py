@@ -258,6 +258,22 @@ def test_lost_or_foreign_markers_are_errors(sink: Sink, kafka_broker: KafkaBroke
     assert (refused, sink.committed()) == (2, ["a", "b"])
 
 
+def test_a_batch_with_fewer_tasks_than_its_first_attempt_is_an_error_once(sink: Sink) -> None:
+    for task in range(3):
+        sink.write([f"0/{task}"], 0, task=task)
+    sink.complete(0, tasks=3)
+    sink.write(["b"], 1, task=2)
+    for task, row in enumerate(["a", "b"]):  # the attempt with two tasks
+        sink.write([row], 1, task=task)
+    with pytest.raises(IncompatibleStateError) as caught:
+        sink.complete(1, tasks=2)
+    assert "task 2" in caught.value.found
+    sink.complete(1, tasks=2)
+    sink.write(["c"], 2)
+    sink.complete(2, tasks=1)
+    assert sorted(sink.committed()) == ["0/0", "0/1", "0/2", "a", "b", "b", "c"]
+
+
 def test_a_transaction_that_the_brokers_abort_is_named(
     kafka_broker: KafkaBroker, topics: KafkaTopics
 ) -> None:

@@ -1,4 +1,4 @@
-"""Faults of a query that writes to Kafka exactly once, without Spark, and the rows that readers see.
+"""Faults of a query that writes to Kafka exactly once, without Spark, and the rows readers see.
 
     python -m tests.support.kafka.exactly_once_faults --runs 100
 
