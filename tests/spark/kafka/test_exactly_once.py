@@ -54,7 +54,7 @@ def test_batches_that_run_again_write_nothing_twice(
         await_end(start_patiently(copying(spark, options).start))
 
     if WRITES_ARROW:
-        adaptive = copying(spark, options)
+        adaptive = copying(spark, options | {"checkpoint": str(tmp_path / "adaptive")})
         spark.conf.unset(ADAPTIVE_STREAM)
         assert ADAPTIVE_STREAM in failure_of(start_patiently(adaptive.start))
     put: Counter[bytes] = Counter()
