@@ -158,11 +158,11 @@ def shard_entry(
 
 
 def lease_entry(
-    leases: Collection[Lease], not_read: Sequence[ShardId] = (), *, stale: int = 0
+    leases: Collection[Lease], not_read: Sequence[ShardId] = (), *, stale: int | None = 0
 ) -> dict[str, Any]:
-    """Return the number of leases by owner, without those of ended shards; of those with an owner,
-    the number that are `stale`; and the shards that no worker reads before the table is
-    repaired."""
+    """Return the number of leases by owner, without those of ended shards; the number of those with
+    an owner that are `stale`, None if it is not known; and the shards that no worker reads before
+    the table is repaired."""
     owners = Counter(lease.holder for lease in leases if not lease.has_ended)
     free = owners.pop(None, 0)
     named = sorted(
@@ -172,7 +172,7 @@ def lease_entry(
     shown = dict(sorted(named[:MAX_LISTED_OWNERS]))
     others = sum(count for _, count in named[MAX_LISTED_OWNERS:])
     counts = {"owners": shown, "free": free} | ({"others": others} if others else {})
-    counts |= {"stale": stale} if stale else {}
+    counts |= {} if stale == 0 else {"stale": stale}
     if not not_read:
         return {"leases": counts}
     listed = list(not_read[:MAX_LISTED_SHARDS])

@@ -31,6 +31,7 @@ from spark_ssp.checkpoint.coordination.observed_leases import (
     apply_failure,
     is_expired,
     is_overdue,
+    is_readable,
     is_write_outage_over,
     observe_scan,
     outage_since,
@@ -335,7 +336,7 @@ def build_status(state: State, now: Monotonic) -> Status:
         rows={key: row.lease for key, row in sorted(state.observed.items())},
         outage_ms=0 if outage is None else max(1, now - outage),
         unreadable=frozenset(state.unreadable),
-        stale=frozenset() if outage is not None else _stale(state, now),
+        stale=_stale(state, now) if outage is None and state.is_view_fresh(now) else None,
         released=is_finished(state),
         problem=state.scan_problem or state.write_problem or _unreadable(state),
     )
@@ -346,7 +347,9 @@ def _stale(state: State, now: Monotonic) -> frozenset[LeaseKey]:
     return frozenset(
         key
         for key, row in state.observed.items()
-        if is_expired(row, now, failover) and key not in state.held and not row.lease.has_ended
+        if is_expired(row, now, failover)
+        and key not in state.held
+        and is_readable(row.lease, state)
     )
 
 

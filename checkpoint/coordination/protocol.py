@@ -84,9 +84,9 @@ class Status:
     """All leases in the table as last observed, sorted by key."""
     unreadable: frozenset[LeaseKey] = frozenset()
     """Malformed rows. Their shards have not ended, as far as known."""
-    stale: frozenset[LeaseKey] = frozenset()
-    """Leases of other workers that were not renewed within the failover time: nobody reads their
-    shards until a worker takes them. None is known in an outage."""
+    stale: frozenset[LeaseKey] | None = None
+    """Leases of other workers that were not renewed within the failover time, of shards that could
+    be read: nobody reads them until a worker takes them. None: not known, without a recent scan."""
     outage_ms: int
     """Duration of the current outage of reads or writes of the table, the longer of both; 0 without
     one."""

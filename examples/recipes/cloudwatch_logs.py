@@ -29,13 +29,13 @@ def unpack(data: bytes) -> tuple[list[tuple[str, str, str, int, str]], str | Non
             if message["messageType"] == "DATA_MESSAGE":
                 place = message["logGroup"], message["logStream"]
                 events += [
-                    (*place, event["id"], event["timestamp"], event["message"])
+                    (*place, event["id"], int(event["timestamp"]), event["message"])
                     for event in message["logEvents"]
                 ]
-            text = text[end:]
+            text = text[end:].strip()
             if not text:
                 return events, None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return [], "not messages of CloudWatch Logs"
 
 

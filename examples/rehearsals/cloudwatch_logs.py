@@ -60,6 +60,10 @@ BAD: Final = {
     gzip.compress(b"{}"): "not messages of CloudWatch Logs",
     gzip.compress(b'{"messageType": "DATA_MESSAGE"} junk'): "not messages of CloudWatch Logs",
     message("DATA_MESSAGE", [{"id": "1"}]): "not messages of CloudWatch Logs",
+    message("DATA_MESSAGE", [{"id": "1", "timestamp": "noon", "message": ""}]): (
+        "not messages of CloudWatch Logs"
+    ),
+    gzip.compress(b"[" * 100_000): "not messages of CloudWatch Logs",
 }
 """Each with the reason for which it is to be set aside."""
 
@@ -88,7 +92,7 @@ def rehearse(spark: SparkSession, folder: Path) -> bool:
         for number in range(0, len(messages), 2):
             # As one record with two members, and as two records.
             both = messages[number : number + 2]
-            for data in [b"".join(both)] if number % 4 else both:
+            for data in [gzip.compress(b"\n").join(both)] if number % 4 else both:
                 kinesis.state.put("logs", f"stream-{number}", data)
         for data in BAD:
             kinesis.state.put("logs", "broken producer", data)

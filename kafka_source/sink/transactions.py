@@ -64,6 +64,8 @@ _GRACE_S: Final = 5.0
 """The time in which a call itself should end after that."""
 _REPORT_S: Final = 0.2
 """The wait for the report of an error that has let a request time out."""
+_NEW_TOPIC_S: Final = 3.0
+_NEW_TOPIC_PAUSE_S: Final = 0.25
 _FIRST_PAUSE_S: Final = 0.01
 _LONGEST_PAUSE_S: Final = 1.0
 _BACKOFF: Final = "reconnect.backoff.ms"
@@ -386,9 +388,10 @@ def _open(properties: ClientProperties, transactional_id: str, topic: str) -> _C
         _with_early_connections(properties), transactional_id=transactional_id
     )
     # Without a connection, librdkafka begins to initialize an id by a pause of 500 ms. The first
-    # answer may come by the connection to a bootstrap server, which then ends.
+    # answer may come by the connection to a bootstrap server, which then ends. The topic exists:
+    # otherwise, a producer's request may create it.
     for _ in range(2):
-        _check_topic(producer, topic)
+        producer.partition_count(topic)
     _retried(properties, lambda: _bounded(lambda: producer.client.init_transactions(_STEP_S)))
     found, group = _read_offset(properties, transactional_id, topic)
     return _Client(
@@ -398,13 +401,6 @@ def _open(properties: ClientProperties, transactional_id: str, topic: str) -> _C
         group=group,
         committed=found,
     )
-
-
-def _check_topic(producer: RecordProducer, topic: str) -> None:
-    try:
-        producer.partition_count(topic)
-    except StreamNotFoundError as error:
-        raise _missing_topic(topic, error.found) from None
 
 
 def _with_early_connections(properties: ClientProperties) -> ClientProperties:
@@ -479,9 +475,25 @@ def _by_consumer(properties: ClientProperties, group: str, call: Callable[[Any],
 
 
 def _committed(consumer: Any, topic: str) -> TopicPartition:
+    """Raises StreamNotFoundError if the topic does not exist."""
+    _require_topic(consumer, topic)
     found: TopicPartition
     (found,) = consumer.committed([TopicPartition(topic, 0)], _STEP_S)
     return _checked(found)
+
+
+def _require_topic(consumer: Any, topic: str) -> None:
+    """A new topic may not be known to all brokers yet. A consumer's request creates none."""
+    attempts = round(_NEW_TOPIC_S / _NEW_TOPIC_PAUSE_S)
+    for attempt in range(attempts):
+        fault = consumer.list_topics(topic, timeout=_STEP_S).topics[topic].error
+        if fault is None:
+            return
+        if error_kind(fault) is not ErrorKind.MISSING:
+            raise KafkaException(fault)
+        if attempt < attempts - 1:
+            time.sleep(_NEW_TOPIC_PAUSE_S)
+    raise _missing_topic(topic, "no such topic")
 
 
 def _checked(found: TopicPartition) -> TopicPartition:
@@ -520,18 +532,20 @@ def record_completed(
     group = batches_id(sink)
     place = TopicPartition(topic, 0, completed.batch, metadata=write_completed(completed.tasks))
 
-    def record(consumer: Any) -> list[int]:
+    surplus: list[int] = []
+
+    def record(consumer: Any) -> None:
         before = _committed(consumer, topic)
         if before.offset >= completed.batch:
-            return []
-        # First, so that a driver that dies before the error does it again.
-        found = _surplus(properties, sink, topic, completed, before)
+            return
+        # First, so that a driver that dies before the error does it again; kept, in case that the
+        # answer to the commit is lost.
+        surplus[:] = _surplus(properties, sink, topic, completed, before)
         (made,) = _bounded(lambda: consumer.commit(offsets=[place], asynchronous=False))
         _checked(made)
-        return found
 
     try:
-        surplus = _by_consumer(properties, group, record)
+        _by_consumer(properties, group, record)
     except KafkaException as exception:
         subject = f"batch {completed.batch} of sink {sink}"
         secrets = secrets_of(properties)
@@ -547,13 +561,16 @@ def _surplus(
     completed: CompletedBatch,
     before: TopicPartition,
 ) -> list[int]:
-    """Return the tasks of the batch before that are not of this one, and have committed it all the
-    same. None are looked for while the number of tasks stays."""
+    """Return the tasks of the batch before that are not of this one, and have committed rows of it
+    all the same. None are looked for while the number of tasks stays."""
     if before.offset < 0:
         return []
     last = read_completed(batches_id(sink), before.offset, before.metadata)
-    found = {
-        task: _read_offset(properties, task_id(sink, task), topic)[0]
-        for task in range(completed.tasks, last.tasks)
-    }
-    return [task for task, marker in found.items() if marker and marker[0] == completed.batch]
+    found: list[int] = []
+    for task in range(completed.tasks, last.tasks):
+        group = task_id(sink, task)
+        committed, _ = _read_offset(properties, group, topic)
+        marker = None if committed is None else read_marker(group, *committed)
+        if marker is not None and marker.batch == completed.batch and marker.rows:
+            found.append(task)
+    return found

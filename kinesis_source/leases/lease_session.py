@@ -160,10 +160,11 @@ class LeaseSession:
         """The leases of the query's streams, as last observed."""
         return {} if self._snapshot is None else self._snapshot.table.rows
 
-    def stale(self, stream: StreamName) -> int:
-        """Return the number of leases of a stream whose owners do not renew them."""
-        found = frozenset() if self._snapshot is None else self._snapshot.table.stale
-        return sum(key.stream == stream for key in found)
+    def stale(self, stream: StreamName) -> int | None:
+        """Return the number of leases of a stream whose owners do not renew them, None if that is
+        not known."""
+        found = None if self._snapshot is None else self._snapshot.table.stale
+        return None if found is None else sum(key.stream == stream for key in found)
 
     def not_read(self, stream: StreamName) -> list[ShardId]:
         """Return the shards of a stream that no worker reads before the table is repaired."""

@@ -142,8 +142,8 @@ class LeaseTableView:
     requested: frozenset[ShardKey]
     unreadable: frozenset[ShardKey] = frozenset()
     """Shards whose leases cannot be parsed: missing from `rows`, and not known to be done."""
-    stale: frozenset[ShardKey] = frozenset()
-    """Shards whose leases belong to workers that do not renew them."""
+    stale: frozenset[ShardKey] | None = None
+    """Shards whose leases belong to workers that do not renew them; None: not known."""
 
 
 def lease_table_view(
@@ -170,5 +170,7 @@ def lease_table_view(
         held=frozenset(held),
         requested=frozenset(asked),
         unreadable=frozenset(malformed),
-        stale=frozenset(key for lease in status.stale if (key := shards.get(lease)) is not None),
+        stale=None
+        if status.stale is None
+        else frozenset(key for lease in status.stale if (key := shards.get(lease)) is not None),
     )

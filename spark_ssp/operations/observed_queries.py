@@ -166,13 +166,7 @@ class ObservedQueries:
                     snapshot=snapshot,
                     failed_starts=0 if snapshot.ran_batch else known.failed_starts,
                     delays=delays,
-                    unread_since={
-                        key: min(known.unread_since.get(key, snapshot.time_ms), snapshot.time_ms)
-                        for source in snapshot.sources
-                        for stream in source.streams
-                        for reader, count in _without_reader(stream).items()
-                        if count and (key := (stream.name, reader))
-                    },
+                    unread_since=_unread_since(known, snapshot),
                 )
             )
             return True
@@ -398,16 +392,30 @@ def _parts(
         return
     for reader, count in _without_reader(stream).items():
         begun_ms = query.unread_since.get((stream.name, reader))
-        if begun_ms is not None and snapshot.time_ms - begun_ms >= UNREAD_AFTER_MS:
+        if count and begun_ms is not None and snapshot.time_ms - begun_ms >= UNREAD_AFTER_MS:
             yield _unread(stream.name, count, reader)
     if stream.leases.not_read:
         yield _unread(stream.name, stream.leases.not_read, Reader.MALFORMED)
 
 
-def _without_reader(stream: StreamSnapshot) -> Mapping[Reader, int]:
-    """Return the leases that nobody may read, as far as they were observed, by the reason."""
+def _without_reader(stream: StreamSnapshot) -> Mapping[Reader, int | None]:
+    """Return the number of leases that nobody uses, None if it is not known, by the reason."""
     leases = stream.leases
     return {} if leases is None else {Reader.FREE: leases.free, Reader.STALE: leases.stale}
+
+
+def _unread_since(
+    known: ObservedQuery, snapshot: QuerySnapshot
+) -> Mapping[tuple[str, Reader], int]:
+    """Return since when leases are unused. A number that is not known changes nothing."""
+    found: dict[tuple[str, Reader], int] = {}
+    for source in snapshot.sources:
+        for stream in source.streams:
+            for reader, count in _without_reader(stream).items():
+                begun_ms = known.unread_since.get((stream.name, reader))
+                if count or (count is None and begun_ms is not None):
+                    found[stream.name, reader] = min(begun_ms or snapshot.time_ms, snapshot.time_ms)
+    return found
 
 
 def _unread(stream: str, count: int, reader: Reader) -> Part:

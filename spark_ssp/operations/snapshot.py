@@ -81,8 +81,8 @@ class LeaseCounts:
     """Leases without an owner, those of ended shards excluded."""
     others: int = 0
     """Leases of owners that are not shown."""
-    stale: int = 0
-    """Leases of owners that do not renew them."""
+    stale: int | None = 0
+    """Leases of owners that do not renew them; None if that is not known."""
     not_read: int = 0
     """Shards that no worker reads until a row of the table that cannot be parsed is repaired."""
 
@@ -340,7 +340,7 @@ def _leases(document: Mapping[str, Any] | None) -> LeaseCounts | None:
         by_owner=dict(document["owners"]),
         free=int(document.get("free", 0)),
         others=int(document.get("others", 0)),
-        stale=int(document.get("stale", 0)),
+        stale=None if (stale := document.get("stale", 0)) is None else int(stale),
         not_read=int(document.get("notRead", 0)),
     )
 

@@ -63,6 +63,9 @@ def install_step(extra: str) -> str:
     """Return the command that installs the packages of an extra: by their names, since spark-ssp
     may be installed from a wheel or a checkout, or by a platform."""
     marker = re.compile(rf"""extra == ['"]{extra}['"]""")
-    found = [one.partition(";") for one in requires("spark-ssp") or ()]
+    try:
+        found = [one.partition(";") for one in requires("spark-ssp") or ()]
+    except PackageNotFoundError:
+        return f"install spark-ssp with its extra {extra}"
     packages = [name.strip() for name, _, condition in found if marker.search(condition)]
     return f"pip install {shlex.join(packages)}"

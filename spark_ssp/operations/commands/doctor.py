@@ -201,11 +201,9 @@ def _java(environ: Mapping[str, str]) -> Finding:
     remedy = f"install Java {_OLDEST_JAVA} or newer, and set JAVA_HOME to it"
     if program is None or not Path(program).exists():
         missing = f"none at JAVA_HOME={home}" if home else "neither JAVA_HOME nor java on the path"
-        try:
-            version("pyspark")
-        except PackageNotFoundError:
-            needed = "only a driver that starts Spark itself needs one"
-            return Finding("Java", Level.NOTE, f"{missing}; {needed}", remedy)
+        if _may_have_no_java(environ):
+            missing += "; only a driver that starts Spark itself needs one"
+            return Finding("Java", Level.NOTE, missing, remedy)
         return Finding("Java", Level.PROBLEM, missing, remedy)
     try:
         result = subprocess.run(
@@ -219,6 +217,17 @@ def _java(environ: Mapping[str, str]) -> Finding:
     if int(match[1]) < _OLDEST_JAVA:
         return Finding("Java", Level.PROBLEM, f"Java {match[1]} at {program}", remedy)
     return Finding("Java", Level.OK, f"Java {match[1]}")
+
+
+def _may_have_no_java(environ: Mapping[str, str]) -> bool:
+    """Return whether this may be a platform, or a client of Spark Connect."""
+    if environ.get("SPARK_REMOTE") or find_spec("grpc") is not None:
+        return True
+    try:
+        version("pyspark")
+    except PackageNotFoundError:
+        return True
+    return False
 
 
 def _dependencies() -> Finding:

@@ -25,7 +25,10 @@ _DEFAULT: Final = "python3"
 _MODULES: Final = ("spark_ssp", "pyspark_kafka_ssp", "pyspark_kinesis_ssp")
 _TIMEOUT_S: Final = 60
 _PROGRAM: Final = """
-import importlib, importlib.metadata, importlib.util, json, pkgutil, sys
+import os, sys
+answer = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # The modules may print.
+import importlib, importlib.metadata, importlib.util, json, pkgutil
 found = {"version": ".".join(map(str, sys.version_info[:2])), "missing": [], "failing": None}
 names = [m.name for m in pkgutil.iter_modules() if m.name.startswith("pyspark_")]
 found["modules"] = [*names, *(["spark_ssp"] if importlib.util.find_spec("spark_ssp") else [])]
@@ -36,21 +39,19 @@ for name in sys.argv[1:]:
         found["missing"].append(name)
 try:
     import pyspark
-except ImportError:
-    found["pyspark"] = None
-else:
     found["pyspark"] = pyspark.__version__
-    for name in names:
+except Exception:
+    found["pyspark"] = None
+if found["pyspark"] and int(found["pyspark"].partition(".")[0]) >= 4:
+    for name in ("pyspark_kafka_ssp", "pyspark_kinesis_ssp"):
         try:
             importlib.import_module(name)
-        except BaseException as error:
+        except Exception as error:
             found["failing"] = [name, type(error).__name__]
-            break
-print()
-print(json.dumps(found))
+print(json.dumps(found), file=answer, flush=True)
 """
-"""Prints what Spark's lookup would find: it imports each top-level module named `pyspark_...`, and
-one that fails ends it."""
+"""Prints what the interpreter has, and whether it imports the formats. Spark's lookup also imports
+all other modules named `pyspark_...`: they are not run here, since they may be jobs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,19 +99,39 @@ def check_interpreters(
     lookup, tasks = lookup_interpreter(environ), task_interpreter(environ, defaults)
     found = _asked(lookup.program, packages)
     yield _finding("Python of the JVM", lookup, found)
+    if isinstance(found, _Answer):
+        yield from _of_lookup(lookup, found)
     if tasks.program == lookup.program:
         return
     of_tasks = _asked(tasks.program, packages)
     yield _finding("Python of tasks", tasks, of_tasks)
-    if not isinstance(found, str) and not isinstance(of_tasks, str):
-        if found.version == of_tasks.version:
-            return
+    if isinstance(found, str) or isinstance(of_tasks, str) or found.version == of_tasks.version:
+        return
+    yield Finding(
+        "Python of tasks",
+        Level.PROBLEM,
+        f"Python {of_tasks.version} by {tasks.setting}, and {found.version} by {lookup.setting}",
+        "use one version: Spark refuses two (PYTHON_VERSION_MISMATCH)",
+    )
+
+
+def _of_lookup(lookup: Interpreter, found: _Answer) -> Iterator[Finding]:
+    """Yield the findings about modules that the JVM may find or not."""
+    if found.pyspark is not None and int(found.pyspark.partition(".")[0]) < OLDEST_PYSPARK:
         yield Finding(
-            "Python of tasks",
-            Level.PROBLEM,
-            f"Python {of_tasks.version} by {tasks.setting}, and {found.version} by "
-            f"{lookup.setting}",
-            "use one version: Spark refuses two (PYTHON_VERSION_MISMATCH)",
+            "Python of the JVM",
+            Level.WARNING,
+            f"{lookup.program} has PySpark {found.pyspark}, which has no streaming data sources in "
+            "Python",
+            f"use PySpark {OLDEST_PYSPARK}.0 or newer, unless Spark has its own",
+        )
+    others = [name for name in found.modules if name not in _MODULES]
+    if others:
+        yield Finding(
+            "Python of the JVM",
+            Level.NOTE,
+            f"Spark also imports {', '.join(others)}",
+            f"if a query does not find the format: it finds none if one of these fails; {_SEE}",
         )
 
 
@@ -133,17 +154,9 @@ def _problem(found: _Answer | str, interpreter: Interpreter) -> tuple[str | None
     if found.missing:
         # In a checkout, every interpreter finds the modules.
         return f"no package {', '.join(found.missing)}", other
-    if found.pyspark is not None and int(found.pyspark.partition(".")[0]) < OLDEST_PYSPARK:
-        return (
-            f"PySpark {found.pyspark}, which has no streaming data sources in Python",
-            f"use PySpark {OLDEST_PYSPARK}.0 or newer, or another interpreter: {_REMEDY}",
-        )
     if found.failing is not None:
         module, error = found.failing
-        return (
-            f"an import of module {module} that ends in {error}, as it would for Spark",
-            f"rename or correct it: Spark finds no format if a module pyspark_... fails; {_SEE}",
-        )
+        return f"an import of {module} that ends in {error}", other
     return None, ""
 
 
@@ -171,7 +184,7 @@ def _asked(program: str, packages: Sequence[str]) -> _Answer | str:
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"did not start ({type(error).__name__})"
     try:
-        document = json.loads(result.stdout.rpartition("\n\n")[2])
+        document = json.loads(result.stdout)
         failing = document.pop("failing")
         return _Answer(**document, failing=None if failing is None else tuple(failing))
     except (ValueError, TypeError, AttributeError, KeyError):

@@ -435,10 +435,10 @@ def _leases(latest: SourceSnapshot) -> Iterator[str]:
             rows.append((stream.name, owner + own, count_text(held)))
         if leases.others:
             rows.append((stream.name, "other owners", count_text(leases.others)))
-        if leases.free:
-            rows.append((stream.name, "no owner", count_text(leases.free)))
         if leases.stale:
             rows.append((stream.name, "of these, not renewed", count_text(leases.stale)))
+        if leases.free:
+            rows.append((stream.name, "no owner", count_text(leases.free)))
         if leases.not_read:
             rows.append((stream.name, "not read: a row is malformed", count_text(leases.not_read)))
     if rows:

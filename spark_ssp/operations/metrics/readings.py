@@ -184,7 +184,8 @@ def _stream(query: str, stream: StreamSnapshot, series: int) -> Iterator[Reading
         for owner, count in _owners(stream.leases).items():
             yield Reading(catalogue.LEASES, (*labels, owner), count)
         yield Reading(catalogue.UNREAD, (*labels, "free"), stream.leases.free)
-        yield Reading(catalogue.UNREAD, (*labels, "stale"), stream.leases.stale)
+        if stream.leases.stale is not None:
+            yield Reading(catalogue.UNREAD, (*labels, "stale"), stream.leases.stale)
         yield Reading(catalogue.UNREAD, (*labels, "malformed"), stream.leases.not_read)
     if stream.fan_out is not None:
         yield Reading(catalogue.FAN_OUT, (*labels, "pushed"), stream.fan_out.pushed)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import NewTopic  # type: ignore[attr-defined]
 
 from spark_ssp.common.errors import (
@@ -205,6 +205,18 @@ def test_a_missing_marker_topic_is_named(sink: Sink) -> None:
     assert sink.committed() == []
 
 
+def test_a_missing_marker_topic_is_not_created() -> None:
+    """Where brokers create topics that producers ask for."""
+    with KafkaBroker(settings={"auto.create.topics.enable": "true"}) as broker:
+        options = {"bootstrap.servers": broker.bootstrap_servers}
+        with KafkaTopics(options) as topics:
+            sink = Sink(broker, topics.create(1))
+            task = TransactionalTask(sink.options.client, sink.attempt(0), "no-such-topic")
+            with pytest.raises(StreamNotFoundError):
+                task.begin()
+        assert "no-such-topic" not in AdminClient(options).list_topics(timeout=10).topics
+
+
 @pytest.mark.long
 def test_another_coordinator_takes_over() -> None:
     """The broker that coordinates the sink's groups and transactions stops between two batches, and
@@ -258,20 +270,34 @@ def test_lost_or_foreign_markers_are_errors(sink: Sink, kafka_broker: KafkaBroke
     assert (refused, sink.committed()) == (2, ["a", "b"])
 
 
-def test_a_batch_with_fewer_tasks_than_its_first_attempt_is_an_error_once(sink: Sink) -> None:
-    for task in range(3):
+def test_a_batch_with_fewer_tasks_than_its_first_attempt_is_an_error_once(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for task in range(4):
         sink.write([f"0/{task}"], 0, task=task)
-    sink.complete(0, tasks=3)
+    sink.complete(0, tasks=4)
     sink.write(["b"], 1, task=2)
+    sink.write([], 1, task=3)
     for task, row in enumerate(["a", "b"]):  # the attempt with two tasks
         sink.write([row], 1, task=task)
-    with pytest.raises(IncompatibleStateError) as caught:
-        sink.complete(1, tasks=2)
-    assert "task 2" in caught.value.found
+    plain, lost = transactions._bounded, [KafkaException(KafkaError(KafkaError._TIMED_OUT))]
+
+    def losing_an_answer(call: Callable[[], Any]) -> Any:
+        found = plain(call)
+        if lost:
+            raise lost.pop()
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(transactions, "_bounded", losing_an_answer)
+        with pytest.raises(IncompatibleStateError) as caught:
+            sink.complete(1, tasks=2)
+    assert caught.value.found.startswith("rows of task 2, ")
+    assert not lost
     sink.complete(1, tasks=2)
     sink.write(["c"], 2)
     sink.complete(2, tasks=1)
-    assert sorted(sink.committed()) == ["0/0", "0/1", "0/2", "a", "b", "b", "c"]
+    assert sorted(sink.committed()) == [*(f"0/{task}" for task in range(4)), "a", "b", "b", "c"]
 
 
 def test_a_transaction_that_the_brokers_abort_is_named(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_ssp.operations.commands import doctor
 from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.contract.operations.conftest import KEYS, Cloud
 from tests.support.kafka.topics import KafkaTopics
@@ -111,22 +113,23 @@ def test_an_interpreter_that_does_not_find_the_formats(
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "found"),
+    ("name", "text", "level", "found"),
     [
-        ("pyspark.py", "__version__ = '3.5.6'", "PySpark 3.5.6"),
-        ("pyspark_orders.py", "1 / 0", "pyspark_orders that ends in ZeroDivisionError"),
-        ("pyspark_orders.py", "print('hello')", None),
+        ("pyspark.py", "__version__ = '3.5.6'", "warning", "PySpark 3.5.6"),
+        ("pyspark.py", "1 / 0", "ok", ""),
+        ("pyspark_orders.py", "import sys; sys.exit('a job')", "note", "pyspark_orders"),
+        ("pyspark_kafka_ssp.py", "print(1); 1 / 0", "problem", "ends in ZeroDivisionError"),
     ],
 )
 def test_modules_in_the_folder_in_which_spark_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, found: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str, level: str, found: str
 ) -> None:
     (tmp_path / name).write_text(text)
     monkeypatch.chdir(tmp_path)
     result = run("doctor", "--json")
-    (lookup,) = [one for one in result.document() if one["check"] == "Python of the JVM"]
-    assert (result.code, lookup["level"]) == ((0, "ok") if found is None else (1, "problem"))
-    assert found is None or found in lookup["found"]
+    lookup = [one for one in result.document() if one["check"] == "Python of the JVM"]
+    assert result.code == (1 if level == "problem" else 0)
+    assert (lookup[-1]["level"], found in lookup[-1]["found"]) == (level, True)
 
 
 def test_the_interpreter_of_tasks_is_in_the_defaults(
@@ -272,9 +275,20 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = run("doctor", "--json")
     levels = _levels(found)
     assert levels["reader sockets"] == "ok"
-    assert (found.code, levels["Java"]) == (1, "problem")
+    assert levels["Java"] == "note"  # This Python can be a client of Spark Connect.
     assert levels["dependencies"] == levels["Kafka reads"] == "ok"
     assert "identity" not in levels
+
+
+def test_a_driver_needs_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nothing"))
+    monkeypatch.setattr(
+        doctor, "find_spec", lambda name: None if name == "grpc" else find_spec(name)
+    )
+    found = run("doctor", "--json")
+    assert (found.code, _levels(found)["Java"]) == (1, "problem")
+    monkeypatch.setenv("SPARK_REMOTE", "sc://spark.example.com")
+    assert run("doctor").code == 0
 
 
 def test_a_file_that_is_no_options(tmp_path: Path) -> None:

@@ -50,23 +50,23 @@ class Job:
             "PYTHONPATH": str(ROOT),
             **environment,
         }
+        self._errors = folder / "errors.txt"
         self._process = subprocess.Popen(
             [sys.executable, "orders.py"],
             cwd=folder,
             env={name: text for name, text in (os.environ | wanted).items() if text is not None},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            stderr=self._errors.open("w"),
             text=True,
         )
-        self._errors: list[str] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
 
     def run(self, options: Mapping[str, str], checkpoint: Path | None = None) -> str:
         """Return `rows N` or `error TEXT`; or the end of standard error, if the driver ends."""
@@ -81,7 +81,8 @@ class Job:
             if line.startswith("answer "):
                 answer: str = json.loads(line.removeprefix("answer "))
                 return answer
-        return self._process.communicate()[1]
+        self._process.wait()
+        return self._errors.read_text()
 
 
 @pytest.fixture

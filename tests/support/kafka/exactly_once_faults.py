@@ -42,12 +42,13 @@ def kill_drivers(query: Query, runs: int, _: KafkaBrokers) -> int:
     began = time.monotonic()
     finish(query, 1)
     first_s = time.monotonic() - began
-    hits = 0
-    for _run in range(runs):
+    hits = done = 0
+    while done < runs or not hits:
         driver = start(query)
         time.sleep(random.uniform(0.4, 1.6) * first_s)
         driver.kill()
         driver.join()
+        done += 1
         hits += query.logged("offsets") > query.logged("commits")
     return hits
 
@@ -86,8 +87,8 @@ def kill_brokers(query: Query, runs: int, brokers: KafkaBrokers) -> int:
 
 def two_drivers(query: Query, runs: int, _: KafkaBrokers) -> int:
     """Two drivers run with one checkpoint, until they fail or are killed."""
-    hits = 0
-    for _run in range(runs):
+    hits = done = 0
+    while done < runs or not hits:
         goal = query.logged("commits") + 1
         drivers = [start(query) for _ in range(2)]
         while not query.has_completed(goal) and any(one.is_alive() for one in drivers):
@@ -96,6 +97,7 @@ def two_drivers(query: Query, runs: int, _: KafkaBrokers) -> int:
         for driver in drivers:
             driver.kill()
             driver.join()
+        done += 1
         hits += query.has_completed(goal)
     return hits
 

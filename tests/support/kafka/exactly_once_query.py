@@ -168,10 +168,15 @@ def _harmed(harm: Harm | None) -> Iterator[None]:
     def harmed(*arguments: Any) -> Any:
         nonlocal left
         if harm.point is Point.COMMITTING:
-            threading.Timer(random.uniform(0, 0.02), harm.strike).start()
+            timer = threading.Timer(random.uniform(0, 0.02), harm.strike)
+            timer.start()
+            try:
+                return plain(*arguments)
+            finally:
+                timer.join()
         found = plain(*arguments)
         left -= 1
-        if left == 0 and harm.point is not Point.COMMITTING:
+        if left == 0:
             harm.strike()
         return found
 

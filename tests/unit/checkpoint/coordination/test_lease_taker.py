@@ -97,15 +97,26 @@ def test_a_lease_expires_by_the_own_clock_and_at_once() -> None:
     assert keys(state, FAILOVER + 1) == [0]
 
 
+def stale(state: State, now: int) -> Any:
+    return lease_coordinator.build_status(state, now).stale
+
+
 def test_leases_that_expired_are_stale_until_a_worker_takes_them() -> None:
-    rows = [row(0, BERT), row(1, BERT), row(2, BERT, progress=ShardEnded()), row(3)]
-    state = scan(fresh(max_leases=1), *rows, now=0)
-    state = do(scan(state, *rows, now=FAILOVER), FAILOVER)
-    assert lease_coordinator.build_status(state, FAILOVER).stale == frozenset()
+    rows = [
+        *(row(0, BERT), row(1, BERT), row(2, BERT, progress=ShardEnded()), row(3)),
+        row(4, BERT, parents=(row(1).shard,)),
+    ]
+    state = do(scan(fresh(max_leases=1), *rows, now=0), 0)
+    assert state.held
+    rows[3] = state.observed[rows[3].key].lease
+    state = scan(state, *rows, now=FAILOVER)
+    assert stale(state, FAILOVER) == set()
     late = FAILOVER + 1
-    assert lease_coordinator.build_status(state, late).stale == {row(0).key, row(1).key}
+    assert stale(state, late) == {row(0).key, row(1).key}
     renewed = scan(state, row(0, BERT, counter=2), *rows[1:], now=late)
-    assert lease_coordinator.build_status(renewed, late).stale == {row(1).key}
+    assert stale(renewed, late) == {row(1).key}
+    # Without a scan, as after a suspension, all look like that.
+    assert stale(renewed, 10 * FAILOVER) is None
 
 
 def test_a_renewed_lease_does_not_expire() -> None:

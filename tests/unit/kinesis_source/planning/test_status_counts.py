@@ -99,7 +99,8 @@ def test_leases_are_counted_by_owner_without_those_of_ended_shards() -> None:
     ]
     counts = {"owners": {"anne": 1, "bert": 2}, "free": 1}
     assert lease_entry(rows) == {"leases": counts}
-    assert lease_entry(rows, stale=2) == {"leases": counts | {"stale": 2}}
+    for stale in (2, None):
+        assert lease_entry(rows, stale=stale) == {"leases": counts | {"stale": stale}}
     assert lease_entry(rows, [ShardId("a"), ShardId("b")]) == {
         "leases": counts | {"notRead": 2},
         "notReadShards": ["a", "b"],
