@@ -39,6 +39,7 @@ _NEWER: Final = "committed already"
 def kill_drivers(query: Query, runs: int, _: KafkaBrokers) -> int:
     """Kill the driver at random, mostly in its first batches; its workers end their tasks beside
     those of the next driver."""
+    finish(query, 1)
     began = time.monotonic()
     finish(query, 1)
     first_s = time.monotonic() - began

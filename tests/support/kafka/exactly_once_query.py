@@ -3,12 +3,14 @@ workers whose tasks die or stand still where they are told to."""
 
 from __future__ import annotations
 
+import fcntl
 import multiprocessing
 import os
 import random
 import signal
 import threading
 import time
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -109,7 +111,9 @@ class Failure:
 
 def _work(link: Connection, options: SinkOptions, sink: str, alive: Path) -> None:
     """Run attempts one after the other until the driver has gone; the last one to its end."""
-    (alive / str(os.getpid())).touch()
+    # Locked until it has ended, however it ends.
+    lock = (alive / uuid.uuid4().hex).open("w")
+    fcntl.flock(lock, fcntl.LOCK_EX)
     while True:
         try:
             batch, task, harm = link.recv()
@@ -270,8 +274,7 @@ class Query:
         return file.read_text().splitlines() if file.exists() else []
 
     def are_workers_gone(self) -> bool:
-        found = [int(file.name) for file in (self.folder / "alive").iterdir()]
-        return not any(Path(f"/proc/{process}").exists() for process in found)
+        return not any(map(_is_locked, (self.folder / "alive").iterdir()))
 
     def drive(self, until_batch: int) -> None:
         """Run batches up to one. Raises RuntimeError if a task fails again and again."""
@@ -354,6 +357,15 @@ class Query:
         if not isinstance(answer, int):
             self._note(answer)
         return copied
+
+
+def _is_locked(file: Path) -> bool:
+    with file.open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def start(query: Query, until_batch: int = 1 << 31) -> Any:
