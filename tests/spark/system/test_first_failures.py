@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -51,15 +51,18 @@ class Job:
             **environment,
         }
         self._errors = folder / "errors.txt"
-        self._process = subprocess.Popen(
-            [sys.executable, "orders.py"],
-            cwd=folder,
-            env={name: text for name, text in (os.environ | wanted).items() if text is not None},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors.open("w"),
-            text=True,
-        )
+        with self._errors.open("w") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, "orders.py"],
+                cwd=folder,
+                env={
+                    name: text for name, text in (os.environ | wanted).items() if text is not None
+                },
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
 
     def __enter__(self) -> Self:
         return self
@@ -67,6 +70,10 @@ class Job:
     def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(BrokenPipeError):
+                pipe.close()
 
     def run(self, options: Mapping[str, str], checkpoint: Path | None = None) -> str:
         """Return `rows N` or `error TEXT`; or the end of standard error, if the driver ends."""

@@ -358,6 +358,7 @@ class LeaseAgent:
             held=self.rows,
             rows=self.rows,
             asked_for=frozenset(),
+            stale=frozenset(),
             outage_ms=0,
             released=False,
             problem=None,
