@@ -483,7 +483,8 @@ def _committed(consumer: Any, topic: str) -> TopicPartition:
 
 
 def _require_topic(consumer: Any, topic: str) -> None:
-    """A new topic may not be known to all brokers yet. A consumer's request creates none."""
+    """Raise StreamNotFoundError unless the topic exists: a new one may not be known to all brokers
+    yet. A consumer's request, unlike a producer's, creates none."""
     attempts = round(_NEW_TOPIC_S / _NEW_TOPIC_PAUSE_S)
     for attempt in range(attempts):
         fault = consumer.list_topics(topic, timeout=_STEP_S).topics[topic].error
