@@ -23,12 +23,12 @@ import pyarrow as pa
 
 from benchmarks.kafka.feed import new_topic
 from benchmarks.support.report import Report, ratio, spread
+from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.transactions import record_completed
 from spark_ssp.kafka_source.sink.writer import (
-    SinkColumns,
     marker_topic,
     write_in_transaction,
     write_rows,

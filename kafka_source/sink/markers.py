@@ -13,11 +13,16 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from itertools import repeat
+from typing import Any, Final, TypeGuard
 from zlib import crc32
 
+import numpy as np
+from numpy.typing import NDArray
+
 from spark_ssp.common.errors import IncompatibleStateError
-from spark_ssp.kafka_source.dedup.dedup_headers import HASH_BYTES, Header, record_hash
+from spark_ssp.kafka_source.dedup.dedup_headers import HASH_BYTES, record_hash
+from spark_ssp.kafka_source.sink.columns import Rows
 
 VERSION: Final = 1
 _MOST_NAMED: Final = 10
@@ -177,53 +182,82 @@ def divided_anew(
 
 # --- The digest -----------------------------------------------------------------------------------
 
-_MODULUS: Final = 1 << (8 * HASH_BYTES)
 _NULL: Final = 1 << 33
 """In place of the checksum of a key or value that is null; larger than any."""
 
 
 class RowDigest:
     """The number of a task's rows and a digest of them, which does not depend on their order: Spark
-    reads a shuffle in any.
+    reads a shuffle in any, in batches of any size.
 
     It is the sum of a hash of each row. Most rows have neither headers nor a partition, and take a
-    product of two checksums, a fifth of the time of `record_hash`. Different rows have one digest
+    product of two checksums, a tenth of the time of `record_hash`. Different rows have one digest
     by chance only, and nobody has a reason to bring that about: it finds a query that does not
     repeat its rows.
     """
 
     def __init__(self) -> None:
         self.rows = 0
-        self._sum = 0
-        self._seeds: dict[str, int] = {}
+        self._plain = 0
+        self._other = 0
 
-    def add(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        partition: int | None,
-        headers: Sequence[Header],
-    ) -> None:
-        """Add a row."""
-        self.rows += 1
-        if partition is not None or headers:
-            self._sum += int.from_bytes(record_hash(topic, key, value, partition, headers))
+    def add(self, rows: Rows) -> None:
+        """Add rows."""
+        self.rows += rows.count
+        if isinstance(rows.topics, str) and rows.partitions is None and rows.headers is None:
+            self._plain += _sum_of_plain(rows.topics, rows.keys, rows.values)
             return
-        seed = self._seeds.get(topic)
-        if seed is None:
-            seed = self._seeds[topic] = crc32(topic.encode())
-        content = _NULL if value is None else crc32(value, seed) + ((len(value) + 1) << 34)
-        self._sum += content * (2 * (_NULL if key is None else crc32(key, seed)) + 1)
+        plain: dict[str, tuple[list[bytes | None], list[bytes | None]]] = {}
+        for topic, key, value, partition, headers in rows:
+            if partition is None and not headers:
+                keys, values = plain.setdefault(topic, ([], []))
+                keys.append(key)
+                values.append(value)
+            else:
+                hashed = record_hash(topic, key, value, partition, headers)
+                self._other += int.from_bytes(hashed)
+        self._plain += sum(_sum_of_plain(topic, *parts) for topic, parts in plain.items())
 
     @property
     def hex(self) -> str:
         """The digest, as hexadecimal digits."""
-        return f"{self._sum % _MODULUS:0{2 * HASH_BYTES}x}"
+        # Each sum by itself: whether one overflows depends on the batches.
+        found = self._plain % (1 << 64) + self._other
+        return f"{found % (1 << 8 * HASH_BYTES):0{2 * HASH_BYTES}x}"
 
     def equals(self, marker: Marker) -> bool:
         """Return whether the rows are those of a marker."""
         return (self.rows, self.hex) == (marker.rows, marker.digest)
+
+
+def _sum_of_plain(
+    topic: str, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
+) -> int:
+    """Return the sum of the hashes of rows that have neither headers nor a partition, modulo
+    2 ** 64."""
+    seed = crc32(topic.encode())
+    contents = _checksums(values, seed) + (_lengths(values) << np.uint64(34))
+    factors = np.uint64(_NULL) if keys is None else _checksums(keys, seed)
+    return int((contents * (factors << np.uint64(1) | np.uint64(1))).sum())
+
+
+def _lengths(parts: Sequence[bytes | None]) -> NDArray[np.uint64]:
+    """Return the lengths, plus one; 0 for null."""
+    if _without_null(parts):
+        return np.fromiter(map(len, parts), np.uint64, len(parts)) + np.uint64(1)
+    found = (0 if part is None else len(part) + 1 for part in parts)
+    return np.fromiter(found, np.uint64, len(parts))
+
+
+def _checksums(parts: Sequence[bytes | None], seed: int) -> NDArray[np.uint64]:
+    if _without_null(parts):
+        return np.fromiter(map(crc32, parts, repeat(seed)), np.uint64, len(parts))
+    found = (_NULL if part is None else crc32(part, seed) for part in parts)
+    return np.fromiter(found, np.uint64, len(parts))
+
+
+def _without_null(parts: Sequence[bytes | None]) -> TypeGuard[Sequence[bytes]]:
+    return None not in parts
 
 
 # --- Stored form ----------------------------------------------------------------------------------

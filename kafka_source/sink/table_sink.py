@@ -37,6 +37,7 @@ from spark_ssp.common.spark.batch_plan import (
 from spark_ssp.common.spark.pyspark_api import WRITES_ARROW, RecordBatchStreamWriter
 from spark_ssp.common.spark.schema_check import RecordColumn, find_columns, is_text, of_types
 from spark_ssp.kafka_source.dedup.dedup_headers import WriteId
+from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.options import (
     DELIVERY_GUARANTEE,
@@ -46,7 +47,6 @@ from spark_ssp.kafka_source.sink.options import (
 from spark_ssp.kafka_source.sink.producer import acquire_producer, release_producer
 from spark_ssp.kafka_source.sink.transactions import check_properties, record_completed
 from spark_ssp.kafka_source.sink.writer import (
-    SinkColumns,
     marker_topic,
     write_in_transaction,
     write_rows,

@@ -31,9 +31,9 @@ from spark_ssp.kafka_source.client.error_translation import (
     kafka_error,
     to_error,
 )
-from spark_ssp.kafka_source.dedup.dedup_headers import Header
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.options.property_names import PRODUCER_ONLY
+from spark_ssp.kafka_source.sink.columns import Rows
 from spark_ssp.kafka_source.sink.markers import (
     Action,
     CompletedBatch,
@@ -108,7 +108,7 @@ def batches_id(sink: str) -> str:
 class TransactionalTask:
     """One attempt of a task to write a batch. Not thread-safe.
 
-    Use, in a `with` block: `begin`; `send` each row, also if nothing is written; then `commit`. An
+    Use, in a `with` block: `begin`; `add` all rows, also if nothing is written; then `commit`. An
     error ends the transaction, and leaves the block as an SspError that explains the fate of
     the rows.
     """
@@ -131,7 +131,6 @@ class TransactionalTask:
         self._marker: Marker | None = None
         self._digest = RowDigest()
         self._began: float | None = None
-        self._send: Callable[..., None]
         self.writes = False
 
     @property
@@ -170,21 +169,12 @@ class TransactionalTask:
         self._client, self._marker = kept, marker
         return Action.WRITE
 
-    def send(
-        self,
-        topic: str,
-        key: bytes | None,
-        value: bytes | None,
-        partition: int | None,
-        headers: Sequence[Header],
-    ) -> None:
-        """Add a row to the transaction, as `RecordProducer.send`; or to the comparison."""
-        self._digest.add(topic, key, value, partition, headers)
+    def add(self, rows: Rows) -> None:
+        """Add rows to the comparison. If `writes`, they are to be sent by `producer`, in the
+        transaction that this has begun."""
+        self._digest.add(rows)
         if self.writes:
-            if self._began is None:
-                self._open()
-                self._send = self.producer.send
-            self._send(topic, key, value, partition, headers)
+            self._open()
 
     def commit(self) -> int:
         """Commit the rows with their marker, and return their number. Raises

@@ -21,6 +21,7 @@ from spark_ssp.common.errors import (
 )
 from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.kafka_source.sink import transactions
+from spark_ssp.kafka_source.sink.columns import SinkColumns, rows_of
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
@@ -30,7 +31,7 @@ from spark_ssp.kafka_source.sink.transactions import (
     record_completed,
     task_id,
 )
-from spark_ssp.kafka_source.sink.writer import SinkColumns, write_in_transaction
+from spark_ssp.kafka_source.sink.writer import write_in_transaction
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBroker, KafkaBrokers
 
@@ -100,8 +101,11 @@ def sink(kafka_broker: KafkaBroker, topics: KafkaTopics) -> Sink:
 
 
 def _send(task: TransactionalTask, topic: str, *values: str) -> None:
-    for value in values:
-        task.send(topic, None, value.encode(), None, ())
+    rows = rows_of(pa.RecordBatch.from_pydict({"value": list(values)}), _VALUE, topic)
+    task.add(rows)
+    if task.writes:
+        for row in rows:
+            task.producer.send(*row)
 
 
 def _failure(task: TransactionalTask) -> SspError:

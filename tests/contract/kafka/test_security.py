@@ -25,10 +25,11 @@ from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer, ReadError
 from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool
 from spark_ssp.kafka_source.sink import producer as producing
+from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.transactions import record_completed
-from spark_ssp.kafka_source.sink.writer import SinkColumns, write_in_transaction, write_rows
+from spark_ssp.kafka_source.sink.writer import write_in_transaction, write_rows
 from spark_ssp.testing.kafka.jars import java
 from tests.support.kafka.reading import (
     TaskReading,

@@ -25,12 +25,13 @@ from typing import Any, Final, Self
 import pyarrow as pa
 
 from spark_ssp.kafka_source.sink import transactions
+from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.producer import RecordProducer
 from spark_ssp.kafka_source.sink.transactions import record_completed
-from spark_ssp.kafka_source.sink.writer import SinkColumns, write_in_transaction
+from spark_ssp.kafka_source.sink.writer import write_in_transaction
 
 TASKS: Final = 3
 _WORKERS: Final = TASKS + 1

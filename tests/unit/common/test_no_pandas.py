@@ -76,13 +76,13 @@ for column in (headers_column([[("h", b"v")], None]), headers):
 """,
     "rows for Kafka": """
 import pyarrow as pa
-from spark_ssp.kafka_source.sink.writer import SinkColumns, iter_rows
+from spark_ssp.kafka_source.sink.columns import SinkColumns, rows_of
 kind = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 value = pa.Array.from_buffers(
     pa.binary(), 1, [None, pa.py_buffer(bytes(4) + b"\\3\\0\\0\\0"), pa.py_buffer(b"abc")]
 )
 batch = pa.RecordBatch.from_arrays([value, pa.nulls(1, kind)], names=["value", "headers"])
-rows = list(iter_rows(batch, SinkColumns(value=0, headers=1), "orders"))
+rows = list(rows_of(batch, SinkColumns(value=0, headers=1), "orders"))
 assert rows == [("orders", None, b"abc", None, ())]
 """,
     "changes of a table": """

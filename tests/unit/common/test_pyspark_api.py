@@ -35,8 +35,8 @@ from spark_ssp.common.spark.pyspark_api import (
     check_state_in_pandas,
 )
 from spark_ssp.common.spark.row_conversions import BATCH_ROWS, RowsInPandas, record_batches
+from spark_ssp.kafka_source.sink.columns import rows_of
 from spark_ssp.kafka_source.sink.table_sink import resolve_columns
-from spark_ssp.kafka_source.sink.writer import iter_rows
 
 # --- The start and the limit of a batch -----------------------------------------------------------
 
@@ -291,7 +291,7 @@ def test_rows_become_the_record_batches_that_later_versions_pass() -> None:
     ]
     columns = resolve_columns(SCHEMA, topic_given=False)
     (batch,) = record_batches(iter(rows), SCHEMA, columns.indices())
-    assert list(iter_rows(batch, columns, None)) == [
+    assert list(rows_of(batch, columns, None)) == [
         ("t", b"k", b"\xff", 3, [("trace", b"\x00"), ("trace", None)]),
         ("u", None, None, None, ()),
         ("t", b"", b"", 0, []),

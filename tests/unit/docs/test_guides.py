@@ -29,8 +29,8 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import QueryKind
+from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
-from spark_ssp.kafka_source.sink.writer import SinkColumns
 from spark_ssp.kafka_source.source import spark_schema
 from spark_ssp.kinesis_source.model.schema import spark_schema as kinesis_schema
 from spark_ssp.kinesis_source.model.shard import AtTimestamp

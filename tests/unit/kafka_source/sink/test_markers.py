@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.kafka_source.sink.columns import Rows
 from spark_ssp.kafka_source.sink.markers import (
     Action,
     CompletedBatch,
@@ -97,19 +98,37 @@ _rows = st.tuples(
 )
 
 
-def _digest(rows: list[tuple[Any, ...]]) -> RowDigest:
+def _digest(*batches: list[tuple[Any, ...]]) -> RowDigest:
     digest = RowDigest()
-    for row in rows:
-        digest.add(*row)
+    for batch in batches:
+        columns = [list(column) for column in zip(*batch, strict=True)] or [[]] * 5
+        topics, keys, values, partitions, headers = columns
+        digest.add(
+            Rows(
+                count=len(batch),
+                # As the writer has them: one topic, and no column of which nothing is used.
+                topics=topics[0] if len(set(topics)) == 1 else topics,
+                keys=keys if any(key is not None for key in keys) else None,
+                values=values,
+                partitions=partitions if any(p is not None for p in partitions) else None,
+                headers=headers if any(headers) else None,
+            )
+        )
     return digest
 
 
-@given(one=st.lists(_rows, max_size=4), other=st.lists(_rows, max_size=4))
-def test_digests_are_equal_if_the_rows_are_in_any_order(
-    one: list[tuple[Any, ...]], other: list[tuple[Any, ...]]
+@given(
+    one=st.lists(_rows, max_size=4),
+    other=st.lists(_rows, max_size=4),
+    cut=st.integers(0, 4),
+)
+def test_digests_are_equal_if_the_rows_are_in_any_order_and_batches(
+    one: list[tuple[Any, ...]], other: list[tuple[Any, ...]], cut: int
 ) -> None:
     stored = read_marker("group", 5, write_marker(_digest(one)))
     assert stored.batch == 5
+    assert _digest(one[cut:], one[:cut]).equals(stored)
+    assert _digest(*([row] for row in reversed(one))).equals(stored)
     found = _digest(other)
     assert found.equals(stored) == (sorted(map(repr, one)) == sorted(map(repr, other)))
     if not found.equals(stored):

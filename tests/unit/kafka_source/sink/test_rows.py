@@ -28,8 +28,8 @@ from spark_ssp.kafka_source.dedup.dedup_headers import (
     WriteId,
     record_hash,
 )
+from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.table_sink import resolve_columns
-from spark_ssp.kafka_source.sink.writer import SinkColumns
 from tests.support.kafka.dedup_memory import Position, parse_position
 
 
