@@ -196,6 +196,8 @@ class Query:
     parts: tuple[Part, ...] = ()
     is_spare: bool = False
     """True if it has no part since other workers hold the leases of all shards."""
+    has_batches: bool = True
+    """False for an application of which only its leases are known: they do not show batches."""
     findings: tuple[Finding, ...] = ()
     """Those of its reading, such as a stream that was deleted."""
 
@@ -361,6 +363,8 @@ def _state(
 ) -> tuple[State, tuple[Phase, ...]]:
     if query.process is Process.FAILED:
         return State.FAILED, ()
+    if not query.has_batches:
+        return State.UNKNOWN, ()
     if query.process is not Process.ENDED and query.failed_starts >= FAILING_STARTS:
         return State.FAILING, ()
     if query.process is Process.ENDED:
@@ -525,7 +529,7 @@ def _names(found: Sequence[tuple[Part, Outlook]]) -> str:
 def _by(part: Part) -> str:
     offsets = part.committed.offsets
     more = "" if offsets is None else f" ({offsets} offsets)"
-    return f"{duration_text(part.committed.ms or 0)}{more} behind by the last committed batch"
+    return f"{duration_text(part.committed.ms or 0)}{more} behind by the last commit"
 
 
 def _pace(part: Part, future: Outlook) -> str:
@@ -542,7 +546,9 @@ def _pace(part: Part, future: Outlook) -> str:
 
 
 def _unknown_findings(query: Query, parts: Sequence[Part], state: State) -> Iterable[Finding]:
-    if query.committed is None and query.in_progress is None:
+    if not query.has_batches:
+        pass
+    elif query.committed is None and query.in_progress is None:
         yield unknown("no batch was planned yet", "look again when the query has run a batch")
     elif state is State.UNKNOWN:
         yield unknown(

@@ -171,6 +171,7 @@ EDGE: Final[dict[str, str]] = {
     "operations.commands.acceptance": "draws a name, handles signals, writes the report",
     "operations.commands.doctor": "reads the environment and settings, starts Java",
     "operations.inspection.access_checks": "calls STS",
+    "operations.inspection.applications": "calls the service, from several threads",
     "operations.inspection.interpreters": "starts interpreters",
     "operations.observed_queries": "shared by threads",
     "operations.metrics.opentelemetry": "collected by threads of the SDK",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
@@ -232,17 +232,25 @@ class S3Files:
 
     def names(self) -> Iterable[str]:
         """See `WriteOnceFiles`. S3's listings are consistent."""
+        entries = (entry["Key"] for page in self._pages() for entry in page.get("Contents", ()))
+        return [key.removeprefix(self._prefix) for key in entries]
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders directly below the prefix."""
+        entries = (e["Prefix"] for page in self._pages() for e in page.get("CommonPrefixes", ()))
+        return [prefix.removeprefix(self._prefix).rstrip("/") for prefix in entries]
+
+    def _pages(self) -> Iterator[Answer]:
         request: dict[str, Any] = {
             "Bucket": self._bucket,
             "Prefix": self._prefix,
             "Delimiter": "/",
         }
-        found: list[str] = []
         while True:
             answer = self._calls.patiently("ListObjectsV2", partial(self._page, request))
-            found.extend(entry["Key"] for entry in answer.get("Contents", ()))
+            yield answer
             if not answer["IsTruncated"]:
-                return [key.removeprefix(self._prefix) for key in found]
+                return
             request = {**request, "ContinuationToken": answer["NextContinuationToken"]}
 
     def _page(self, request: dict[str, Any]) -> Any:

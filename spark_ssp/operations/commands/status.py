@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from spark_ssp.common.errors import SspError
+from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text
 from spark_ssp.operations.arguments import (
     Given,
@@ -35,8 +36,20 @@ from spark_ssp.operations.health import (
     Verdict,
     assess,
     delay_text,
+    unknown,
 )
-from spark_ssp.operations.inspection.checkpoint_folder import DamagedFileError, Folder, open_folder
+from spark_ssp.operations.inspection.applications import (
+    Application,
+    VisibleTables,
+    read_application,
+    visible_tables,
+)
+from spark_ssp.operations.inspection.checkpoint_folder import (
+    DamagedFileError,
+    Folder,
+    find_checkpoints,
+    open_folder,
+)
 from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
 from spark_ssp.operations.inspection.query_facts import (
     Surroundings,
@@ -68,13 +81,23 @@ class _Answer:
     health: Health
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Visible:
+    """An application that was found by its lease table."""
+
+    name: str
+    application: Application | None
+    """None if the table could not be read."""
+    health: Health
+
+
 @click.command(
     "status",
     epilog="Exit codes, by the gravest verdict: "
     + ", ".join(f"{code} {verdict}" for verdict, code in EXIT_CODES.items())
     + "; 2 for a wrong call or a failure.",
 )
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, metavar="[PATH]...")
 @click.option(
     "--max-delay",
     callback=to_millis,
@@ -125,15 +148,20 @@ def status_command(
 ) -> None:
     """Show the health of the queries whose checkpoints are at each PATH, with remedies.
 
-    PATH is a folder, or a URI such as s3://bucket/folder. The queries may run anywhere, or be
-    stopped. Their streams, topics and lease tables are read; nothing is written.
+    PATH is a folder, or a URI such as s3://bucket/folder: a checkpoint, or a folder in which
+    checkpoints are. The queries may run anywhere, or be stopped. Without PATH: the applications
+    whose lease tables are in the account and region, those of KCL workers too. Streams, topics and
+    lease tables are read; nothing is written.
     """
     wait = wait_between_readings(wait, failover)
     environment: Environment = context.obj
     limits = Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after)
+    s3 = s3_connection(aws)
+    places = [place for path in paths for place in find_checkpoints(path, s3)]
+    visible = VisibleTables() if paths else visible_tables(dynamodb_connection(aws))
     with ExitStack() as stack:
-        folders = {path: _open(path, aws, stack) for path in paths}
-        names: set[str] = set()
+        folders = {path: _open(path, aws, stack) for path in places}
+        names = set(visible.applications)
         for path, folder in folders.items():
             with suppress(DamagedFileError):  # which is the answer later
                 names |= lease_tables(read_checkpoint(folder, path))
@@ -155,11 +183,21 @@ def status_command(
             now_ms=environment.now_ms(),
         )
         answers = [_answer(path, folder, around) for path, folder in folders.items()]
+        applications = [_visible(name, around) for name in visible.applications]
     if as_json:
-        write_json({"queries": [_document(answer) for answer in answers]})
+        write_json(
+            {
+                "queries": [_document(answer) for answer in answers],
+                "applications": [_application_document(one) for one in applications],
+                "tablesNotDescribed": list(visible.hidden),
+            }
+        )
     else:
-        _show(Screen(), answers)
-    worst = max((answer.health.verdict for answer in answers), key=lambda one: one.gravity)
+        _show(Screen(), answers, applications, visible)
+    verdicts = [answer.health.verdict for answer in answers]
+    verdicts += [one.health.verdict for one in applications]
+    # Where nothing is seen, nothing is known to be well.
+    worst = max(verdicts, key=lambda one: one.gravity, default=Verdict.UNKNOWN)
     context.exit(EXIT_CODES[worst])
 
 
@@ -186,10 +224,59 @@ def _answer(path: str, folder: Folder, around: Surroundings) -> _Answer:
     )
 
 
+def _visible(name: str, around: Surroundings) -> _Visible:
+    table = around.tables[name]
+    if isinstance(table, SspError):
+        reason = f"its lease table could not be read: found {table.found}"
+        query = Query(
+            has_batches=False, is_spare=True, findings=(unknown(reason, table.next_step),)
+        )
+        return _Visible(
+            name=name, application=None, health=assess(query, around.limits, around.now_ms)
+        )
+    found = read_application(
+        name,
+        table,
+        connection=around.kinesis,
+        limit_ms=around.limits.max_delay_ms,
+        now_ms=around.now_ms,
+    )
+    return _Visible(
+        name=name,
+        application=found,
+        health=assess(found.query, around.limits, around.now_ms),
+    )
+
+
 # --- Output ---------------------------------------------------------------------------------------
 
 
-def _show(screen: Screen, answers: Sequence[_Answer]) -> None:
+def _show(
+    screen: Screen,
+    answers: Sequence[_Answer],
+    applications: Sequence[_Visible],
+    visible: VisibleTables,
+) -> None:
+    if answers:
+        _show_queries(screen, answers)
+    elif applications:
+        _show_applications(screen, applications)
+    else:
+        screen.line("no lease table was found: name the checkpoint of a query, or another --region")
+    named = {answer.location: answer.health for answer in answers}
+    named |= {one.name: one.health for one in applications}
+    for name, health in named.items():
+        for finding in health.findings:
+            screen.line()
+            screen.line(f"{name}: {finding.verdict}: {finding.reason}")
+            screen.line(f"  -> {finding.remedy}")
+    if visible.hidden:
+        screen.line()
+        hidden = abbreviate(visible.hidden)
+        screen.line(f"tables that may not be described, and may be lease tables: {hidden}")
+
+
+def _show_queries(screen: Screen, answers: Sequence[_Answer]) -> None:
     screen.table(
         ("VERDICT", "CHECKPOINT", "STATE", "DELAY", "PLANNED DELAY", "LAST COMMIT", "LAST TRIGGER"),
         [
@@ -206,11 +293,35 @@ def _show(screen: Screen, answers: Sequence[_Answer]) -> None:
         ],
         wrapped=("CHECKPOINT",),
     )
-    for answer in answers:
-        for finding in answer.health.findings:
-            screen.line()
-            screen.line(f"{answer.location}: {finding.verdict}: {finding.reason}")
-            screen.line(f"  -> {finding.remedy}")
+
+
+def _show_applications(screen: Screen, applications: Sequence[_Visible]) -> None:
+    screen.table(
+        ("VERDICT", "APPLICATION", "STREAMS", "WORKERS", "SHARDS", "NOT READ", "DELAY"),
+        [
+            (
+                one.health.verdict,
+                one.name,
+                *_application_columns(one.application),
+                delay_text(one.health.committed, one.health.unmeasured),
+            )
+            for one in applications
+        ],
+        right=("WORKERS", "SHARDS", "NOT READ"),
+        wrapped=("APPLICATION", "STREAMS"),
+    )
+
+
+def _application_columns(found: Application | None) -> tuple[str, str, str, str]:
+    if found is None:
+        return "unknown", "unknown", "unknown", "unknown"
+    not_read = sum(lease.reader.is_missing for lease in found.readable)
+    return (
+        ", ".join(found.streams) or "not named",
+        str(found.workers),
+        str(len(found.readable)),
+        str(not_read),
+    )
 
 
 def _ago(millis: int | None) -> str:
@@ -239,6 +350,23 @@ def _document(answer: _Answer) -> dict[str, Any]:
         **_future(health.outlook.until_caught_up_ms, health.outlook.until_expiry_ms),
         "notRead": {str(reader): list(names) for reader, names in health.not_read.items()},
         "parts": [_part(part) for part in query.parts],
+    }
+
+
+def _application_document(one: _Visible) -> dict[str, Any]:
+    found, health = one.application, one.health
+    return {
+        "application": one.name,
+        "verdict": str(health.verdict),
+        "findings": [to_document(finding) for finding in health.findings],
+        "streams": None if found is None else list(found.streams),
+        "workers": None if found is None else found.workers,
+        "shards": None if found is None else len(found.readable),
+        "notRead": {str(reader): list(names) for reader, names in health.not_read.items()},
+        "committedDelay": to_document(health.committed),
+        "unmeasured": health.unmeasured,
+        **_future(health.outlook.until_caught_up_ms, health.outlook.until_expiry_ms),
+        "parts": [] if found is None else [_part(part) for part in found.query.parts],
     }
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import fsspec
 
@@ -24,6 +24,9 @@ from spark_ssp.common.write_once_files import S3Folder, is_bucket, missing_packa
 
 RESTORE: Final = "restore the file from a backup: a query does not start from it either"
 _S3: Final = ("s3", "s3a", "s3n")
+_DEPTH: Final = 3
+"""The levels of folders that may be above a checkpoint: those of a job, a pipeline and a stage."""
+MAX_FOLDERS: Final = 1_000
 _SPARKS_FILE: Final = f"a file that Spark wrote, of at most {MAX_BYTES >> 20} MiB"
 
 
@@ -53,6 +56,9 @@ class Folder(Protocol):
         """Return the names of the files in a subfolder; none if it does not exist. A local folder
         returns its subfolders too."""
 
+    def folders(self, path: str = "") -> list[str]:
+        """Return the names of the folders in a subfolder; none if it does not exist."""
+
     def read(self, path: str) -> bytes:
         """Return the content of a file that `names` returned."""
 
@@ -62,6 +68,49 @@ class Folder(Protocol):
 
     def close(self) -> None:
         """Release connections."""
+
+
+def is_checkpoint(folder: Folder) -> bool:
+    """Return whether a folder is the checkpoint of a query that has begun a batch, or is about
+    to."""
+    return "metadata" in folder.names() or any(
+        folder.names(name) for name in ("commits", "offsets")
+    )
+
+
+def find_checkpoints(location: str, connection: ConnectionOptions) -> list[str]:
+    """Return the checkpoints in a folder, sorted: the folder itself if it is one, or if it has none
+    below it. Raises CheckpointFolderError if it has too many folders to look at them all."""
+    found: list[str] = []
+    seen = 0
+    level = [location]
+    for depth in range(_DEPTH + 1):
+        below: list[str] = []
+        for place in level:
+            seen += 1
+            if seen > MAX_FOLDERS:
+                raise CheckpointFolderError(
+                    f"folder {shown_location(location)}",
+                    found=f"more than {MAX_FOLDERS} folders",
+                    expected="a folder of checkpoints",
+                    next_step="name the checkpoints, or a folder with fewer others",
+                )
+            folder = open_folder(place, connection)
+            try:
+                if is_checkpoint(folder):
+                    found.append(place)
+                elif depth < _DEPTH:
+                    below += [_below(place, name) for name in folder.folders()]
+            finally:
+                folder.close()
+        level = below
+    return sorted(found) or [location]
+
+
+def _below(location: str, name: str) -> str:
+    if location.startswith("file:"):
+        name = quote(name)
+    return f"{location.rstrip('/')}/{name}"
 
 
 def open_folder(location: str, connection: ConnectionOptions) -> Folder:
@@ -103,6 +152,9 @@ class _LocalFolder:
             return []
         except OSError as error:
             raise self._error(path, error) from None
+
+    def folders(self, path: str = "") -> list[str]:
+        return [name for name in self.names(path) if (self._path / path / name).is_dir()]
 
     def read(self, path: str) -> bytes:
         try:
@@ -157,6 +209,9 @@ class _S3Folder:
     def names(self, path: str = "") -> list[str]:
         return sorted(name for name in self._files(path).names() if name)
 
+    def folders(self, path: str = "") -> list[str]:
+        return self._files(path).folders()
+
     def read(self, path: str) -> bytes:
         folder, _, name = path.rpartition("/")
         return _not_larger(self._files(folder).read(name), self._location, path)
@@ -193,13 +248,21 @@ class _FsspecFolder:
             raise self._error(error) from error
 
     def names(self, path: str = "") -> list[str]:
+        return [name for name, _ in self._entries(path)]
+
+    def folders(self, path: str = "") -> list[str]:
+        return [name for name, kind in self._entries(path) if kind == "directory"]
+
+    def _entries(self, path: str) -> list[tuple[str, str]]:
         try:
-            found: list[Any] = self._system.ls(f"{self._path}/{path}".rstrip("/"), detail=False)
+            found: list[Any] = self._system.ls(f"{self._path}/{path}".rstrip("/"), detail=True)
         except FileNotFoundError:
             return []
         except Exception as error:
             raise self._error(error) from error
-        return sorted(str(name).rstrip("/").rpartition("/")[2] for name in found)
+        return sorted(
+            (entry["name"].rstrip("/").rpartition("/")[2], entry["type"]) for entry in found
+        )
 
     def read(self, path: str) -> bytes:
         try:

@@ -36,7 +36,7 @@ from spark_ssp.operations.health import (
     Reader,
     not_the_same,
 )
-from spark_ssp.operations.inspection.lease_table import ObservedTable, shard_leases
+from spark_ssp.operations.inspection.lease_table import ObservedTable, ShardLease, shard_leases
 from spark_ssp.operations.inspection.positions import Earlier, ShardRow, shard_rows
 from spark_ssp.operations.inspection.spark_checkpoint import Source
 from spark_ssp.operations.inspection.streams import (
@@ -101,7 +101,10 @@ def kinesis_parts(
             table = tables[entry.leases]
             if isinstance(table, SspError):
                 raise table
-            shards += _shared_shards(name, own, stream, table, now_ms)
+            leases = shard_leases(
+                table.rows, {name: stream.shards}, table.renewals, now_ms, table.failover_ms
+            )
+            shards += _shared_shards(name, own, stream, leases)
     lost = _lost(shards, source, now_ms, connection)
     shards = [replace(shard, is_lost=shard.is_lost or shard.key in lost) for shard in shards]
     return list(_measured(shards, earlier, limit_ms, now_ms, connection)), findings
@@ -128,17 +131,32 @@ def _own_shards(
         yield _shard(name, shard, stream, reader=Reader.WAITING, committed=TrimHorizon())
 
 
+def shared_parts(
+    streams: Mapping[StreamName, ListedStream],
+    leases: Sequence[ShardLease],
+    *,
+    connection: ConnectionOptions,
+    limit_ms: int,
+    now_ms: int,
+) -> list[Part]:
+    """Measure the shards of an application, of which no checkpoint is known. Needs the permissions
+    of `lags_of`."""
+    shards = [
+        shard
+        for name, stream in sorted(streams.items())
+        for shard in _shared_shards(name, {}, stream, leases)
+    ]
+    return list(_measured(shards, Earlier(), limit_ms, now_ms, connection))
+
+
 def _shared_shards(
     name: StreamName,
     rows: Mapping[ShardId, ShardRow],
     stream: ListedStream,
-    table: ObservedTable,
-    now_ms: int,
+    leases: Iterable[ShardLease],
 ) -> Iterable[_Shard]:
     """Yield the shards of the whole application. The checkpoint of a lease follows the commit of a
     batch, so the later of the two positions counts."""
-    listings = {name: stream.shards}
-    leases = shard_leases(table.rows, listings, table.renewals, now_ms, table.failover_ms)
     for lease in leases:
         if lease.stream != name or lease.reader is Reader.ENDED:
             continue

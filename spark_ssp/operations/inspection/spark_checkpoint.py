@@ -32,6 +32,7 @@ from spark_ssp.operations.inspection.checkpoint_folder import (
     DamagedFileError,
     Folder,
     damaged,
+    is_checkpoint,
 )
 
 KINESIS = "kinesis-ssp"
@@ -96,9 +97,9 @@ def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
     offset of a later release."""
     # Commits first: a running query writes the offsets of a batch before its commit.
     commits, offsets = (batches_of(folder.names(name)) for name in ("commits", "offsets"))
+    if not offsets and not commits and not is_checkpoint(folder):
+        raise _foreign(location, folder.names())
     root = folder.names()
-    if not offsets and not commits and "metadata" not in root:
-        raise _foreign(location, root)
     query = query_id(folder, location) if "metadata" in root else None
     committed = commits[-1] if commits else None
     newest = offsets[-1] if offsets else None

@@ -233,25 +233,29 @@ def test_a_checkpoint_in_s3(moto: str, tmp_path: Path) -> None:
         aws_access_key_id="test",
         aws_secret_access_key="test",
     )
-    client.create_bucket(Bucket="lake")
+    client.create_bucket(Bucket="team-lake")
     source = CHECKPOINTS / "kinesis"
     for file in source.rglob("*"):
         if file.is_file():
             key = f"checkpoints/orders/{file.relative_to(source)}"
-            client.put_object(Bucket="lake", Key=key, Body=file.read_bytes())
+            client.put_object(Bucket="team-lake", Key=key, Body=file.read_bytes())
     key = "checkpoints/orders/commits/1"
-    written = client.head_object(Bucket="lake", Key=key)["LastModified"]
+    written = client.head_object(Bucket="team-lake", Key=key)["LastModified"]
     client.close()
     environment = KEYS | {"AWS_ENDPOINT_URL_S3": moto}
     local = run("checkpoint", str(source), columns=100)
     found = run(
-        "checkpoint", "s3a://lake/checkpoints/orders/", columns=100, environment=environment
+        "checkpoint",
+        "s3a://team-lake/checkpoints/orders/",
+        columns=100,
+        environment=environment,
     )
     assert found.out.splitlines()[1:] == local.out.splitlines()[1:]
-    status = run("status", "s3://lake/checkpoints/orders", "--json", environment=environment)
+    status = run("status", "s3://team-lake/checkpoints", "--json", environment=environment)
     (query,) = status.document()["queries"]
+    assert query["location"] == "s3://team-lake/checkpoints/orders"
     assert query["committedAtMs"] // 1_000 == written.timestamp()
-    empty = run("checkpoint", "s3://lake/checkpoints", environment=environment)
+    empty = run("checkpoint", "s3://team-lake/checkpoints", environment=environment)
     assert "an empty folder" in empty.err
     missing = run("checkpoint", "s3://nowhere-bucket/x", environment=environment)
     assert (missing.code, missing.err.count("\n")) == (2, 1)

@@ -4,11 +4,14 @@ reads."""
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
+from spark_ssp.common.aws.store import StoreCalls
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Position,
@@ -16,6 +19,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardEnd,
     TrimHorizon,
 )
+from spark_ssp.operations.inspection.checkpoint_folder import MAX_FOLDERS
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
 from tests.contract.operations.conftest import Cloud
 from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
@@ -391,3 +395,110 @@ def test_neither_credentials_nor_records_are_shown(orders: Orders) -> None:
     orders.cloud.clock.advance(HOUR)
     found = orders.cloud.run("status", str(orders.checkpoint.path), "--json")
     assert "secret" not in json.dumps(found.document()) + found.err
+
+
+# --- All that can be seen -------------------------------------------------------------------------
+
+
+def test_the_checkpoints_in_a_folder(orders: Orders, tmp_path: Path) -> None:
+    """At any of three levels: of a job, of the stages of a pipeline. A table is none."""
+    ends = orders.end(orders.last)
+    for name in ("jobs/orders", "jobs/pipeline/totals", "jobs/a/b/c"):
+        written = WrittenCheckpoint(path=tmp_path / name)
+        written.plan(0, ends, orders.cloud.clock.now_ms())
+        written.commit(0, orders.cloud.clock.now_ms())
+    (tmp_path / "jobs" / "table" / "_delta_log").mkdir(parents=True)
+    found = orders.cloud.run("status", "--json", str(tmp_path / "jobs"))
+    locations = [query["location"] for query in found.document()["queries"]]
+    assert locations == [
+        str(tmp_path / "jobs" / name) for name in ("a/b/c", "orders", "pipeline/totals")
+    ]
+    assert found.code == 0
+    uri = (tmp_path / "jobs").as_uri()
+    (first, *_) = orders.cloud.run("status", "--json", uri).document()["queries"]
+    assert first["location"] == f"{uri}/a/b/c"
+
+    none = orders.cloud.run("status", str(tmp_path / "jobs" / "table"))
+    assert (none.code, none.out) == (2, "")
+    for number in range(MAX_FOLDERS):
+        (tmp_path / "many" / str(number)).mkdir(parents=True)
+    many = orders.cloud.run("status", str(tmp_path / "many"))
+    assert (many.code, str(MAX_FOLDERS) in many.err) == (2, True)
+
+
+def test_the_applications_of_the_region(orders: Orders) -> None:
+    """Without a path: a query's application, those of KCL workers, and nothing else."""
+    cloud = orders.cloud
+    cloud.table("etl", [_lease(n, _number(orders.last[n])) for n in (0, 1)])
+    cloud.table("customers", [{"id": {"S": "1"}}], key="id")
+    dead = [_lease(0, _number(orders.last[0]), "dead"), _lease(1, _number(orders.last[1]), "dead")]
+    cloud.table("kcl", [{k: v for k, v in row.items() if k != "sspStream"} for row in dead])
+    cloud.table("kcl-WorkerMetricStats", [], key="wid")
+    pause = cloud.renew("etl", 0, 1)
+    found = cloud.run("status", "--json", sleep=pause, now_ms=_now(orders))
+    document = found.document()
+    etl, kcl = document["applications"]
+    assert (found.code, document["queries"], document["tablesNotDescribed"]) == (3, [], [])
+    assert (etl["application"], etl["verdict"], etl["findings"]) == ("etl", "OK", [])
+    assert (etl["streams"], etl["workers"], etl["shards"]) == (["orders"], 1, 2)
+    assert [part["reader"] for part in etl["parts"]] == ["renewed", "renewed"]
+    assert (kcl["application"], kcl["verdict"], kcl["streams"]) == ("kcl", "STALLED", [])
+    assert kcl["notRead"] == {"stale": ["shardId-000000000000", "shardId-000000000001"]}
+    assert "spark-ssp leases kcl --stream" in kcl["findings"][1]["remedy"]
+
+    orders.put(1)
+    cloud.clock.advance(12 * MINUTE)
+    found = cloud.run("status", sleep=pause, now_ms=_now(orders))
+    head, first, second, *_ = found.out.splitlines()
+    assert head.split()[:2] == ["VERDICT", "APPLICATION"]
+    assert first.split()[:6] == ["BEHIND", "etl", "orders", "1", "2", "0"]
+    assert second.split()[:7] == ["STALLED", "kcl", "not", "named", "1", "2", "2"]
+
+
+def test_tables_that_may_not_be_described_are_named(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = orders.cloud
+    cloud.table("etl", [_lease(n, _number(orders.last[n])) for n in (0, 1)])
+    denied = set[str]()
+    once = StoreCalls.once
+
+    def refusing(calls: StoreCalls, operation: str, request: Mapping[str, Any]) -> Any:
+        if operation in denied:
+            error = {"Code": "AccessDeniedException", "Message": "not authorized"}
+            raise ClientError({"Error": error}, operation)  # type: ignore[typeddict-item]
+        return once(calls, operation, request)
+
+    monkeypatch.setattr(StoreCalls, "once", refusing)
+    denied.add("DescribeTable")
+    found, text = cloud.run("status", "--json"), cloud.run("status")
+    assert (found.code, found.document()["tablesNotDescribed"]) == (6, ["etl"])
+    assert "etl" in text.out
+    denied.add("ListTables")
+    refused = cloud.run("status")
+    assert (refused.code, refused.out, "dynamodb:ListTables" in refused.err) == (2, "", True)
+
+
+def test_an_application_whose_stream_is_gone_or_does_not_answer_is_unknown(orders: Orders) -> None:
+    cloud = orders.cloud
+    cloud.table("etl", [_lease(n, _number(orders.last[n])) for n in (0, 1)])
+    pause = cloud.renew("etl", 0, 1)
+    for operation in ("ListShards", "GetShardIterator"):
+        cloud.kinesis.faults.add(InternalFailure(), operation=operation, count=None)
+        retries = ("--option", "retry.maxAttempts=1")
+        found = cloud.run("status", "--json", *retries, sleep=pause, now_ms=_now(orders))
+        cloud.kinesis.faults.clear()
+        (etl,) = found.document()["applications"]
+        assert (found.code, etl["verdict"]) == (6, "UNKNOWN")
+    cloud.client.delete_stream(StreamName="orders")
+    cloud.clock.advance(MINUTE)
+    (etl,) = cloud.run("status", "--json", sleep=pause, now_ms=_now(orders)).document()[
+        "applications"
+    ]
+    assert (etl["verdict"], etl["notRead"]) == ("UNKNOWN", {})
+    assert "stream orders does not exist" in etl["findings"][0]["reason"]
+
+
+def test_where_nothing_is_seen_nothing_is_known_to_be_well(cloud: Cloud) -> None:
+    found = cloud.run("status")
+    assert (found.code, "--region" in found.out) == (6, True)

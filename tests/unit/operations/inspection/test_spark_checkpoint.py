@@ -33,6 +33,9 @@ class RunningQuery:
         self._next += 1
         return found
 
+    def folders(self, path: str = "") -> list[str]:
+        return self._folder.folders(path)
+
     def read(self, path: str) -> bytes:
         return self._folder.read(path)
 
