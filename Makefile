@@ -70,7 +70,7 @@ soak: node $(READY) ## run the long simulations and kills: twenty times the hist
 	@# What depends on the effort and is no simulation; `make test` and `make long` run all others.
 	SSP_EFFORT=soak $(BIN)/python -m pytest -m "soak or not soak" --timeout=7200 tests/spark/pipelines/test_real.py \
 		tests/spark/system/test_killed_driver.py tests/spark/system/test_long_run.py \
-		tests/contract/kafka/test_exactly_once_faults.py
+		tests/contract/kafka/test_exactly_once_faults.py tests/contract/operations/test_acceptance_command.py
 
 interop: node $(READY) ## run queries and workers of three versions of the KCL on one lease table: half an hour
 	$(BIN)/python -m pytest -m "interop or not interop" tests/interop

@@ -5,12 +5,20 @@ from __future__ import annotations
 import os
 import re
 import signal
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from io import BytesIO
 from pathlib import Path
+from random import Random
 from typing import Any, Final
 
 import boto3
 import pytest
+from botocore.awsrequest import AWSResponse
+from botocore.compat import HTTPHeaders
+from botocore.exceptions import ConnectionClosedError, EndpointConnectionError
+from botocore.httpsession import URLLib3Session
 
 from spark_ssp.operations.acceptance.rules import Check
 from spark_ssp.testing.kinesis import ManualClock
@@ -18,6 +26,7 @@ from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.contract.operations.conftest import KEYS, Cloud
 from tests.contract.services import Quirk, Service
 from tests.support.operations.command import Run, run
+from tests.support.simulation.effort import AMOUNT
 
 QUIRKS: Final[dict[Quirk, tuple[Check, ...]]] = {
     Quirk.ENDING_NUMBER_IS_MAX_LONG: (Check.ENDING_NUMBER,),
@@ -162,13 +171,11 @@ def test_a_report_that_cannot_be_written_is_noticed_first(cloud: Cloud) -> None:
     assert cloud.client.list_streams()["StreamNames"] == []
 
 
-def test_other_services(service: Service) -> None:
-    """The checks that fail are the known faults of the service."""
-
+def in_service(service: Service) -> Run:
     def wait(seconds: float) -> None:
         service.advance(int(seconds * 1000) + 1)
 
-    done = run(
+    return run(
         "acceptance",
         "--yes",
         "--json",
@@ -178,6 +185,17 @@ def test_other_services(service: Service) -> None:
         sleep=wait,
         environment=KEYS,
     )
+
+
+def left_in_service(service: Service) -> list[str]:
+    names = service.client.list_streams(Limit=1000)["StreamNames"]
+    return [name for name in names if name.startswith("spark-ssp-")]
+
+
+def test_other_services(service: Service) -> None:
+    """The checks that fail are the known faults of the service."""
+
+    done = in_service(service)
     document = done.document()
     assert document["failures"] == []
     found = results(document)
@@ -186,37 +204,122 @@ def test_other_services(service: Service) -> None:
     lacking = AUTO if service.has(Quirk.KEYS_PLACE_ALL_RECORDS) else ()
     assert {n for n, result in found.items() if result == "not supported"} == named(lacking)
     assert done.code == (1 if faults else 0)
-    names = service.client.list_streams(Limit=1000)["StreamNames"]
-    assert [name for name in names if name.startswith("spark-ssp-")] == []
+    assert left_in_service(service) == []
 
 
-def test_moto_deletes_what_was_made(moto: str) -> None:
-    """moto's Kinesis deviates in much; its DynamoDB does not."""
+MOTO: Final = {
+    "failed": {
+        Check.ERRORS,
+        Check.EXPIRED_ITERATOR,
+        Check.FOREIGN_NUMBER,
+        Check.FUTURE_TIME,
+        Check.MADE_UP_ITERATOR,
+        Check.PLACEMENT,
+        Check.SHARD_END,
+    },
+    "not supported": set(AUTO),
+    "not run": {
+        Check.BATCH,
+        Check.CHILD_NUMBERS,
+        Check.LISTING,
+        Check.MERGE,
+        Check.NEXT_BATCH,
+        Check.PUSHED,
+        Check.PUSHED_END,
+        Check.PUSHED_QUERY,
+        Check.QUERY,
+        Check.REPLAY,
+        Check.SECOND_SUBSCRIPTION,
+    },
+}
+"""What moto's Kinesis answers otherwise than the API reference says, and so lets a query fail."""
+
+
+def in_moto(endpoint: str) -> Run:
     clock = ManualClock()
-    done = run(
+    return run(
         "acceptance",
         "--yes",
         "--json",
         "--lease-table",
         "--fan-out",
         "--region=us-east-1",
-        f"--endpoint-url={moto}",
-        f"--dynamodb-endpoint-url={moto}",
-        "--option=retry.maxAttempts=1",
+        f"--endpoint-url={endpoint}",
+        f"--dynamodb-endpoint-url={endpoint}",
+        "--option=retry.maxAttempts=3",
         now_ms=clock.now_ms,
         sleep=advancing(clock),
         environment=KEYS,
     )
+
+
+def left_in_moto(endpoint: str) -> list[str]:
+    """The streams and tables of the acceptance."""
+    settings: Any = {
+        "endpoint_url": endpoint,
+        "region_name": "us-east-1",
+        "aws_access_key_id": "local",
+        "aws_secret_access_key": "local",
+    }
+    with closing(boto3.client("kinesis", **settings)) as kinesis:
+        names = kinesis.list_streams()["StreamNames"]
+    with closing(boto3.client("dynamodb", **settings)) as dynamodb:
+        names += dynamodb.list_tables()["TableNames"]
+    return [name for name in names if name.startswith("spark-ssp-")]
+
+
+def test_moto(moto: str) -> None:
+    """Its Kinesis deviates in much; its DynamoDB does not."""
+    done = in_moto(moto)
     assert done.code == 1
     found = results(done.document())
-    assert (found["leases"], found["numbers"]) == ("passed", "passed")
-    client = boto3.client(
-        "kinesis",
-        endpoint_url=moto,
-        region_name="us-east-1",
-        aws_access_key_id="local",
-        aws_secret_access_key="local",
-    )
-    names = client.list_streams()["StreamNames"]
-    client.close()
-    assert [name for name in names if name.startswith("spark-ssp-")] == []
+    for result, checks in MOTO.items():
+        assert {name for name, one in found.items() if one == result} == named(checks), result
+    assert found["leases"] == "passed"
+    assert left_in_moto(moto) == []
+
+
+# --- Faults on the way; those of the embedded service are in the unit tests -----------------------
+
+
+class Body(BytesIO):
+    def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
+        """As the body of urllib3, of which botocore reads it."""
+        yield self.read()
+
+
+def faulty_link(seed: int, faults: Counter[str]) -> Callable[[URLLib3Session, Any], Any]:
+    """Return a function that sends requests, and loses one in thirty, its answer, or answers with
+    an error."""
+    random, send = Random(seed), URLLib3Session.send
+
+    def sent(session: URLLib3Session, request: Any) -> Any:
+        fault = random.choices(("lost", "unanswered", "refused", ""), (1, 1, 1, 27))[0]
+        faults[fault] += 1
+        if fault == "lost":
+            raise EndpointConnectionError(endpoint_url=request.url)
+        if fault == "refused":
+            return AWSResponse(request.url, 500, HTTPHeaders(), Body(b'{"__type": "Failure"}'))
+        answer: Any = send(session, request)
+        if fault == "unanswered":
+            raise ConnectionClosedError(endpoint_url=request.url)
+        return answer
+
+    return sent
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("place", ["kinesis-mock", "moto"])
+def test_a_faulty_link_to_other_services_leaves_nothing(
+    place: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = request.getfixturevalue(place.replace("-", "_"))
+    for seed in range(AMOUNT.kills):
+        faults: Counter[str] = Counter()
+        with monkeypatch.context() as patched:
+            patched.setattr(URLLib3Session, "send", faulty_link(seed, faults))
+            done = in_moto(found) if place == "moto" else in_service(found)
+        left = left_in_moto(found) if place == "moto" else left_in_service(found)
+        assert done.code == 1, seed
+        assert {"lost", "unanswered", "refused"} <= faults.keys()
+        assert (done.document()["leftBehind"], left) == ([], []), seed
