@@ -5,7 +5,7 @@ test compares them."""
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -27,18 +27,23 @@ GUIDES: Final = Path(__file__).parents[1] / "docs" / "guide"
 
 def reference_tables() -> Mapping[str, Mapping[str, str]]:
     """Return the tables by the guide's file and by the names of their markers."""
-    sink = [one for one in KINESIS_SINK_OPTIONS.options if one not in KINESIS_OPTIONS.options]
+    kinesis_sink = _only_of_sink(KINESIS_SINK_OPTIONS, KINESIS_OPTIONS)
+    kafka_sink = _only_of_sink(KAFKA_SINK_OPTIONS, KAFKA_OPTIONS)
     return {
         "kinesis-options.md": {
-            **_of_source(KINESIS_OPTIONS),
-            "sink-options": _options(sink),
-            "sink-aliases": _aliases(sink),
+            **_by_subject(KINESIS_OPTIONS.options, _KINESIS_SUBJECTS),
+            "options-sink": _options(kinesis_sink, prefix="sink-option-"),
+        },
+        "kinesis-option-names.md": {
+            **_names(KINESIS_OPTIONS),
+            "sink-aliases": _aliases(kinesis_sink),
         },
         "kafka-options.md": {
-            **_of_source(KAFKA_OPTIONS),
-            "sink-options": _options(KAFKA_SINK_OPTIONS.options),
-            **_property_tables(),
+            **_by_subject(KAFKA_OPTIONS.options, _KAFKA_SUBJECTS),
+            "options-sink": _options(kafka_sink, prefix="sink-option-"),
+            **_names(KAFKA_OPTIONS),
         },
+        "kafka-client-properties.md": _property_tables(),
     }
 
 
@@ -63,18 +68,74 @@ def write_tables() -> None:
 # --- Options -------------------------------------------------------------------------------------
 
 
-def _of_source(table: OptionTable) -> Mapping[str, str]:
+_KINESIS_SUBJECTS: Final[Mapping[str, str]] = {
+    "streams": "streamName streamARN region endpointUrl",
+    "start": "startingPosition endingPosition maxRecords",
+    "loss": "failOnDataLoss dropStreams",
+    "batches": "maxRecordsPerTrigger maxBytesPerTrigger maxBytesPerShard alignBatches "
+    "alignmentTimeout trigger",
+    "slots": "slots slotAssignment shardDiscoveryInterval",
+    "rows": "deaggregate includeRepeatKeys",
+    "calls": "maxRecordsPerFetch minFetchPeriod maxBytesInFlight retry.maxAttempts "
+    "retry.maxBackoff connectTimeout readTimeout",
+    "fan-out": "consumerMode consumerName consumerArn consumerLifecycle",
+    "leases": "applicationName leaseTable leaseRoleArn leaseRoleExternalId workerId "
+    "processorIdGenerator failoverTime maxLeasesPerWorker checkpointInterval "
+    "dynamodbEndpointUrl leaseTableTags leaseTableReadWriteCapacity leaseMaxOutage",
+    "credentials": "awsProfile awsAccessKeyId awsSecretAccessKey awsSessionToken "
+    "credentialsProvider credentialsProviderSecretArguments roleArn roleExternalId "
+    "roleSessionName stsEndpointUrl",
+}
+_KAFKA_SUBJECTS: Final[Mapping[str, str]] = {
+    "topics": "subscribe subscribePattern assign partitionDiscoveryInterval",
+    "start": "startingOffsets startingTimestamp startingOffsetsByTimestamp "
+    "startingOffsetsByTimestampStrategy endingOffsets endingTimestamp endingOffsetsByTimestamp",
+    "loss": "failOnDataLoss dropTopics acceptTopicIds",
+    "batches": "maxOffsetsPerTrigger maxBytesPerTrigger minOffsetsPerTrigger maxTriggerDelay "
+    "alignBatches trigger",
+    "tasks": "minPartitions maxRecordsPerPartition grouper tasks partitionExpansionAlgorithm "
+    "onPartitionCountChange assignmentStore",
+    "columns": "includeHeaders includeTask",
+    "requests": "fetchOffset.numRetries fetchOffset.retryIntervalMs pollTimeout",
+    "groups": "commitOffsetsToGroup groupIdPrefix",
+    "credentials": "credentialsProvider credentialsProviderSecretArguments tokenProvider "
+    "tokenProviderSecretArguments",
+}
+"""The options of each source by their subject, which is a section of its reference."""
+
+
+def _only_of_sink(sink: OptionTable, source: OptionTable) -> Sequence[Option[Any]]:
+    return [one for one in sink.options if one not in source.options]
+
+
+def _by_subject(options: Iterable[Option[Any]], subjects: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a table for each subject. Raises ValueError unless each option has one subject."""
+    by_name = {one.name: one for one in options}
+    listed = [name for names in subjects.values() for name in names.split()]
+    times = Counter(listed)
+    if wrong := [name for name in {*listed, *by_name} if times[name] != (name in by_name)]:
+        raise ValueError(f"not in exactly one subject: {', '.join(sorted(wrong))}")
+    return {
+        f"options-{subject}": _options(by_name[name] for name in names.split())
+        for subject, names in subjects.items()
+    }
+
+
+def _names(table: OptionTable) -> Mapping[str, str]:
     foreign = table.all_foreign()
     return {
-        "options": _options(table.options),
         "aliases": _aliases(table.options),
         "refused": _foreign(foreign, refused=True),
         "without-effect": _foreign(foreign, refused=False),
     }
 
 
-def _options(options: Iterable[Option[Any]]) -> str:
-    rows = [(f"`{one.name}`", one.default_text, one.doc) for one in options]
+def _options(options: Iterable[Option[Any]], prefix: str = "option-") -> str:
+    """Return a table with an anchor in each row, such as `option-slots`."""
+    rows = [
+        (f'<a id="{prefix}{one.name}"></a>`{one.name}`', one.default_text, one.doc)
+        for one in options
+    ]
     return _table(("option", "default", "meaning"), rows)
 
 
@@ -88,8 +149,17 @@ def _aliases(options: Iterable[Option[Any]]) -> str:
 
 
 def _foreign(options: Iterable[ForeignOption], *, refused: bool) -> str:
-    rows = [(f"`{one.name}`", one.origin, one.advice) for one in options if one.refused is refused]
-    return _table(("name", "of", "instead" if refused else "why it has no effect"), rows)
+    """Return a row for each advice, in the order of the first name."""
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for one in options:
+        if one.refused is refused:
+            groups[one.advice, one.origin].append(one.name)
+    head = ("names", "of", "instead" if refused else "why it has no effect")
+    rows = [
+        (", ".join(f"`{name}`" for name in names), origin, advice)
+        for (advice, origin), names in groups.items()
+    ]
+    return _table(head, rows)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

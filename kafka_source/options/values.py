@@ -332,7 +332,7 @@ class KafkaOptions:
         _topics,
         "Topics, comma-separated, that the query no longer reads: they leave its checkpoint with "
         "their unread records, and are excluded from `subscribePattern`. See [Topics that are no "
-        "longer read](kafka.md#topics-that-are-no-longer-read).",
+        "longer read](kafka-data-loss.md#topics-that-are-no-longer-read).",
         unset="none",
         empty=(),
         sister="use dropStreams",
@@ -343,7 +343,7 @@ class KafkaOptions:
         _topic_ids,
         'Topics that moved, as in a copy of the cluster: `{"topicA": "the new id"}`. The query '
         "continues at the same offsets if the topic has this id. See [A topic on another "
-        "cluster](kafka.md#a-topic-on-another-cluster).",
+        "cluster](kafka-data-loss.md#a-topic-on-another-cluster).",
         unset="none: another id counts as data loss",
         empty={},
         sister="a stream that was created again is read with failOnDataLoss=false",
@@ -435,7 +435,7 @@ class KafkaOptions:
             "use - or _ instead",
         ),
         "Consumer group to which the offsets of completed batches are committed, for tools that "
-        "show lag. See [Lag for Kafka's tools](kafka-lag.md).",
+        "show lag. See [Lag of a consumer group](kafka-lag.md#lag-of-a-consumer-group).",
         unset="none: no offsets are committed",
         sister=_NO_GROUPS,
         only=QueryKind.STREAM,
@@ -477,7 +477,7 @@ class KafkaOptions:
         integer(1, 100_000),
         "Approximate minimum number of tasks of a batch: partitions with many offsets are split "
         "into several tasks. Not together with an option for tasks. See [More tasks than "
-        "partitions](kafka.md#more-tasks-than-partitions).",
+        "partitions](kafka-tasks.md#more-tasks-than-partitions).",
         unset="a task reads a whole partition",
         sister="use slots",
     )

@@ -138,7 +138,7 @@ class PositionChoice:
         "startingPosition",
         parse_start,
         "The start of a new query: `latest`, `trim_horizon` (or `earliest`), "
-        "`at_timestamp <time>`, `-24h`, or JSON by shard. See [below](#where-a-query-starts). "
+        "`at_timestamp <time>`, `-24h`, or JSON by shard ([forms](kinesis-start.md#forms)). "
         "In a batch read the default is `trim_horizon`.",
         default="latest",
         sister="use startingOffsets",
@@ -150,8 +150,8 @@ class PositionChoice:
     end: ParsedStart = option(
         "endingPosition",
         parse_end,
-        "Only in a batch read: its end, with the syntax of `startingPosition`. See "
-        "[below](#where-a-batch-read-ends).",
+        "Only in a batch read: its end, with the syntax of `startingPosition` "
+        "([forms](kinesis-batch.md#where-a-batch-read-ends)).",
         default="latest",
         sister="use endingOffsets, endingTimestamp or endingOffsetsByTimestamp in a batch read",
         only=QueryKind.BATCH,
@@ -673,7 +673,7 @@ class KinesisOptions:
         listed(_stream_name),
         "Streams, comma separated, that the query no longer reads: they leave its checkpoint with "
         "their unread records. See [Streams that are no longer "
-        "read](kinesis.md#streams-that-are-no-longer-read).",
+        "read](kinesis-data-loss.md#streams-that-are-no-longer-read).",
         unset="none",
         empty=(),
         sister="use dropTopics",

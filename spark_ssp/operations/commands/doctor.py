@@ -190,7 +190,7 @@ def _pyspark() -> Finding:
             "PySpark",
             Level.NOTE,
             f"{found}: limits of a batch need the option trigger, and lag is not in the progress",
-            "see docs/guide/kinesis-options.md, or use PySpark 4.2 or newer",
+            "see docs/guide/kinesis-limits.md, or use PySpark 4.2 or newer",
         )
     return Finding("PySpark", Level.OK, found)
 

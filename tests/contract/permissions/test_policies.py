@@ -185,7 +185,7 @@ def _place(resource: str) -> str:
 
 
 def test_streaming_and_batch_reads(account: Account) -> None:
-    reading, becoming = guide("kinesis.md")
+    reading, becoming = guide("kinesis-permissions.md")
     with account.calls(Names(stream="orders")) as needed:
         options = account.stream("orders")
         assert stream_query(options) == RECORDS
@@ -215,7 +215,7 @@ def test_the_sink(account: Account) -> None:
 
 def test_enhanced_fan_out(account: Account) -> None:
     """A consumer of the query by its name, and one of the user by its ARN."""
-    reading, _ = guide("kinesis.md")
+    reading, _ = guide("kinesis-permissions.md")
     (pushing,) = guide("kinesis-fan-out.md")
     names = Names(stream="orders")
     pushed = {"consumerMode": "efo"}
@@ -246,7 +246,7 @@ def _guards() -> list[psutil.Process]:
 
 
 def test_leases(account: Account, tmp_path: Path) -> None:
-    reading, _ = guide("kinesis.md")
+    reading, _ = guide("kinesis-permissions.md")
     (sharing,) = guide("leases.md")
     name = "shared"
     dynamodb = boto3.client(
@@ -283,7 +283,7 @@ def test_commands_need_what_their_sections_name(account: Account, tmp_path: Path
     file = tmp_path / "options.json"
     role = {"roleArn": READER, "stsEndpointUrl": account.proxies["sts"].url}
     file.write_text(json.dumps(options | role))
-    reading, becoming = guide("kinesis.md")
+    reading, becoming = guide("kinesis-permissions.md")
     commands: dict[str, Callable[[], Run]] = {
         "Leases": lambda: run(
             "leases", "orders-etl", "--stream=looked-at", "--wait=0", *connection, dynamodb

@@ -21,15 +21,14 @@ from tests.support.kinesis.feeds import EmbeddedFeed, options_for
 from tests.support.servers.kafka_broker import KafkaBroker
 
 LANGUAGES: Final = "python|sql|bash|sh"
-EXECUTED: Final = ("kafka", "kinesis-batch", "kinesis-sink")
+KAFKA: Final = ("kafka", "kafka-batch", "kafka-sink", "kafka-exactly-once", "kafka-duplicates")
+"""These pages have one reader, who reads them in this order."""
+EXECUTED: Final = (*KAFKA, "kinesis-batch", "kinesis-sink")
 """The pages whose blocks the tests of this module execute, one after the other."""
 
 NOT_EXECUTED: Final[Mapping[str, Mapping[str, str]]] = {
     "kafka": {
         "with LocalKafka() as kafka:": "starts another broker: tests/contract/kafka",
-        "spark_ssp.query_lag(query)\n": "the answer is in tests/unit/docs/test_guides.py",
-        '"acceptTopicIds"': "the id is that of a topic elsewhere",
-        '"dropTopics"': "the topics are those of an old checkpoint",
     },
 }
 """Blocks of these pages that are not executed, by a part of their text, and the reason."""
@@ -45,10 +44,14 @@ ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "fixed-tasks": (3, "fragments of a job"),
     "format-not-found": (3, "for sessions that do not find the formats"),
     "glue": (1, "needs Glue"),
-    "kafka-lag": (1, "a fragment of a job"),
+    "kafka-data-loss": (2, "the id and the topics are those of an old checkpoint"),
+    "kafka-lag": (2, "the answer is in tests/unit/docs/test_guides.py; a fragment of a job"),
     "kafka-logins": (11, "the clusters and secrets are those of the reader"),
-    "kinesis": (8, "the account and the modules are those of the reader"),
+    "kinesis": (3, "the account is that of the reader"),
+    "kinesis-data-loss": (1, "the streams are those of an old checkpoint"),
     "kinesis-fan-out": (1, "a fragment of a job"),
+    "kinesis-lag": (1, "shows an answer"),
+    "kinesis-permissions": (3, "the account and the modules are those of the reader"),
     "kubernetes": (1, "needs Kubernetes"),
     "leases": (3, "fragments of a job"),
     "live-page": (1, "a fragment of a job"),
@@ -93,15 +96,19 @@ def page_blocks(page: str) -> list[str]:
 
 
 class Reader:
-    """A reader of a page, who runs one block after the other. `before` and `after` are by a part of
+    """A reader of pages, who runs one block after the other. `before` and `after` are by a part of
     the block: what the reader's job has before it, and a check of the result. Queries that a block
     starts run until they have read everything."""
 
     def __init__(
-        self, spark: SparkSession, page: str, replaced: Callable[[str], str], **names: Any
+        self,
+        spark: SparkSession,
+        pages: tuple[str, ...],
+        replaced: Callable[[str], str],
+        **names: Any,
     ) -> None:
         self.spark = spark.newSession()
-        self.page = page
+        self.pages = pages
         self.replaced = replaced
         self.names = {"spark": self.spark, "spark_ssp": spark_ssp, **names}
 
@@ -109,14 +116,15 @@ class Reader:
         self, before: Mapping[str, Callable[[], None]], after: Mapping[str, Callable[[], None]]
     ) -> None:
         unused = {*before, *after}
-        for block in page_blocks(self.page):
-            if skipped(self.page, block):
+        shown = [(page, block) for page in self.pages for block in page_blocks(page)]
+        for page, block in shown:
+            if skipped(page, block):
                 continue
             for part in before:
                 if part in block:
                     before[part]()
                     unused.discard(part)
-            self.execute(self.replaced(block))
+            self.execute(page, self.replaced(block))
             for query in self.spark.streams.active:
                 query.processAllAvailable()
                 query.stop()
@@ -126,14 +134,14 @@ class Reader:
                     unused.discard(part)
         assert unused == set()
 
-    def execute(self, block: str) -> None:
+    def execute(self, page: str, block: str) -> None:
         if block.startswith("CREATE"):
             for statement in filter(str.strip, block.split(";")):
                 self.spark.sql(statement).collect()
         else:
             # `run` waits until it has read everything.
             block = re.sub(r"^\w+\.awaitTermination\(\)$", "", block, flags=re.MULTILINE)
-            exec(compile(block, f"{self.page}.md", "exec"), self.names)
+            exec(compile(block, f"{page}.md", "exec"), self.names)
 
     def define(self, name: str, of: str, *columns: str) -> None:
         """Define a DataFrame as columns of another."""
@@ -170,7 +178,7 @@ def test_kafka(
         block = re.sub(r"broker1:9092(,broker2:9092)?", kafka_broker.bootstrap_servers, block)
         return re.sub(r"s3a?://lake", str(tmp_path), block)
 
-    reader = Reader(spark, "kafka", replaced)
+    reader = Reader(spark, KAFKA, replaced)
 
     def orders() -> None:
         frame = reader.spark.readStream.format("kafka-ssp").options(**kafka_broker.options)
@@ -261,7 +269,7 @@ def test_kinesis_batch_reads(
     spark: SparkSession, service: EmbeddedKinesis, clock: ShiftedClock, tmp_path: Path
 ) -> None:
     streams = Streams(service, clock, tmp_path)
-    reader = Reader(spark, "kinesis-batch", streams.replaced, options=streams.options)
+    reader = Reader(spark, ("kinesis-batch",), streams.replaced, options=streams.options)
 
     def data(stream: str) -> list[bytes]:
         loaded = reader.spark.read.format("kinesis-ssp").options(**streams.options)
@@ -307,7 +315,7 @@ def test_kinesis_sink(
     spark: SparkSession, service: EmbeddedKinesis, clock: ShiftedClock, tmp_path: Path
 ) -> None:
     streams = Streams(service, clock, tmp_path)
-    reader = Reader(spark, "kinesis-sink", streams.replaced, options=streams.options)
+    reader = Reader(spark, ("kinesis-sink",), streams.replaced, options=streams.options)
     reader.names["orders"] = (
         reader.spark.readStream.format("kinesis-ssp")
         .options(**streams.options, streamName="orders", startingPosition="trim_horizon")

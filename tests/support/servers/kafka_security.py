@@ -87,8 +87,8 @@ class SecureKafka(Server):
             self._permit(user, ResourceType.TOPIC, topic, operation, AclPermissionType.ALLOW)
 
     def let_write_exactly_once(self, user: str, topic: str, name: str) -> None:
-        """Give only this user, and those before, the permissions of docs/guide/kafka.md for a sink
-        with this topic and transactionName."""
+        """Give only this user, and those before, the permissions of
+        docs/guide/kafka-permissions.md for a sink with this topic and transactionName."""
         prefix = f"ssp/{name}/"
         for resource, of, operations, pattern in (
             (ResourceType.TOPIC, topic, "WRITE DESCRIBE READ", ResourcePatternType.LITERAL),

@@ -40,7 +40,7 @@ from spark_ssp.planner.running import RunningPipeline
 from tests.support.guides import GUIDE, PAGES, ROOT, blocks
 from tests.support.pipelines.examples import KnownCounts, same
 
-KAFKA: Final = GUIDE / "kafka.md"
+KAFKA_PAGES: Final = sorted(GUIDE.glob("kafka*.md"))
 PIPELINES: Final = GUIDE / "pipelines.md"
 OF_KINDS: Final = (
     spark_ssp.checkpoint.assignments.store,
@@ -134,9 +134,11 @@ def test_recipes_are_shown_as_they_are() -> None:
 
 def test_options_in_code_are_understood() -> None:
     told: list[str] = []
-    pages = blocks(KAFKA, "python") + blocks(ROOT / "README.md", "python")
+    shown = [
+        block for page in [*KAFKA_PAGES, ROOT / "README.md"] for block in blocks(page, "python")
+    ]
     statements = [
-        ast.unparse(one) for block in pages for one in simple_statements(ast.parse(block))
+        ast.unparse(one) for block in shown for one in simple_statements(ast.parse(block))
     ]
     for statement in statements:
         given = dict(re.findall(r"\.option\('([\w.]+)', '([^']*)'\)", statement))
@@ -156,16 +158,17 @@ def test_columns_of_the_source_are_its_schema() -> None:
     schema = spark_schema(include_headers=True, include_task=True)
     plain = {field.name: field.dataType.simpleString() for field in schema}
     plain["headers"] = "array of struct (`key` string, `value` binary)"
-    assert columns(KAFKA, "## Columns") == plain
+    assert columns(GUIDE / "kafka-columns.md", "## Columns") == plain
 
 
 def test_columns_of_the_sink_are_those_it_knows() -> None:
     known = {field.name for field in dataclasses.fields(SinkColumns)}
-    assert columns(KAFKA, "## Writing").keys() == known
+    assert columns(GUIDE / "kafka-sink.md", "## Columns").keys() == known
 
 
 def test_lag_is_reported_as_shown() -> None:
-    (shown,) = (block for block in blocks(KAFKA, "python") if "query_lag(" in block)
+    page = GUIDE / "kafka-lag.md"
+    (shown,) = (block for block in blocks(page, "python") if "query_lag(" in block)
     text = "".join(line[1:] for line in shown.splitlines() if line.startswith("#"))
     assert json.loads(text) == [lag_metrics({StreamName("orders"): {0: 3, 1: 0}})]
 
@@ -176,7 +179,7 @@ def test_lag_is_reported_as_shown() -> None:
 def test_columns_of_the_kinesis_source_are_its_schema() -> None:
     schema = kinesis_schema(include_repeat_keys=True)
     plain = {field.name: field.dataType.simpleString() for field in schema}
-    assert columns(GUIDE / "kinesis.md", "## Columns") == plain
+    assert columns(GUIDE / "kinesis-columns.md", "## Columns") == plain
 
 
 def test_the_start_of_the_questions_is_understood() -> None:

@@ -27,11 +27,15 @@ from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, QueryKind
 from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS, parse_sink_options
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS
+from spark_ssp.kinesis_source.sink.options import SINK_OPTIONS as KINESIS_SINK_OPTIONS
 from website.option_tables import reference_tables, with_tables
 
 GUIDE: Final = Path(__file__).parents[3] / "docs" / "guide"
 KINESIS: Final = GUIDE / "kinesis-options.md"
 KAFKA: Final = GUIDE / "kafka-options.md"
+KINESIS_NAMES: Final = GUIDE / "kinesis-option-names.md"
+KINESIS_START: Final = GUIDE / "kinesis-start.md"
+KAFKA_START: Final = GUIDE / "kafka-start.md"
 LOGINS: Final = GUIDE / "kafka-logins.md"
 TABLES: Final = reference_tables()
 
@@ -55,10 +59,24 @@ def test_the_tables_of_a_reference_are_those_of_the_code(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("reference", "source", "sink"),
+    [(KINESIS, KINESIS_OPTIONS, KINESIS_SINK_OPTIONS), (KAFKA, KAFKA_OPTIONS, SINK_OPTIONS)],
+)
+def test_each_option_has_a_row_with_an_anchor(
+    reference: Path, source: OptionTable, sink: OptionTable
+) -> None:
+    rows = re.findall(r'^\| <a id="([\w.-]+)"></a>`([\w.]+)` \|', _text(reference), re.MULTILINE)
+    of_sink = [one.name for one in sink.options if one not in source.options]
+    expected = [(f"option-{one.name}", one.name) for one in source.options]
+    expected += [(f"sink-option-{name}", name) for name in of_sink]
+    assert sorted(rows) == sorted(expected)
+
+
+@pytest.mark.parametrize(
     ("reference", "title", "table"),
     [
-        (KINESIS, "## Options that are not in the table", KINESIS_OPTIONS),
-        (KAFKA, "### Names that are not in the table", KAFKA_OPTIONS),
+        (KINESIS_NAMES, "## Unknown options", KINESIS_OPTIONS),
+        (KAFKA, "## Unknown and other names", KAFKA_OPTIONS),
     ],
 )
 def test_every_prefix_is_documented(reference: Path, title: str, table: OptionTable) -> None:
@@ -67,7 +85,7 @@ def test_every_prefix_is_documented(reference: Path, title: str, table: OptionTa
 
 
 def test_every_start_of_the_kinesis_reference_is_understood() -> None:
-    section = _section(KINESIS, "## Where a query starts")
+    section = _section(KINESIS_START, "## Forms")
     starts = re.findall(r"```json\n(.*?)```", section, re.DOTALL)
     starts += re.findall(r"^\| `([^`]+)`", section, re.MULTILINE)
     starts += re.findall(r"`(\{.*format.*\})`", section)
@@ -86,7 +104,7 @@ SECRET: Final = "Canary-7wJalrXUtnFEMI"
 
 
 def test_every_start_and_end_of_the_kafka_reference_is_understood() -> None:
-    section = _section(KAFKA, "### Where a query starts")
+    section = _section(KAFKA_START, "## Forms")
     starts = re.findall(r"^\| `(starting\w+)` \| `([^`]+)`", section, re.MULTILINE)
     assert len(starts) == 5
     for option, value in starts:
@@ -99,7 +117,7 @@ def test_every_start_and_end_of_the_kafka_reference_is_understood() -> None:
 @pytest.mark.parametrize("names", [CONSUMER, PRODUCER], ids=lambda names: str(names.client))
 def test_every_property_is_documented(names: PropertyNames) -> None:
     every = {*names.supported, *names.aliases, *names.refused, *names.without_effect}
-    text = "\n".join(TABLES["kafka-options.md"].values())
+    text = "\n".join(TABLES["kafka-client-properties.md"].values())
     assert every <= {*text.split("`")[1::2]} | COMBINED
 
 
