@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Final
 
 from spark_ssp.checkpoint.agent.event_loop import TableOpened
@@ -40,24 +40,30 @@ def connect_tables(
 ) -> tuple[DynamoDbLeaseStore, KclTables]:
     """Return the lease table of an application, and the tables of its KCL workers. `connection` is
     that of DynamoDB, which is not called."""
-    client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
+    calls = connect_calls(connection)
+    store = DynamoDbLeaseStore(calls(table.name, Retrier(retry)), table)
+    # One log for all tables of the KCL: throttling is logged once, not once for each table.
+    of_kcl = Retrier(retry)
+    return store, KclTables(application, table.name, lambda name: calls(name, of_kcl))
 
+
+def connect_calls(connection: ConnectionOptions) -> Callable[[str, Retrier], DynamoDbCalls]:
+    """Return a function that returns the calls about a table: all by one client, which the first
+    `close` of any closes. DynamoDB is not called yet."""
+    client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
     direct = DirectCalls(client, DECODERS)
 
-    def calls(name: str, retrier: Retrier) -> DynamoDbCalls:
+    def calls(table: str, retrier: Retrier) -> DynamoDbCalls:
         return DynamoDbCalls(
             client,
-            name,
+            table,
             retrier,
             role_arn=connection.role_arn,
             role_option=connection.role_option,
             direct=direct,
         )
 
-    store = DynamoDbLeaseStore(calls(table.name, Retrier(retry)), table)
-    # One log for all tables of the KCL: throttling is logged once, not once for each table.
-    kcl_calls = partial(calls, retrier=Retrier(retry))
-    return store, KclTables(application, table.name, kcl_calls)
+    return calls
 
 
 _ATTEMPTS: Final = 2

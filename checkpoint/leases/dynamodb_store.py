@@ -291,16 +291,25 @@ def readiness(name: str, table: Mapping[str, Any] | None) -> Readiness:
     )
 
 
-def _check_key(name: str, table: Mapping[str, Any]) -> None:
+def is_lease_table(table: Mapping[str, Any]) -> bool:
+    """Return whether the table described has the key of lease tables."""
+    return _key_of(table) == [("HASH", Attribute.KEY.value, "S")]
+
+
+def _key_of(table: Mapping[str, Any]) -> list[tuple[str, str, str | None]]:
     types = {
         entry["AttributeName"]: entry["AttributeType"]
         for entry in table.get("AttributeDefinitions", ())
     }
-    key = [
+    return [
         (entry["KeyType"], entry["AttributeName"], types.get(entry["AttributeName"]))
         for entry in table.get("KeySchema", ())
     ]
-    if key != [("HASH", Attribute.KEY.value, "S")]:
+
+
+def _check_key(name: str, table: Mapping[str, Any]) -> None:
+    if not is_lease_table(table):
+        key = _key_of(table)
         found = ", ".join(f"{kind} {attribute} ({of_type})" for kind, attribute, of_type in key)
         raise LeaseTableError(
             f"table {name}",

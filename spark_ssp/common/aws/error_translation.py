@@ -279,6 +279,14 @@ def access_error(error: Exception, asked: DeniedCall) -> AccessError | None:
     return _refused_access(error, asked)
 
 
+_PERMISSION: Final = "permission for "
+
+
+def is_denied(error: AccessError) -> bool:
+    """Return whether the credentials are valid, and do not allow the call."""
+    return error.expected.startswith(_PERMISSION)
+
+
 def _refused_access(error: sdk.ClientError, asked: DeniedCall) -> AccessError | None:
     code = code_of(error)
     action = f"{asked.service}:{asked.operation}"
@@ -286,7 +294,7 @@ def _refused_access(error: sdk.ClientError, asked: DeniedCall) -> AccessError | 
         return AccessError(
             asked.subject,
             found=f"{quoted(error)} on {asked.operation} in {asked.place}",
-            expected=f"permission for {action}",
+            expected=f"{_PERMISSION}{action}",
             next_step=f"allow {action} on {asked.resource} to the user or role in use",
         )
     if code in _KMS:

@@ -22,6 +22,7 @@ from spark_ssp.common.aws.error_translation import (
     Severity,
     access_error,
     code_of,
+    is_denied,
     quoted,
     safe_text,
 )
@@ -168,7 +169,7 @@ class StoreCalls(ServiceCalls):
 
 def _by_the_chain(error: AccessError, where: StoreLocation) -> AccessError:
     """Without a provider there are no options for credentials here."""
-    if isinstance(error, CredentialsProviderError) or error.expected.startswith("permission for "):
+    if isinstance(error, CredentialsProviderError) or is_denied(error):
         return error
     return AccessError(
         where.subject,
@@ -232,13 +233,19 @@ class S3Files:
 
     def names(self) -> Iterable[str]:
         """See `WriteOnceFiles`. S3's listings are consistent."""
-        entries = (entry["Key"] for page in self._pages() for entry in page.get("Contents", ()))
-        return [key.removeprefix(self._prefix) for key in entries]
+        return self.listing()[0]
 
-    def folders(self) -> list[str]:
-        """Return the names of the folders directly below the prefix."""
-        entries = (e["Prefix"] for page in self._pages() for e in page.get("CommonPrefixes", ()))
-        return [prefix.removeprefix(self._prefix).rstrip("/") for prefix in entries]
+    def listing(self) -> tuple[list[str], list[str]]:
+        """Return the names of the files and of the folders directly below the prefix."""
+        files: list[str] = []
+        folders: list[str] = []
+        for page in self._pages():
+            files += [entry["Key"] for entry in page.get("Contents", ())]
+            folders += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
+        return (
+            [key.removeprefix(self._prefix) for key in files],
+            [prefix.removeprefix(self._prefix).removesuffix("/") for prefix in folders],
+        )
 
     def _pages(self) -> Iterator[Answer]:
         request: dict[str, Any] = {

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -44,12 +44,7 @@ from spark_ssp.operations.inspection.applications import (
     read_application,
     visible_tables,
 )
-from spark_ssp.operations.inspection.checkpoint_folder import (
-    DamagedFileError,
-    Folder,
-    find_checkpoints,
-    open_folder,
-)
+from spark_ssp.operations.inspection.checkpoint_folder import DamagedFileError, Folder, open_folder
 from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
 from spark_ssp.operations.inspection.query_facts import (
     Surroundings,
@@ -58,6 +53,9 @@ from spark_ssp.operations.inspection.query_facts import (
     read_query,
 )
 from spark_ssp.operations.inspection.spark_checkpoint import (
+    Checkpoint,
+    FoundFolder,
+    find_checkpoints,
     read_checkpoint,
 )
 from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
@@ -129,6 +127,12 @@ class _Visible:
     callback=to_millis,
     help="Of Kafka: the topics' retention.ms, as in 7d, after which records expire.",
 )
+@click.option(
+    "--applications",
+    is_flag=True,
+    help="Also the applications whose lease tables are in the account and region: those of KCL "
+    "workers too.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @options_file
 @aws_options
@@ -142,6 +146,7 @@ def status_command(
     failover: int,
     wait: int | None,
     retention: int | None,
+    applications: bool,
     as_json: bool,
     aws: Given,
     kafka: Given,
@@ -149,22 +154,24 @@ def status_command(
     """Show the health of the queries whose checkpoints are at each PATH, with remedies.
 
     PATH is a folder, or a URI such as s3://bucket/folder: a checkpoint, or a folder in which
-    checkpoints are. The queries may run anywhere, or be stopped. Without PATH: the applications
-    whose lease tables are in the account and region, those of KCL workers too. Streams, topics and
-    lease tables are read; nothing is written.
+    checkpoints are. The queries may run anywhere, or be stopped. Their streams, topics and lease
+    tables are read; nothing is written.
     """
     wait = wait_between_readings(wait, failover)
+    if not paths and not applications:
+        raise click.UsageError("name a PATH, or give --applications")
     environment: Environment = context.obj
     limits = Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after)
-    s3 = s3_connection(aws)
-    places = [place for path in paths for place in find_checkpoints(path, s3)]
-    visible = VisibleTables() if paths else visible_tables(dynamodb_connection(aws))
+    visible = visible_tables(dynamodb_connection(aws)) if applications else VisibleTables()
     with ExitStack() as stack:
-        folders = {path: _open(path, aws, stack) for path in places}
+        found: list[FoundFolder] = []
+        for path in paths:
+            found += find_checkpoints(_open(path, aws, stack), path)
         names = set(visible.applications)
-        for path, folder in folders.items():
-            with suppress(DamagedFileError):  # which is the answer later
-                names |= lease_tables(read_checkpoint(folder, path))
+        queries = [_read(one, is_named=one.location in paths) for one in found]
+        for _, checkpoint in queries:
+            if isinstance(checkpoint, Checkpoint):
+                names |= lease_tables(checkpoint)
         tables: Mapping[str, ObservedTable | SspError] = {}
         if names:
             tables = observe_tables(
@@ -182,22 +189,23 @@ def status_command(
             limits=limits,
             now_ms=environment.now_ms(),
         )
-        answers = [_answer(path, folder, around) for path, folder in folders.items()]
-        applications = [_visible(name, around) for name in visible.applications]
+        answers = [_answer(one, checkpoint, around) for one, checkpoint in queries]
+        seen = [_visible(name, around) for name in visible.applications]
     if as_json:
         write_json(
             {
                 "queries": [_document(answer) for answer in answers],
-                "applications": [_application_document(one) for one in applications],
+                "applications": [_application_document(one) for one in seen],
                 "tablesNotDescribed": list(visible.hidden),
             }
         )
     else:
-        _show(Screen(), answers, applications, visible)
+        _show(Screen(), answers, seen, visible)
     verdicts = [answer.health.verdict for answer in answers]
-    verdicts += [one.health.verdict for one in applications]
-    # Where nothing is seen, nothing is known to be well.
-    worst = max(verdicts, key=lambda one: one.gravity, default=Verdict.UNKNOWN)
+    verdicts += [one.health.verdict for one in seen]
+    if visible.hidden or not verdicts:
+        verdicts.append(Verdict.UNKNOWN)
+    worst = max(verdicts, key=lambda one: one.gravity)
     context.exit(EXIT_CODES[worst])
 
 
@@ -207,33 +215,46 @@ def _open(path: str, aws: Given, stack: ExitStack) -> Folder:
     return folder
 
 
-def _answer(path: str, folder: Folder, around: Surroundings) -> _Answer:
-    query_id = None
+def _read(one: FoundFolder, *, is_named: bool) -> tuple[FoundFolder, Checkpoint | SspError]:
+    """Return the checkpoint, or the error that is its answer: one that was found must not hide the
+    others."""
+    if one.error is not None:
+        return one, one.error
     try:
-        checkpoint = read_checkpoint(folder, path)
+        return one, read_checkpoint(one.folder, one.location)
     except DamagedFileError as error:
-        query = Query(findings=(damaged(error),))
+        return one, error
+    except SspError as error:
+        if is_named:
+            raise
+        return one, error
+
+
+def _answer(one: FoundFolder, found: Checkpoint | SspError, around: Surroundings) -> _Answer:
+    if isinstance(found, Checkpoint):
+        query = read_query(one.folder, found, around)
+    elif isinstance(found, DamagedFileError):
+        query = Query(findings=(damaged(found),))
     else:
-        query_id = checkpoint.query
-        query = read_query(folder, checkpoint, around)
+        query = _unreadable(found)
     return _Answer(
-        location=path,
-        query_id=query_id,
+        location=one.location,
+        query_id=found.query if isinstance(found, Checkpoint) else None,
         query=query,
         health=assess(query, around.limits, around.now_ms),
     )
 
 
+def _unreadable(error: SspError) -> Query:
+    finding = unknown(f"{error.subject}: found {error.found}", error.next_step)
+    return Query(has_batches=False, is_spare=True, findings=(finding,))
+
+
 def _visible(name: str, around: Surroundings) -> _Visible:
     table = around.tables[name]
     if isinstance(table, SspError):
-        reason = f"its lease table could not be read: found {table.found}"
-        query = Query(
-            has_batches=False, is_spare=True, findings=(unknown(reason, table.next_step),)
-        )
-        return _Visible(
-            name=name, application=None, health=assess(query, around.limits, around.now_ms)
-        )
+        health = assess(_unreadable(table), around.limits, around.now_ms)
+        return _Visible(name=name, application=None, health=health)
     found = read_application(
         name,
         table,
@@ -259,9 +280,11 @@ def _show(
 ) -> None:
     if answers:
         _show_queries(screen, answers)
-    elif applications:
+    if answers and applications:
+        screen.line()
+    if applications:
         _show_applications(screen, applications)
-    else:
+    if not answers and not applications:
         screen.line("no lease table was found: name the checkpoint of a query, or another --region")
     named = {answer.location: answer.health for answer in answers}
     named |= {one.name: one.health for one in applications}

@@ -332,11 +332,11 @@ class CheckpointReader:
         Raises SspError if a file is damaged or cannot be read, or a lag cannot be measured.
         """
         if self._id is None:
-            if "metadata" not in self._folder.names():
+            if "metadata" not in self._folder.listing().files:
                 return []
             self._id = query_id(self._folder, self._location)
         last = -1 if self._newest is None else self._newest.batch
-        found = [n for n in batches_of(self._folder.names("offsets")) if n > last]
+        found = [n for n in batches_of(self._folder.listing("offsets").names) if n > last]
         read = [read_kept_batch(self._folder, self._location, n) for n in found[-most:]]
         batches = [batch for batch in read if batch is not None and batch.planned_ms is not None]
         newest = batches[-1] if batches else self._newest

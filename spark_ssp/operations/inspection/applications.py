@@ -3,18 +3,29 @@ shards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from spark_ssp.checkpoint.leases.dynamodb_store import Readiness, readiness
-from spark_ssp.checkpoint.leases.lease import LeaseTableError
-from spark_ssp.common.aws.store import StoreCalls, StoreLocation
-from spark_ssp.common.errors import AccessError, ServiceUnavailableError, StreamNotFoundError
+from spark_ssp.checkpoint.agent.tables import connect_calls
+from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls
+from spark_ssp.checkpoint.leases.dynamodb_store import is_lease_table
+from spark_ssp.checkpoint.leases.lease import StreamIdentifier
+from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.common.aws.error_translation import is_denied
+from spark_ssp.common.aws.service_calls import (
+    Answer,
+    Retrier,
+    describe_table,
+    readable,
+    retry_settings,
+)
+from spark_ssp.common.errors import AccessError, SspError, StreamNotFoundError
+from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.operations.health import Finding, Part, Query, Reader, unknown
+from spark_ssp.operations.health import Finding, Part, Query, Reader, Verdict, unknown
 from spark_ssp.operations.inspection.kinesis_parts import shared_parts
 from spark_ssp.operations.inspection.lease_table import (
     ObservedTable,
@@ -26,14 +37,7 @@ from spark_ssp.operations.inspection.lease_table import (
 from spark_ssp.operations.inspection.streams import ListedStream, list_streams
 
 _THREADS: Final = 8
-_TABLES: Final = StoreLocation(
-    subject="the lease tables of the account",
-    service="dynamodb",
-    resource="all tables of the region",
-    option="the region",
-    read_by="spark-ssp",
-    absent=LeaseTableError,
-)
+_NAMED: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,22 +52,24 @@ class VisibleTables:
 def visible_tables(connection: ConnectionOptions) -> VisibleTables:
     """Find the lease tables. Needs dynamodb:ListTables, and dynamodb:DescribeTable for each table
     that is to be seen."""
-    calls = StoreCalls.open(_TABLES, connection)
+    connected, retry = connect_calls(connection), retry_settings(connection)
 
-    def is_lease_table(name: str) -> bool | None:
+    def is_application(name: str) -> bool | None:
         """Return None if it may not be described."""
         try:
-            described: Mapping[str, Any] = calls.ask("DescribeTable", {"TableName": name})
-            return readiness(name, described["Table"]) is Readiness.READY
-        except LeaseTableError:  # another table, or one that was just deleted
-            return False
-        except AccessError:
-            return None
+            table = describe_table(connected(name, Retrier(retry)), name)
+        except AccessError as error:
+            if is_denied(error):
+                return None
+            raise
+        # One that cannot be used, for whatever reason, is an application that does not run.
+        return table is not None and is_lease_table(table) and table["TableStatus"] != "DELETING"
 
+    calls = connected("*", Retrier(retry))
     try:
         names = sorted(_table_names(calls))
         with ThreadPoolExecutor(_THREADS) as threads:
-            found = dict(zip(names, threads.map(is_lease_table, names), strict=True))
+            found = dict(zip(names, threads.map(is_application, names), strict=True))
     finally:
         calls.close()
     return VisibleTables(
@@ -72,11 +78,16 @@ def visible_tables(connection: ConnectionOptions) -> VisibleTables:
     )
 
 
-def _table_names(calls: StoreCalls) -> Iterator[str]:
+def _table_names(calls: DynamoDbCalls) -> Iterator[str]:
     request: dict[str, Any] = {}
+
+    def page() -> tuple[list[str], Answer]:
+        answer = calls.once("ListTables", request)
+        return answer["TableNames"], answer
+
     while True:
-        answer = calls.ask("ListTables", request)
-        yield from answer["TableNames"]
+        names, answer = calls.patiently("ListTables", lambda: readable(page))
+        yield from names
         last = answer.get("LastEvaluatedTableName")
         if last is None:
             return
@@ -106,14 +117,14 @@ def read_application(
     limit_ms: int,
     now_ms: int,
 ) -> Application:
-    """Measure the shards of an application. `connection`: that of Kinesis. A service that refuses
-    or does not answer is a finding. Needs the permissions of `list_streams` and `lags_of`."""
+    """Measure the shards of an application. `connection`: that of Kinesis. A stream that cannot be
+    listed or measured is a finding. Needs the permissions of `list_streams` and `lags_of`."""
+    findings = [_malformed(table.rows)] if table.rows.malformed else []
     streams = streams_of(table.rows.leases)
     listed: dict[StreamName, ListedStream] = {}
-    findings: list[Finding] = []
     for stream in streams:
         try:
-            listed |= list_streams([stream], connection)
+            found = list_streams([stream], connection)[stream]
         except StreamNotFoundError:
             findings.append(
                 unknown(
@@ -121,36 +132,118 @@ def read_application(
                     f"look in that region; if no worker of {name} will run again, delete its table",
                 )
             )
-        except (AccessError, ServiceUnavailableError) as error:
-            reason = f"stream {stream} could not be listed: found {error.found}"
-            findings.append(unknown(reason, error.next_step))
-    if not streams:
+        except SspError as error:
+            findings.append(unknown(f"{error.subject}: found {error.found}", error.next_step))
+        else:
+            listed[stream] = found
+            findings += _namesakes(stream, found, table.rows)
+    own = _without_namesakes(table.rows, listed)
+    leases = shard_leases(
+        own,
+        {stream: listed[stream].shards if stream in listed else None for stream in streams},
+        table.renewals,
+        table.read_ms,
+        table.failover_ms,
+    )
+    parts: list[Part] = []
+    for name_of, of_stream in _by_stream(leases).items():
+        # If it cannot be measured, a finding says so; those without a reader count.
+        unread = [
+            Part(name=_name(lease), reader=lease.reader)
+            for lease in of_stream
+            if lease.reader.is_missing
+        ]
+        if name_of is None or name_of not in listed:
+            parts += unread
+            continue
+        try:
+            parts += shared_parts(
+                name_of,
+                listed[name_of],
+                of_stream,
+                connection=connection,
+                limit_ms=limit_ms,
+                now_ms=now_ms,
+            )
+        except SspError as error:
+            parts += unread
+            findings.append(unknown(f"{error.subject}: found {error.found}", error.next_step))
+    if any(lease.stream is None and lease.reader is not Reader.ENDED for lease in leases):
         findings.append(
             unknown(
-                "its rows do not name the stream, so delays are not known",
+                "rows do not name their stream, so delays are not known",
                 f"spark-ssp leases {name} --stream STREAM measures them",
             )
         )
-    listings = {stream: found.shards for stream, found in listed.items()}
-    leases = shard_leases(table.rows, listings, table.renewals, now_ms, table.failover_ms)
-    # Delays of the others are unknown, as a finding says; those without a reader count.
-    parts = [
-        Part(name=_name(lease), reader=lease.reader)
-        for lease in leases
-        if lease.stream not in listed and lease.reader.is_missing
-    ]
-    try:
-        parts += shared_parts(
-            listed, leases, connection=connection, limit_ms=limit_ms, now_ms=now_ms
+    if not parts and not findings:
+        findings.append(
+            unknown(
+                "its table has no lease of a shard that is to be read",
+                "see whether a worker of the application runs: it creates the leases",
+            )
         )
-    except (AccessError, ServiceUnavailableError) as error:
-        findings.append(unknown(f"{error.subject}: found {error.found}", error.next_step))
     return Application(
         streams=streams,
         workers=len(leases_by_worker(leases)),
         leases=tuple(leases),
         query=Query(parts=tuple(parts), findings=tuple(findings), is_spare=True, has_batches=False),
     )
+
+
+def _by_stream(leases: Iterable[ShardLease]) -> dict[StreamName | None, list[ShardLease]]:
+    found: dict[StreamName | None, list[ShardLease]] = {}
+    for lease in leases:
+        found.setdefault(lease.stream, []).append(lease)
+    return found
+
+
+def _malformed(rows: Rows) -> Finding:
+    names = abbreviate([error.key or "a row without a key" for error in rows.malformed], _NAMED)
+    return Finding(
+        verdict=Verdict.STALLED,
+        reason=f"rows that cannot be parsed, so that nobody takes their leases: {names}",
+        remedy="restore or delete them; spark-ssp leases shows them",
+    )
+
+
+def _namesakes(stream: StreamName, found: ListedStream, rows: Rows) -> list[Finding]:
+    others = {
+        str(lease.stream)
+        for lease in rows.leases
+        if lease.stream is not None
+        and lease.stream.name == stream
+        and not _is_of(lease.stream, found)
+    }
+    if not others:
+        return []
+    return [
+        unknown(
+            f"not measured: {abbreviate(sorted(others), _NAMED)}, of another account, or of a "
+            "stream that was deleted and created again",
+            "look in that account; delete the rows of a stream that no longer exists",
+        )
+    ]
+
+
+def _without_namesakes(rows: Rows, listed: Mapping[StreamName, ListedStream]) -> Rows:
+    """Leave out the leases of streams that only have the name of the one that was listed."""
+    return replace(
+        rows,
+        leases=tuple(
+            lease
+            for lease in rows.leases
+            if lease.stream is None
+            or lease.stream.name not in listed
+            or _is_of(lease.stream, listed[lease.stream.name])
+        ),
+    )
+
+
+def _is_of(identifier: StreamIdentifier, found: ListedStream) -> bool:
+    """Return whether an identifier is that of this stream, by its account and creation."""
+    description = found.description
+    account = description.arn.split(":")[4]
+    return (identifier.account, identifier.created) == (account, description.created // 1000)
 
 
 def _name(lease: ShardLease) -> str:

@@ -3,6 +3,10 @@ fsspec. Other users may have written to it."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
+from copy import copy
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -24,9 +28,6 @@ from spark_ssp.common.write_once_files import S3Folder, is_bucket, missing_packa
 
 RESTORE: Final = "restore the file from a backup: a query does not start from it either"
 _S3: Final = ("s3", "s3a", "s3n")
-_DEPTH: Final = 3
-"""The levels of folders that may be above a checkpoint: those of a job, a pipeline and a stage."""
-MAX_FOLDERS: Final = 1_000
 _SPARKS_FILE: Final = f"a file that Spark wrote, of at most {MAX_BYTES >> 20} MiB"
 
 
@@ -49,68 +50,44 @@ def damaged(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """The entries of a folder, sorted. A link to a folder counts as a file."""
+
+    files: tuple[str, ...] = ()
+    folders: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Both."""
+        return (*self.files, *self.folders)
+
+
 class Folder(Protocol):
     """A folder with its subfolders. Paths are relative, with slashes. Raises SspError."""
 
-    def names(self, path: str = "") -> list[str]:
-        """Return the names of the files in a subfolder; none if it does not exist. A local folder
-        returns its subfolders too."""
+    def listing(self, path: str = "") -> Listing:
+        """Return the entries of a subfolder; none if it does not exist."""
 
-    def folders(self, path: str = "") -> list[str]:
-        """Return the names of the folders in a subfolder; none if it does not exist."""
+    def below(self, path: str) -> Folder:
+        """Return a subfolder, which shares the connections."""
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file that `names` returned."""
+        """Return the content of a file that `listing` returned."""
 
     def modified_ms(self, path: str) -> int | None:
         """Return the time at which a file was last written, by the clock of the storage, in
         milliseconds since the epoch; None if there is no such file, or the storage has no times."""
 
     def close(self) -> None:
-        """Release connections."""
+        """Release connections, also those of the subfolders."""
 
 
-def is_checkpoint(folder: Folder) -> bool:
-    """Return whether a folder is the checkpoint of a query that has begun a batch, or is about
-    to."""
-    return "metadata" in folder.names() or any(
-        folder.names(name) for name in ("commits", "offsets")
-    )
-
-
-def find_checkpoints(location: str, connection: ConnectionOptions) -> list[str]:
-    """Return the checkpoints in a folder, sorted: the folder itself if it is one, or if it has none
-    below it. Raises CheckpointFolderError if it has too many folders to look at them all."""
-    found: list[str] = []
-    seen = 0
-    level = [location]
-    for depth in range(_DEPTH + 1):
-        below: list[str] = []
-        for place in level:
-            seen += 1
-            if seen > MAX_FOLDERS:
-                raise CheckpointFolderError(
-                    f"folder {shown_location(location)}",
-                    found=f"more than {MAX_FOLDERS} folders",
-                    expected="a folder of checkpoints",
-                    next_step="name the checkpoints, or a folder with fewer others",
-                )
-            folder = open_folder(place, connection)
-            try:
-                if is_checkpoint(folder):
-                    found.append(place)
-                elif depth < _DEPTH:
-                    below += [_below(place, name) for name in folder.folders()]
-            finally:
-                folder.close()
-        level = below
-    return sorted(found) or [location]
-
-
-def _below(location: str, name: str) -> str:
-    if location.startswith("file:"):
-        name = quote(name)
-    return f"{location.rstrip('/')}/{name}"
+def location_below(location: str, path: str) -> str:
+    """Return the path or URI of a subfolder."""
+    if location[:5].lower() == "file:":
+        path = quote(os.fsencode(path))
+    return f"{location.rstrip('/')}/{path}"
 
 
 def open_folder(location: str, connection: ConnectionOptions) -> Folder:
@@ -145,16 +122,20 @@ class _LocalFolder:
                 next_step="correct the path: it is the query's checkpointLocation",
             )
 
-    def names(self, path: str = "") -> list[str]:
+    def listing(self, path: str = "") -> Listing:
         try:
-            return sorted(entry.name for entry in (self._path / path).iterdir())
+            with os.scandir(self._path / path) as entries:
+                found = sorted(
+                    (entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries
+                )
         except (FileNotFoundError, NotADirectoryError):
-            return []
+            return Listing()
         except OSError as error:
             raise self._error(path, error) from None
+        return _listed(found)
 
-    def folders(self, path: str = "") -> list[str]:
-        return [name for name in self.names(path) if (self._path / path / name).is_dir()]
+    def below(self, path: str) -> Folder:
+        return _LocalFolder(location_below(self._location, path), self._path / path)
 
     def read(self, path: str) -> bytes:
         try:
@@ -186,9 +167,10 @@ class _LocalFolder:
 
 class _S3Folder:
     def __init__(self, location: str, connection: ConnectionOptions) -> None:
-        parts = urlsplit(location)
         self._location = location
-        self._bucket, self._path = parts.netloc, parts.path.strip("/")
+        # Not by `urlsplit`: Hadoop's paths have neither a query nor a fragment.
+        self._bucket, _, path = location.partition("://")[2].partition("/")
+        self._path = path.strip("/")
         if not is_bucket(self._bucket) or not self._path:
             raise CheckpointFolderError(
                 f"checkpoint {shown_location(location)}",
@@ -206,11 +188,15 @@ class _S3Folder:
         )
         self._calls = S3Calls.open(where, connection)
 
-    def names(self, path: str = "") -> list[str]:
-        return sorted(name for name in self._files(path).names() if name)
+    def listing(self, path: str = "") -> Listing:
+        files, folders = self._files(path).listing()
+        return Listing(files=tuple(filter(None, files)), folders=tuple(filter(None, folders)))
 
-    def folders(self, path: str = "") -> list[str]:
-        return self._files(path).folders()
+    def below(self, path: str) -> Folder:
+        found = copy(self)
+        found._location = location_below(self._location, path)
+        found._path = f"{self._path}/{path}"
+        return found
 
     def read(self, path: str) -> bytes:
         folder, _, name = path.rpartition("/")
@@ -247,22 +233,21 @@ class _FsspecFolder:
         except Exception as error:
             raise self._error(error) from error
 
-    def names(self, path: str = "") -> list[str]:
-        return [name for name, _ in self._entries(path)]
-
-    def folders(self, path: str = "") -> list[str]:
-        return [name for name, kind in self._entries(path) if kind == "directory"]
-
-    def _entries(self, path: str) -> list[tuple[str, str]]:
+    def listing(self, path: str = "") -> Listing:
         try:
             found: list[Any] = self._system.ls(f"{self._path}/{path}".rstrip("/"), detail=True)
         except FileNotFoundError:
-            return []
+            return Listing()
         except Exception as error:
             raise self._error(error) from error
-        return sorted(
-            (entry["name"].rstrip("/").rpartition("/")[2], entry["type"]) for entry in found
-        )
+        names = ((str(entry["name"]).rstrip("/").rpartition("/")[2], entry) for entry in found)
+        return _listed(sorted((name, entry["type"] == "directory") for name, entry in names))
+
+    def below(self, path: str) -> Folder:
+        found = copy(self)
+        found._location = location_below(self._location, path)
+        found._path = f"{self._path.rstrip('/')}/{path}"
+        return found
 
     def read(self, path: str) -> bytes:
         try:
@@ -289,6 +274,14 @@ class _FsspecFolder:
             expected="a folder that fsspec can list and read",
             next_step="check the URI, the credentials that fsspec's package finds, and the network",
         )
+
+
+def _listed(entries: Iterable[tuple[str, bool]]) -> Listing:
+    files: list[str] = []
+    folders: list[str] = []
+    for name, is_folder in entries:
+        (folders if is_folder else files).append(name)
+    return Listing(files=tuple(files), folders=tuple(folders))
 
 
 def _not_larger(content: bytes, location: str, path: str) -> bytes:

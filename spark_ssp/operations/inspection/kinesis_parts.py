@@ -102,7 +102,11 @@ def kinesis_parts(
             if isinstance(table, SspError):
                 raise table
             leases = shard_leases(
-                table.rows, {name: stream.shards}, table.renewals, now_ms, table.failover_ms
+                table.rows,
+                {name: stream.shards},
+                table.renewals,
+                table.read_ms,
+                table.failover_ms,
             )
             shards += _shared_shards(name, own, stream, leases)
     lost = _lost(shards, source, now_ms, connection)
@@ -132,20 +136,17 @@ def _own_shards(
 
 
 def shared_parts(
-    streams: Mapping[StreamName, ListedStream],
-    leases: Sequence[ShardLease],
+    name: StreamName,
+    stream: ListedStream,
+    leases: Iterable[ShardLease],
     *,
     connection: ConnectionOptions,
     limit_ms: int,
     now_ms: int,
 ) -> list[Part]:
-    """Measure the shards of an application, of which no checkpoint is known. Needs the permissions
-    of `lags_of`."""
-    shards = [
-        shard
-        for name, stream in sorted(streams.items())
-        for shard in _shared_shards(name, {}, stream, leases)
-    ]
+    """Measure the shards of a stream of an application, of which no checkpoint is known. Needs the
+    permissions of `lags_of`."""
+    shards = list(_shared_shards(name, {}, stream, leases))
     return list(_measured(shards, Earlier(), limit_ms, now_ms, connection))
 
 

@@ -8,12 +8,13 @@ between, and one that did not was renewed before the first of them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from spark_ssp.checkpoint.agent.tables import connect_tables
+from spark_ssp.checkpoint.agent.tables import connect_calls, connect_tables
+from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from spark_ssp.checkpoint.leases.lease import (
     Lease,
     LeaseTableError,
@@ -30,7 +31,7 @@ from spark_ssp.checkpoint.leases.lease_store import (
     TableSettings,
 )
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows
-from spark_ssp.common.aws.service_calls import retry_settings
+from spark_ssp.common.aws.service_calls import Retrier, retry_settings
 from spark_ssp.common.errors import SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
@@ -50,6 +51,7 @@ from spark_ssp.kinesis_source.planning.active_shards import ancestors
 from spark_ssp.operations.health import Reader
 from spark_ssp.operations.terminal import Environment
 
+_THREADS: Final = 8
 LeaseId = tuple[StreamIdentifier | None, ShardId]
 
 
@@ -72,16 +74,7 @@ class LeaseTable:
 
     def read(self) -> TableRows:
         """Scan the tables. Raises LeaseTableError if there is no such lease table."""
-        try:
-            rows = self._store.scan()
-        except LeaseTableError as error:
-            raise LeaseTableError(
-                f"lease table {self._name}",
-                found=error.found,
-                expected="the lease table of an application",
-                next_step="check the name (by default applicationName), --table, --region and "
-                "--dynamodb-endpoint-url; the first worker of an application creates its table",
-            ) from None
+        rows = _scan(self._store, self._name)
         return TableRows(rows=rows, kcl=self._kcl.read(rows))
 
     def close(self) -> None:
@@ -154,10 +147,11 @@ def age_of(renewal: Renewal, now_ms: int) -> Age:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedTable:
-    """A lease table after its last reading."""
+    """A lease table after its last reading. The ages of renewals count up to that."""
 
     rows: Rows
     renewals: Renewals
+    read_ms: int
     failover_ms: int
 
 
@@ -171,28 +165,54 @@ def observe_tables(
 ) -> Mapping[str, ObservedTable | SspError]:
     """Read lease tables, twice if there is a wait: a row has a counter and no time. Return the
     error of a table that cannot be read."""
+    connected, retry = connect_calls(connection), retry_settings(connection)
+    stores = {
+        name: DynamoDbLeaseStore(connected(name, Retrier(retry)), TableSettings(name=name))
+        for name in sorted(names)
+    }
     found: dict[str, ObservedTable | SspError] = {}
-    times: dict[str, int] = {}
-    with ExitStack() as stack:
-        tables = {name: LeaseTable(name, name, connection) for name in sorted(names)}
-        for table in tables.values():
-            stack.callback(table.close)
-        for pause in (None,) if wait_ms is None or not tables else (None, wait_ms):
-            if pause is not None:
-                environment.sleep(pause / 1000)
-            for name, table in tables.items():
-                before = found.get(name)
-                renewals = before.renewals if isinstance(before, ObservedTable) else {}
-                try:
-                    rows = table.read().rows
-                except SspError as error:
-                    found[name] = error
-                    continue
-                now = environment.now_ms()
-                renewals = observe(renewals, rows.leases, now, times.get(name))
-                found[name] = ObservedTable(rows=rows, renewals=renewals, failover_ms=failover_ms)
-                times[name] = now
+
+    def read(name: str) -> ObservedTable | SspError:
+        before = found.get(name)
+        if isinstance(before, SspError):
+            return before
+        try:
+            rows = _scan(stores[name], name)
+        except SspError as error:
+            return error
+        now = environment.now_ms()
+        renewals, previous = ({}, None) if before is None else (before.renewals, before.read_ms)
+        return ObservedTable(
+            rows=rows,
+            renewals=observe(renewals, rows.leases, now, previous),
+            read_ms=now,
+            failover_ms=failover_ms,
+        )
+
+    try:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            for pause in (None,) if wait_ms is None or not stores else (None, wait_ms):
+                if pause is not None:
+                    environment.sleep(pause / 1000)
+                found = dict(zip(stores, threads.map(read, stores), strict=True))
+    finally:
+        for store in stores.values():
+            store.close()
     return found
+
+
+def _scan(store: DynamoDbLeaseStore, name: str) -> Rows:
+    """Raises LeaseTableError if there is no such lease table."""
+    try:
+        return store.scan()
+    except LeaseTableError as error:
+        raise LeaseTableError(
+            f"lease table {name}",
+            found=error.found,
+            expected="the lease table of an application",
+            next_step="check the name (by default applicationName), --table, --region and "
+            "--dynamodb-endpoint-url; the first worker of an application creates its table",
+        ) from None
 
 
 # --- States ---------------------------------------------------------------------------------------
@@ -284,7 +304,9 @@ def shard_leases(
     None is that of a stream that does not exist."""
     leases = table.leases
     malformed = [error.key or "" for error in table.malformed]
-    only = next(iter(listings)) if len(listings) == 1 else None
+    # Rows of one application all name their stream in their key, or none does.
+    are_plain = all(lease.stream is None for lease in leases)
+    only = next(iter(listings)) if are_plain and len(listings) == 1 else None
     rows: list[ShardLease] = []
     by_stream: dict[StreamName | None, dict[ShardId, Lease]] = {}
     for lease in leases:

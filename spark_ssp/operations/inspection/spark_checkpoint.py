@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Final
 
@@ -31,8 +31,9 @@ from spark_ssp.operations.inspection.checkpoint_folder import (
     CheckpointFolderError,
     DamagedFileError,
     Folder,
+    Listing,
     damaged,
-    is_checkpoint,
+    location_below,
 )
 
 KINESIS = "kinesis-ssp"
@@ -41,6 +42,12 @@ SPARK_KAFKA = "kafka"
 _VERSION: Final = re.compile(r"v[0-9]{1,9}")
 _LONGEST_ID: Final = 200
 _NAMED_FILES: Final = 10
+_METADATA: Final = "metadata"
+_LOGS: Final = ("commits", "offsets")
+_OF_TABLES: Final = frozenset({"_delta_log", "_spark_metadata"})
+_DEPTH: Final = 3
+"""The levels of a job, a pipeline and a stage."""
+MAX_FOLDERS: Final = 1_000
 SourceOffset = KinesisOffset | KafkaOffset | SparkOffset
 
 
@@ -96,11 +103,11 @@ def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
     delete, UnsupportedError for another version of Spark's log, and IncompatibleStateError for an
     offset of a later release."""
     # Commits first: a running query writes the offsets of a batch before its commit.
-    commits, offsets = (batches_of(folder.names(name)) for name in ("commits", "offsets"))
-    if not offsets and not commits and not is_checkpoint(folder):
-        raise _foreign(location, folder.names())
-    root = folder.names()
-    query = query_id(folder, location) if "metadata" in root else None
+    commits, offsets = (batches_of(folder.listing(name).names) for name in _LOGS)
+    root = folder.listing()
+    if not offsets and not commits and _METADATA not in root.files:
+        raise _foreign(location, root)
+    query = query_id(folder, location) if _METADATA in root.files else None
     committed = commits[-1] if commits else None
     newest = offsets[-1] if offsets else None
     last = planned = None
@@ -136,15 +143,83 @@ def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
     )
 
 
-def batches_of(names: list[str]) -> list[int]:
+def is_checkpoint(folder: Folder, root: Listing) -> bool:
+    """Return whether a folder, of which `root` is the listing, is one that `read_checkpoint`
+    reads."""
+    return _METADATA in root.files or any(
+        batches_of(folder.listing(log).names) for log in _LOGS if log in root.folders
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundFolder:
+    """A folder below another: a checkpoint, or one that could not be searched."""
+
+    location: str
+    folder: Folder
+    error: SspError | None = None
+
+
+def find_checkpoints(folder: Folder, location: str) -> list[FoundFolder]:
+    """Return the checkpoints in a folder, sorted, and the folders that could not be searched. The
+    folder itself if it is a checkpoint, or if nothing is found below it. Links are not followed,
+    nor folders entered that belong to a table."""
+    root = folder.listing()
+    if is_checkpoint(folder, root):
+        return [FoundFolder(location=location, folder=folder)]
+    found: list[FoundFolder] = []
+    level = [("", root)]
+    left = MAX_FOLDERS
+    for _ in range(_DEPTH):
+        below: list[tuple[str, Listing]] = []
+        paths = [f"{path}{name}" for path, at in level for name in _entered(at)]
+        for path in paths[:left]:
+            one = FoundFolder(location=location_below(location, path), folder=folder.below(path))
+            try:
+                listing = one.folder.listing()
+                if is_checkpoint(one.folder, listing):
+                    found.append(one)
+                else:
+                    below.append((f"{path}/", listing))
+            except SspError as error:
+                found.append(replace(one, error=error))
+        if len(paths) > left:
+            found.append(FoundFolder(location=location, folder=folder, error=_too_many(location)))
+            break
+        left -= len(paths)
+        level = below
+    return sorted(found, key=lambda one: one.location) or [
+        FoundFolder(location=location, folder=folder)
+    ]
+
+
+def _entered(at: Listing) -> Iterable[str]:
+    """Yield the folders to search. Those of a table have its partitions as names, or begin so."""
+    if not _OF_TABLES.isdisjoint(at.folders):
+        return
+    for name in at.folders:
+        if not name.startswith(("_", ".")) and "=" not in name:
+            yield name
+
+
+def _too_many(location: str) -> CheckpointFolderError:
+    return CheckpointFolderError(
+        f"folder {shown_location(location)}",
+        found=f"more than {MAX_FOLDERS} folders, of which the first were searched",
+        expected="a folder of checkpoints",
+        next_step="name the checkpoints themselves, or a folder with fewer others",
+    )
+
+
+def batches_of(names: Iterable[str]) -> list[int]:
     """Return the batches of a log from the names of its files, sorted."""
     return sorted(int(name) for name in names if name.isascii() and name.isdecimal())
 
 
-def _foreign(location: str, root: list[str]) -> CheckpointFolderError:
-    if "_delta_log" in root or "_spark_metadata" in root:
+def _foreign(location: str, root: Listing) -> CheckpointFolderError:
+    if not _OF_TABLES.isdisjoint(root.folders):
         found = "a table, which a query writes"
-    elif root:
+    elif root.files or root.folders:
         found = "a folder without offsets, commits and metadata"
     else:
         found = "an empty folder"
@@ -228,7 +303,7 @@ def read_kept_batch(folder: Folder, location: str, batch: int) -> LoggedBatch | 
     try:
         return read_batch(folder, location, batch)
     except SspError:
-        if batch in batches_of(folder.names("offsets")):
+        if batch in batches_of(folder.listing("offsets").names):
             raise
         return None
 

@@ -418,7 +418,7 @@ def read_awslabs(folder: Folder, checkpoint: Checkpoint, source: int) -> Awslabs
     metadata = document.pop(_METADATA)
     starts = {ShardId(shard): entry for shard, entry in document.items()}
     path = f"sources/{source}/shard-source/{metadata['batchId']}"
-    files = [name for name in folder.names(path) if not name.startswith(".")]
+    files = [name for name in folder.listing(path).files if not name.startswith(".")]
     if starts and not files:
         raise UnsupportedError(
             name,

@@ -256,7 +256,7 @@ def test_a_checkpoint_in_s3(moto: str, tmp_path: Path) -> None:
     assert query["location"] == "s3://team-lake/checkpoints/orders"
     assert query["committedAtMs"] // 1_000 == written.timestamp()
     empty = run("checkpoint", "s3://team-lake/checkpoints", environment=environment)
-    assert "an empty folder" in empty.err
+    assert (empty.code, "a folder without offsets" in empty.err) == (2, True)
     missing = run("checkpoint", "s3://nowhere-bucket/x", environment=environment)
     assert (missing.code, missing.err.count("\n")) == (2, 1)
     assert "NoSuchBucket" in missing.err

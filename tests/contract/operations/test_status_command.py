@@ -4,6 +4,7 @@ reads."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import pytest
 from botocore.exceptions import ClientError
 
-from spark_ssp.common.aws.store import StoreCalls
+from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls
+from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Position,
@@ -19,7 +21,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardEnd,
     TrimHorizon,
 )
-from spark_ssp.operations.inspection.checkpoint_folder import MAX_FOLDERS
+from spark_ssp.operations.inspection.spark_checkpoint import MAX_FOLDERS
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
 from tests.contract.operations.conftest import Cloud
 from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
@@ -420,10 +422,44 @@ def test_the_checkpoints_in_a_folder(orders: Orders, tmp_path: Path) -> None:
 
     none = orders.cloud.run("status", str(tmp_path / "jobs" / "table"))
     assert (none.code, none.out) == (2, "")
+
+
+def test_one_folder_does_not_hide_the_others(orders: Orders, tmp_path: Path) -> None:
+    """One that may not be read, tables with their partitions, links, and too many folders."""
+    jobs = tmp_path / "jobs"
+    now = orders.cloud.clock.now_ms()
+    for name in ("offsets/orders", "a#b", "a"):
+        written = WrittenCheckpoint(path=jobs / name)
+        written.plan(0, orders.end(orders.last), now)
+        written.commit(0, now)
+    (jobs / "iceberg" / "metadata").mkdir(parents=True)
+    (jobs / "loop").symlink_to(jobs)
     for number in range(MAX_FOLDERS):
-        (tmp_path / "many" / str(number)).mkdir(parents=True)
-    many = orders.cloud.run("status", str(tmp_path / "many"))
-    assert (many.code, str(MAX_FOLDERS) in many.err) == (2, True)
+        (jobs / "table" / f"day={number}").mkdir(parents=True)
+    found = orders.cloud.run("status", "--json", str(jobs))
+    assert [query["location"] for query in found.document()["queries"]] == [
+        str(jobs / name) for name in ("a", "a#b", "offsets/orders")
+    ]
+    assert found.code == 0
+
+    scandir = os.scandir
+
+    def refused(path: Path) -> Any:
+        if path.name == "a#b":
+            raise PermissionError(13, "Permission denied")
+        return scandir(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "scandir", refused)
+        found = orders.cloud.run("status", "--json", str(jobs))
+    verdicts = {query["location"]: query["verdict"] for query in found.document()["queries"]}
+    assert (found.code, len(verdicts), verdicts[str(jobs / "a#b")]) == (6, 3, "UNKNOWN")
+
+    for number in range(MAX_FOLDERS):
+        (jobs / "more" / str(number)).mkdir(parents=True)
+    found = orders.cloud.run("status", "--json", str(jobs))
+    verdicts = {query["location"]: query["verdict"] for query in found.document()["queries"]}
+    assert (found.code, verdicts[str(jobs)], verdicts[str(jobs / "a")]) == (6, "UNKNOWN", "OK")
 
 
 def test_the_applications_of_the_region(orders: Orders) -> None:
@@ -435,7 +471,7 @@ def test_the_applications_of_the_region(orders: Orders) -> None:
     cloud.table("kcl", [{k: v for k, v in row.items() if k != "sspStream"} for row in dead])
     cloud.table("kcl-WorkerMetricStats", [], key="wid")
     pause = cloud.renew("etl", 0, 1)
-    found = cloud.run("status", "--json", sleep=pause, now_ms=_now(orders))
+    found = cloud.run("status", "--applications", "--json", sleep=pause, now_ms=_now(orders))
     document = found.document()
     etl, kcl = document["applications"]
     assert (found.code, document["queries"], document["tablesNotDescribed"]) == (3, [], [])
@@ -448,7 +484,7 @@ def test_the_applications_of_the_region(orders: Orders) -> None:
 
     orders.put(1)
     cloud.clock.advance(12 * MINUTE)
-    found = cloud.run("status", sleep=pause, now_ms=_now(orders))
+    found = cloud.run("status", "--applications", sleep=pause, now_ms=_now(orders))
     head, first, second, *_ = found.out.splitlines()
     assert head.split()[:2] == ["VERDICT", "APPLICATION"]
     assert first.split()[:6] == ["BEHIND", "etl", "orders", "1", "2", "0"]
@@ -461,44 +497,158 @@ def test_tables_that_may_not_be_described_are_named(
     cloud = orders.cloud
     cloud.table("etl", [_lease(n, _number(orders.last[n])) for n in (0, 1)])
     denied = set[str]()
-    once = StoreCalls.once
+    once = DynamoDbCalls.once
 
-    def refusing(calls: StoreCalls, operation: str, request: Mapping[str, Any]) -> Any:
+    def refusing(calls: DynamoDbCalls, operation: str, request: Mapping[str, Any]) -> Any:
         if operation in denied:
             error = {"Code": "AccessDeniedException", "Message": "not authorized"}
             raise ClientError({"Error": error}, operation)  # type: ignore[typeddict-item]
         return once(calls, operation, request)
 
-    monkeypatch.setattr(StoreCalls, "once", refusing)
+    monkeypatch.setattr(DynamoDbCalls, "once", refusing)
     denied.add("DescribeTable")
-    found, text = cloud.run("status", "--json"), cloud.run("status")
+    found, text = (
+        cloud.run("status", "--applications", "--json"),
+        cloud.run("status", "--applications"),
+    )
     assert (found.code, found.document()["tablesNotDescribed"]) == (6, ["etl"])
     assert "etl" in text.out
     denied.add("ListTables")
-    refused = cloud.run("status")
+    refused = cloud.run("status", "--applications")
     assert (refused.code, refused.out, "dynamodb:ListTables" in refused.err) == (2, "", True)
 
 
 def test_an_application_whose_stream_is_gone_or_does_not_answer_is_unknown(orders: Orders) -> None:
     cloud = orders.cloud
-    cloud.table("etl", [_lease(n, _number(orders.last[n])) for n in (0, 1)])
+    rows = [_lease(n, _number(orders.last[n])) for n in (0, 1)]
+    cloud.table("etl", [*rows, {**_lease(2, "TRIM_HORIZON", None), "sspStream": {"S": ""}}])
     pause = cloud.renew("etl", 0, 1)
+    arguments = ("status", "--applications", "--json", "--option", "retry.maxAttempts=1")
+
+    def application() -> Any:
+        found = cloud.run(*arguments, sleep=pause, now_ms=_now(orders))
+        assert found.out, found.err
+        (etl,) = found.document()["applications"]
+        return etl
+
+    # The name in the third row is not one of a stream: what it hides must not hide the others.
+    etl = application()
+    assert (etl["verdict"], sum("Delay" in str(part) for part in etl["parts"])) == ("STALLED", 3)
+    cloud.dynamodb.delete_item(TableName="etl", Key={"leaseKey": {"S": "shardId-000000000002"}})
     for operation in ("ListShards", "GetShardIterator"):
         cloud.kinesis.faults.add(InternalFailure(), operation=operation, count=None)
-        retries = ("--option", "retry.maxAttempts=1")
-        found = cloud.run("status", "--json", *retries, sleep=pause, now_ms=_now(orders))
+        assert application()["verdict"] == "UNKNOWN"
+        pause, renewing = orders.cloud.renew("etl", 0), pause
+        # A shard without a reader is known to be so.
+        etl = application()
         cloud.kinesis.faults.clear()
-        (etl,) = found.document()["applications"]
-        assert (found.code, etl["verdict"]) == (6, "UNKNOWN")
+        assert (etl["verdict"], list(etl["notRead"])) == ("STALLED", ["stale"])
+        pause = renewing
     cloud.client.delete_stream(StreamName="orders")
     cloud.clock.advance(MINUTE)
-    (etl,) = cloud.run("status", "--json", sleep=pause, now_ms=_now(orders)).document()[
-        "applications"
-    ]
+    etl = application()
     assert (etl["verdict"], etl["notRead"]) == ("UNKNOWN", {})
     assert "stream orders does not exist" in etl["findings"][0]["reason"]
 
 
+def _of(created: int, account: str = "123456789012", shard: int = 0, **more: Any) -> dict[str, Any]:
+    """A lease of an application that reads several streams."""
+    row = _lease(shard, "TRIM_HORIZON", more.pop("owner", WORKER))
+    del row["sspStream"]
+    name, stream = row["leaseKey"]["S"], f"{account}:orders:{created}"
+    names = {"leaseKey": f"{stream}:{name}", "streamName": stream, "shardId": name}
+    return {**row, **{key: {"S": value} for key, value in names.items()}, **more}
+
+
+@pytest.mark.parametrize(
+    ("more", "verdict", "reason"),
+    [
+        ([], "OK", None),
+        (["namesake"], "UNKNOWN", "of another account"),
+        (["recreated"], "UNKNOWN", "created again"),
+        (["malformed"], "STALLED", "cannot be parsed"),
+        (["unnamed"], "STALLED", "shardId-000000000007"),
+    ],
+)
+def test_a_row_that_cannot_be_measured_is_named(
+    orders: Orders, more: list[str], verdict: str, reason: str | None
+) -> None:
+    created = orders.cloud.created_ms("orders") // 1000
+    account = orders.cloud.client.describe_stream_summary(StreamName="orders")[
+        "StreamDescriptionSummary"
+    ]["StreamARN"].split(":")[4]
+    rows = {
+        "namesake": _of(created, "999999999999", owner=None),
+        "recreated": _of(created - 1, account, owner=None),
+        "malformed": {k: v for k, v in _of(1, account, 5).items() if k != "leaseCounter"},
+        "unnamed": {k: v for k, v in _lease(7, "TRIM_HORIZON", None).items() if k != "sspStream"},
+    }
+    own = [_of(created, account, shard) for shard in (0, 1)]
+    orders.cloud.table("etl", [*own, *(rows[name] for name in more)])
+
+    def pause(seconds: float) -> None:
+        orders.cloud.clock.advance(round(seconds * 1000))
+        for row in own:
+            orders.cloud.dynamodb.update_item(
+                TableName="etl",
+                Key={"leaseKey": row["leaseKey"]},
+                UpdateExpression="ADD leaseCounter :one",
+                ExpressionAttributeValues={":one": {"N": "1"}},
+            )
+
+    arguments = ("status", "--applications", "--json", "--max-delay=1h")
+    found = orders.cloud.run(*arguments, sleep=pause, now_ms=_now(orders))
+    (etl,) = found.document()["applications"]
+    assert etl["verdict"] == verdict, etl["findings"]
+    assert reason is None or reason in str(etl["findings"])
+
+
+def test_a_table_that_takes_long_makes_no_other_stale(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = orders.cloud
+    for name in ("etl", "slow"):
+        cloud.table(name, [_lease(n, _number(orders.last[n])) for n in (0, 1)])
+    scan = DynamoDbLeaseStore.scan
+
+    def late(store: DynamoDbLeaseStore) -> Any:
+        rows = scan(store)
+        if store._settings.name == "slow":
+            cloud.clock.advance(40_000)
+        return rows
+
+    def pause(seconds: float) -> None:
+        cloud.renew("etl", 0, 1)(seconds)
+        cloud.renew("slow", 0, 1)(0)
+
+    monkeypatch.setattr(DynamoDbLeaseStore, "scan", late)
+    monkeypatch.setattr("spark_ssp.operations.inspection.lease_table._THREADS", 1)
+    found = cloud.run("status", "--applications", "--json", sleep=pause, now_ms=_now(orders))
+    assert [one["notRead"] for one in found.document()["applications"]] == [{}, {}]
+
+
+def test_an_application_without_a_lease_to_read_and_a_table_that_cannot_be_used(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud.table("empty", [])
+    cloud.table("locked", [])
+    describe = DynamoDbCalls.once
+
+    def locked(calls: DynamoDbCalls, operation: str, request: Mapping[str, Any]) -> Any:
+        answer = describe(calls, operation, request)
+        if operation == "DescribeTable" and request["TableName"] == "locked":
+            status = "INACCESSIBLE_ENCRYPTION_CREDENTIALS"
+            return {"Table": {**answer["Table"], "TableStatus": status}}
+        return answer
+
+    monkeypatch.setattr(DynamoDbCalls, "once", locked)
+    found = cloud.run("status", "--applications", "--json", sleep=lambda _: None)
+    applications = found.document()["applications"]
+    assert [one["application"] for one in applications] == ["empty", "locked"]
+    assert {one["verdict"] for one in applications} == {"UNKNOWN"}
+    assert "no lease" in applications[0]["findings"][0]["reason"]
+
+
 def test_where_nothing_is_seen_nothing_is_known_to_be_well(cloud: Cloud) -> None:
-    found = cloud.run("status")
+    found = cloud.run("status", "--applications")
     assert (found.code, "--region" in found.out) == (6, True)

@@ -107,6 +107,7 @@ def test_what_is_no_checkpoint_is_a_failure(tmp_path: Path) -> None:
     found = run("status", str(tmp_path / "missing"))
     assert (found.code, found.out) == (2, "")
     assert "no such folder" in found.err
+    assert run("status").code == 2
 
 
 def test_the_guide_has_the_exit_codes() -> None:

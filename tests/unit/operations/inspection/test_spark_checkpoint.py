@@ -8,7 +8,12 @@ import pytest
 
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.operations.commands.watch import CheckpointReader
-from spark_ssp.operations.inspection.checkpoint_folder import CheckpointFolderError, open_folder
+from spark_ssp.operations.inspection.checkpoint_folder import (
+    CheckpointFolderError,
+    Folder,
+    Listing,
+    open_folder,
+)
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Recovery,
     find_recovery,
@@ -26,15 +31,15 @@ class RunningQuery:
         self._folder = open_folder(str(checkpoint.path), ConnectionOptions(region="us-east-1"))
         self._next = 0
 
-    def names(self, path: str = "") -> list[str]:
-        found = self._folder.names(path)
+    def listing(self, path: str = "") -> Listing:
+        found = self._folder.listing(path)
         self._checkpoint.plan(self._next, kafka_end_offset("orders", 1, self._next), 1)
         self._checkpoint.commit(self._next, 1)
         self._next += 1
         return found
 
-    def folders(self, path: str = "") -> list[str]:
-        return self._folder.folders(path)
+    def below(self, path: str) -> Folder:
+        return self._folder.below(path)
 
     def read(self, path: str) -> bytes:
         return self._folder.read(path)
@@ -56,8 +61,8 @@ def test_a_batch_that_is_committed_meanwhile_is_no_damage(tmp_path: Path) -> Non
 class PurgedFolder(RunningQuery):
     """A checkpoint, of which Spark deletes the oldest batch after each listing of batches."""
 
-    def names(self, path: str = "") -> list[str]:
-        found = super().names(path)
+    def listing(self, path: str = "") -> Listing:
+        found = super().listing(path)
         if path == "offsets":
             (self._checkpoint.path / path / "0").unlink(missing_ok=True)
         return found
@@ -67,7 +72,7 @@ def test_a_batch_that_is_purged_meanwhile_is_left_out(tmp_path: Path) -> None:
     folder = PurgedFolder(WrittenCheckpoint(path=tmp_path))
     reader = CheckpointReader(folder, "orders")
     for _ in range(2):
-        folder.names()
+        folder.listing()
     assert [one.batch_id for one in reader.read_new(10)] == [1, 2]
     (tmp_path / "offsets" / "4").write_text("")
     with pytest.raises(CheckpointFolderError):
