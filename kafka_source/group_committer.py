@@ -12,15 +12,13 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, NoReturn
 
 from confluent_kafka import (
-    ConsumerGroupTopicPartitions,
+    Consumer,
     KafkaError,
     KafkaException,
     TopicPartition,
@@ -34,8 +32,8 @@ from spark_ssp.common.errors import (
 )
 from spark_ssp.common.times import seconds_text
 from spark_ssp.grouping.identifiers import SystemStreamPartition
-from spark_ssp.kafka_source.client.admin_connection import AdminClient, AdminConnection
-from spark_ssp.kafka_source.client.client_config import secrets_of
+from spark_ssp.kafka_source.client.admin_connection import ClientErrors, run_in_thread
+from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
 from spark_ssp.kafka_source.client.error_translation import (
     ErrorKind,
     describe_error,
@@ -66,6 +64,8 @@ class CommitPace:
     """Between two warnings of the same failure."""
     timeout_s: float = 10.0
     """Of a request."""
+    idle_s: float = 30.0
+    """Without positions, after which the connection is closed."""
     flush_s: float = 3.0
     """The longest that the process waits for the last commit after SIGTERM."""
 
@@ -176,19 +176,27 @@ class GroupCommitter:
     # --- In the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._store.connect(self._pace.timeout_s)
+        self._store.connect()
         while (positions := self._next()) is not None:
-            self._commit(positions)
+            if positions:
+                self._commit(positions)
+            else:
+                # A client that nobody polls would keep its errors and lines for ever.
+                self._store.close()
         self._store.close()
 
     def _next(self) -> Positions | None:
-        """Wait until a commit is due, and return its positions; None at the end."""
+        """Wait until a commit is due, and return its positions; none if there is nothing to commit
+        for some time, None at the end."""
         with self._changed:
             while not self._closing:
                 wait_s = self._due_at - self._monotonic()
                 if self._pending is not None and (wait_s <= 0 or self._flush_by is not None):
                     break
-                self._changed.wait(None if self._pending is None else wait_s)
+                if self._pending is not None:
+                    self._changed.wait(wait_s)
+                elif not self._changed.wait(self._pace.idle_s):
+                    return {}
             else:
                 return None
             positions, self._pending = self._pending, None
@@ -245,6 +253,7 @@ class GroupCommitter:
 
 # --- The group ------------------------------------------------------------------------------------
 
+_POLL_S: Final = 0.1
 _PAUSE_S: Final = 0.5
 """Between two requests without an answer, or with a transient error."""
 _HAS_MEMBERS: Final = frozenset(
@@ -260,87 +269,58 @@ _HAS_MEMBERS: Final = frozenset(
 class GroupOffsets:
     """Commits offsets to one group. Not thread-safe.
 
-    One OffsetCommit request without a member goes to the group's coordinator. The connection
-    belongs to the group and is replaced after a request without an answer: librdkafka 2.16 does not
-    search for another coordinator then, and later requests would time out too. See
-    docs/design/kafka-client.md.
+    By a consumer that is no member and reads nothing. An admin client makes the same request, but
+    may end the process when its connection to a coordinator fails (librdkafka issue 4605). The
+    consumer belongs to the group, and is replaced after a request without an answer: it waits for a
+    coordinator that is frozen, while others know the next one. See docs/design/kafka-client.md.
     """
 
     def __init__(self, properties: ClientProperties, group: str) -> None:
         self._properties = properties
         self._group = group
-        self._connection: AdminConnection | None = None
+        self._link: _Link | None = None
 
-    def connect(self, timeout_s: float) -> None:
-        """Find the group's coordinator and connect to it, so that the next commit only sends.
-        Failures are left to the commit."""
-
-        with suppress(KafkaException, SspError):
-            self._request(
-                lambda seconds, admin: admin.describe_consumer_groups(
-                    [self._group], request_timeout=seconds
-                ),
-                timeout_s,
-            )
+    def connect(self) -> None:
+        """Begin to search for the group's coordinator, so that the next commit only sends. Failures
+        are left to the commit."""
+        with suppress(SspError):
+            self._opened()
 
     def commit(self, positions: Positions, timeout_s: float) -> None:
         """Commit the offset of the next record to read, by partition. Deleted topics and partitions
         are left out. Raises a subclass of SspError, for a single partition too; the others may have
         been committed."""
-        request = ConsumerGroupTopicPartitions(
-            self._group,
-            [TopicPartition(ssp.stream, ssp.partition, at) for ssp, at in positions.items()],
-        )
-
-        error = self._request(
-            lambda seconds, admin: admin.alter_consumer_group_offsets(
-                [request], request_timeout=seconds
-            ),
-            timeout_s,
-        )
-        if error is not None:
-            self._fail(error)
-
-    def _request(
-        self, send: Callable[[float, AdminClient], Mapping[str, Future[Any]]], timeout_s: float
-    ) -> KafkaError | None:
-        """Send a request until it has no transient error, for `timeout_s` at most, each time by a
-        new client. Return the last error."""
+        places = [TopicPartition(ssp.stream, ssp.partition, at) for ssp, at in positions.items()]
         begun = time.monotonic()
         while True:
             limits = send_limits(time.monotonic() - begun, timeout_s)
-            connection = self._opened()
-            client = connection.admin
-            answers = connection.request(partial(send, limits.timeout_s), limits)
-            error: KafkaError | None = KafkaError(KafkaError._TIMED_OUT)
-            if answers is not None:
-                (future,) = answers.values()
-                error = _error_of(future)
+            error = self._opened().commit(places, limits.timeout_s)
+            if error is None:
+                return
             is_over = begun + timeout_s - time.monotonic() <= _PAUSE_S
-            if error is None or is_over or not is_transient(error):
-                return error
-            connection.renew(client)
+            if is_over or not is_transient(error):
+                self._fail(error)
+            self.close()
             time.sleep(_PAUSE_S)
 
     def close(self) -> None:
         """Close the connection."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
 
-    def _opened(self) -> AdminConnection:
-        if self._connection is None:
-            self._connection = AdminConnection(self._properties)
-        return self._connection
+    def _opened(self) -> _Link:
+        if self._link is None:
+            self._link = _Link(self._properties, self._group)
+        return self._link
 
     def _fail(self, error: KafkaError) -> NoReturn:
         secrets = secrets_of(self._properties)
         reason = None
-        if self._connection is not None and error.code() == KafkaError._TIMED_OUT:
+        if self._link is not None and is_transient(error):
             # The reason for a request without an answer.
-            errors = self._connection.errors
+            errors = self._link.errors
             reason = errors.access_error() or errors.connection_error()
-        if is_transient(error):
             self.close()
         subject = f"consumer group {self._group}"
         found = describe_error(reason or error, secrets)
@@ -369,12 +349,49 @@ class GroupOffsets:
         raise to_error(reason or error, subject=subject, secrets=secrets)
 
 
-def _error_of(future: Future[Any]) -> KafkaError | None:
-    """Return the error of a request, or the first error of a partition; None if all partitions that
-    exist were committed."""
-    exception = future.exception()
-    if isinstance(exception, KafkaException):
-        return kafka_error(exception)
-    partitions = getattr(future.result(), "topic_partitions", ())
-    faults = (one.error for one in partitions if one.error is not None)
+class _Link:
+    """A consumer in a group."""
+
+    def __init__(self, properties: ClientProperties, group: str) -> None:
+        self.errors = ClientErrors()
+        self._answers: list[KafkaError | None] = []
+        self._consumer: Any = create_client(
+            Consumer,
+            properties,
+            role=ClientRole.CONSUMER,
+            on_error=self._on_error,
+            overrides={"group.id": group, "on_commit": self._on_commit},
+        )
+
+    def commit(self, places: Sequence[TopicPartition], timeout_s: float) -> KafkaError | None:
+        """Return the error of a request, or the first one of a partition that exists."""
+        self._answers.clear()
+        until = time.monotonic() + timeout_s
+        try:
+            self._consumer.commit(offsets=list(places), asynchronous=True)
+            # In this thread: a client that another one polls may not return from `commit`.
+            while not self._answers and (left := until - time.monotonic()) > 0:
+                message = self._consumer.poll(min(left, _POLL_S))
+                if message is not None and message.error() is not None:
+                    self._on_error(message.error())
+        except KafkaException as exception:
+            return kafka_error(exception)
+        return self._answers[0] if self._answers else KafkaError(KafkaError._TIMED_OUT)
+
+    def close(self) -> None:
+        """Close the consumer, which may take long while a broker is away."""
+        run_in_thread(self._consumer.close)
+
+    def _on_commit(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
+        self._answers.append(_error_of(error, places))
+
+    def _on_error(self, error: KafkaError) -> None:
+        self.errors.record(error)
+        if error_kind(error) is ErrorKind.GROUP_ACCESS:
+            self._answers.append(error)  # the commit only waits for a coordinator
+
+
+def _error_of(error: KafkaError | None, places: Sequence[TopicPartition]) -> KafkaError | None:
+    """Return the error of a request, or the first one of a partition that exists."""
+    faults = (fault for fault in (error, *(one.error for one in places)) if fault is not None)
     return next((one for one in faults if error_kind(one) is not ErrorKind.MISSING), None)

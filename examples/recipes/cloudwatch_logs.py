@@ -41,7 +41,8 @@ def unpack(data: bytes) -> tuple[list[tuple[str, str, str, int, str]], str | Non
 
 def parse(records: DataFrame) -> DataFrame:
     """Add `events`, and the reason to set a record aside, or null."""
-    unpacked = F.udf(unpack, f"events array<struct<{EVENT}>>, reason string")
+    # useArrow: PySpark 4.3 otherwise takes the kind of function from its types, and warns.
+    unpacked = F.udf(unpack, f"events array<struct<{EVENT}>>, reason string", useArrow=False)
     return records.withColumn("unpacked", unpacked("data")).select("*", "unpacked.*")
 
 

@@ -168,3 +168,15 @@ def test_no_code_that_is_distributed_makes_that_setting() -> None:
     ]
     assert distributed
     assert [name for name in distributed if _UNIX_SOCKETS in _text(name)] == []
+
+
+def test_no_admin_client_asks_a_coordinator_of_a_group() -> None:
+    """Such a request may end the process while its connection fails: see
+    docs/design/kafka-client.md. A consumer commits and reads offsets."""
+    asking = re.compile(
+        r"\.(alter_consumer_group_offsets|list_consumer_group_offsets|describe_consumer_groups"
+        r"|delete_consumer_groups)\("
+    )
+    found = [line for line in _lines_with(asking) if line.startswith(tuple(LAYERS))]
+    assert not found
+    assert asking.search("admin.list_consumer_group_" + "offsets(")

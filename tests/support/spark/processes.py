@@ -29,9 +29,10 @@ def _has(process: psutil.Process, mark: str) -> bool:
     try:
         if process.status() == psutil.STATUS_ZOMBIE:
             return False
-        # Python's own helper for shared memory lives exactly as long as its parent.
-        if "multiprocessing.resource_tracker" in " ".join(process.cmdline()):
-            return False
+        # Python's own helpers, for shared memory and to fork from, live as long as their parent.
+        command = " ".join(process.cmdline())
+        if any(f"multiprocessing.{name}" in command for name in ("resource_tracker", "forkserver")):
+            return process.ppid() != os.getpid()
         return process.environ().get(_MARK) == mark
     except psutil.Error:
         return False  # gone, or another user's

@@ -37,7 +37,7 @@ class Group(GroupOffsets):
         self.connected = threading.Event()
         self.closed = threading.Event()
 
-    def connect(self, timeout_s: float) -> None:
+    def connect(self) -> None:
         self.connected.set()
 
     def commit(self, positions: Positions, timeout_s: float) -> None:
@@ -169,3 +169,16 @@ def test_closing_waits_a_limited_time(caplog: pytest.LogCaptureFixture) -> None:
     group.answers.release()
     assert "may be missing in consumer group lag: no answer within 10 ms" in caplog.text
     assert group.closed.wait(WAIT_S)
+
+
+def test_a_connection_that_is_not_used_is_closed() -> None:
+    group = Group()
+    pace = CommitPace(interval_s=0, idle_s=0.05, flush_s=WAIT_S)
+    committing = GroupCommitter("lag", group, pace=pace)
+    for offset in (1, 2):
+        committing.submit(at(offset))
+        group.take()
+        assert group.closed.wait(WAIT_S)
+        group.closed.clear()
+    assert group.commits == [at(1), at(2)]
+    committing.close()
