@@ -186,6 +186,10 @@ _NULL: Final = 1 << 33
 """In place of the checksum of a key or value that is null; larger than any."""
 
 
+_MIXED: Final = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, with bits in no order: 2 ** 64 divided by the golden ratio."""
+
+
 class RowDigest:
     """The number of a task's rows and a digest of them, which does not depend on their order: Spark
     reads a shuffle in any, in batches of any size.
@@ -238,7 +242,12 @@ def _sum_of_plain(
     seed = crc32(topic.encode())
     contents = _checksums(values, seed) + (_lengths(values) << np.uint64(34))
     factors = np.uint64(_NULL) if keys is None else _checksums(keys, seed)
-    return int((contents * (factors << np.uint64(1) | np.uint64(1))).sum())
+    hashes = contents * (factors << np.uint64(1) | np.uint64(1))
+    # Checksums are linear: without this, the sum mostly stays if two rows exchange a field.
+    hashes *= _MIXED
+    hashes ^= hashes >> np.uint64(32)
+    hashes *= _MIXED
+    return int(hashes.sum())
 
 
 def _lengths(parts: Sequence[bytes | None]) -> NDArray[np.uint64]:

@@ -173,7 +173,7 @@ class TransactionalTask:
         """Add rows to the comparison. If `writes`, they are to be sent by `producer`, in the
         transaction that this has begun."""
         self._digest.add(rows)
-        if self.writes:
+        if self.writes and rows.count:
             self._open()
 
     def commit(self) -> int:

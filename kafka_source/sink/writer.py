@@ -80,6 +80,8 @@ def write_rows(
 
 
 def _send(producer: RecordProducer, rows: Rows, send: Callable[..., None]) -> None:
+    if not rows.count:
+        return
     for topic in {rows.topics} if isinstance(rows.topics, str) else sorted(set(rows.topics)):
         producer.check_topic(topic)
     for number, row in enumerate(rows):
