@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -9,8 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import urllib3
 from pyspark.errors import IllegalArgumentException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 import spark_ssp
 from spark_ssp.testing.kinesis import EmbeddedKinesis
@@ -23,44 +27,41 @@ from tests.support.servers.kafka_broker import KafkaBroker
 LANGUAGES: Final = "python|sql|bash|sh"
 KAFKA: Final = ("kafka", "kafka-batch", "kafka-sink", "kafka-exactly-once", "kafka-duplicates")
 """These pages have one reader, who reads them in this order."""
-EXECUTED: Final = (*KAFKA, "kinesis-batch", "kinesis-sink")
+FRAGMENTS: Final = (
+    *("command", "event-time", "fixed-tasks", "kafka-data-loss", "kafka-lag", "kinesis"),
+    *("kinesis-data-loss", "kinesis-fan-out", "kinesis-lag", "leases", "live-page", "logs"),
+    *("metrics", "migration", "questions"),
+)
+"""Pages with parts of a job of the reader."""
+EXECUTED: Final = (*KAFKA, "kinesis-batch", "kinesis-sink", *FRAGMENTS)
 """The pages whose blocks the tests of this module execute, one after the other."""
 
 NOT_EXECUTED: Final[Mapping[str, Mapping[str, str]]] = {
     "kafka": {
         "with LocalKafka() as kafka:": "starts another broker: tests/contract/kafka",
     },
+    "kafka-data-loss": {
+        "acceptTopicIds": "the id is that of an old topic: tests/spark/kafka/test_faults.py",
+    },
+    "migration": {
+        "young = ": "the table is that of another connector",
+    },
 }
 """Blocks of these pages that are not executed, by a part of their text, and the reason."""
 
 ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "README": (1, "test_orders_job.py runs it"),
-    "command": (1, "a fragment of a job"),
     "databricks": (1, "needs Databricks"),
     "declarative-pipelines": (1, "test_declarative_pipeline.py runs the example that it shows"),
     "embedded-kinesis": (10, "tests/unit/testing/kinesis/test_guide.py executes it"),
     "emr": (1, "needs EMR"),
-    "event-time": (1, "tests/spark/kafka/test_event_time.py has the same options"),
-    "fixed-tasks": (3, "fragments of a job"),
     "format-not-found": (3, "for sessions that do not find the formats"),
     "glue": (1, "needs Glue"),
-    "kafka-data-loss": (2, "the id and the topics are those of an old checkpoint"),
-    "kafka-lag": (2, "the answer is in tests/unit/docs/test_guides.py; a fragment of a job"),
     "kafka-logins": (11, "the clusters and secrets are those of the reader"),
-    "kinesis": (3, "the account is that of the reader"),
-    "kinesis-data-loss": (1, "the streams are those of an old checkpoint"),
-    "kinesis-fan-out": (1, "a fragment of a job"),
-    "kinesis-lag": (1, "shows an answer"),
     "kinesis-permissions": (3, "the account and the modules are those of the reader"),
     "kubernetes": (1, "needs Kubernetes"),
-    "leases": (3, "fragments of a job"),
-    "live-page": (1, "a fragment of a job"),
-    "logs": (1, "a fragment of a job"),
-    "metrics": (2, "fragments of a job"),
-    "migration": (2, "start_after is a recipe; the table and the file are those of the reader"),
     "performance": (1, "a fragment of a job"),
     "pipelines": (4, "test_guides.py builds its pipeline and services"),
-    "questions": (2, "test_guides.py executes the start; the other is a fragment of a job"),
     "recipes": (1, "the rehearsal of json_records makes the same call"),
     "standalone": (1, "needs a cluster"),
     "troubleshooting": (2, "tests/spark/operations/test_drill.py follows them"),
@@ -349,6 +350,168 @@ def test_kinesis_sink(
             "query = (\n    parsed": written("by-customer", [b'{"customer":"17"}'] * 10),
             "foreachBatch(put)": written("orders-by-customer", numbers[::-1]),
             "orders-copy": written("orders-copy", numbers),
+        },
+    )
+
+
+class Fragments:
+    """The services of a reader who puts the parts of a job on many pages into a job."""
+
+    def __init__(self, spark: SparkSession, kinesis: EmbeddedKinesis, broker: KafkaBroker) -> None:
+        self.kinesis = options_for(kinesis.endpoint_url)
+        self.dynamodb = {"dynamodbEndpointUrl": kinesis.dynamodb_endpoint_url}
+        self.kafka = broker.options
+        self.reader = Reader(spark, FRAGMENTS, self.replaced, SparkSession=SparkSession)
+        self.reader.names |= {
+            "kinesis_options": self.kinesis,
+            "shared_options": self.kinesis | self.dynamodb,
+            "kafka_options": self.kafka,
+        }
+
+    def replaced(self, block: str) -> str:
+        brokers = self.kafka["kafka.bootstrap.servers"]
+        block = re.sub(r"broker1:9092(,broker2:9092)?", brokers, block)
+        block = block.replace("9464", "0").replace("/var/log/spark/", "")
+        block = block.replace("s3://lake", f"file:{Path.cwd()}")
+        block = re.sub(r'\.option\("region", "[\w-]+"\)', "", block)
+        for service in ("kinesis", "kafka"):
+            name = f'.format("{service}-ssp")'
+            given = "shared" if "applicationName" in block else service
+            block = block.replace(name, f"{name}.options(**{given}_options)")
+        if block.startswith(".option"):
+            return f"(spark.readStream.format('rate')\n{block})"
+        return block
+
+    def frame(self, form: str, **options: str) -> DataFrame:
+        connection = self.kinesis if form == "kinesis-ssp" else self.kafka
+        if "applicationName" in options:
+            connection = connection | self.dynamodb
+        reading = self.reader.spark.readStream.format(form).options(**connection)
+        return reading.options(**options).load()
+
+    def start(self, frame: DataFrame, folder: str) -> StreamingQuery:
+        # Spark's working directory is another one.
+        place = str(Path(folder).absolute())
+        query = frame.writeStream.format("noop").option("checkpointLocation", place).start()
+        query.processAllAvailable()
+        return query
+
+    def give(self, form: str, **options: str) -> Callable[[], None]:
+        """Have `orders`, and a `query` of it that runs."""
+
+        def given() -> None:
+            self.reader.names["orders"] = frame = self.frame(form, **options)
+            self.reader.names["query"] = self.start(frame, f"given-{next(self._numbers)}")
+
+        return given
+
+    def reads(self, count: int, name: str = "orders") -> Callable[[], None]:
+        """Check the number of rows of the frame that a block has defined."""
+
+        def check() -> None:
+            rows = self.reader.collect(name, Path(f"read-{next(self._numbers)}").absolute())
+            assert len(rows) == count
+
+        return check
+
+    def goes_on(self, form: str, streams: str, **options: str) -> Callable[[], None]:
+        """Check that the frame continues a query of more streams."""
+
+        def check() -> None:
+            self.start(self.frame(form, **options), streams).stop()
+            self.start(self.reader.names["orders"], streams).stop()
+
+        return check
+
+    _numbers = itertools.count()
+
+
+@pytest.fixture
+def fragments(
+    spark: SparkSession,
+    clock: ShiftedClock,
+    kafka_broker: KafkaBroker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[Fragments]:
+    monkeypatch.chdir(tmp_path)
+    with EmbeddedKinesis(clock=clock, dynamodb=True) as kinesis:
+        feed = EmbeddedFeed(kinesis)
+        for stream in ("orders", "orders-eu", "orders-us", "orders-test"):
+            feed.create(stream, shards=2)
+            feed.put_data(stream, "17", b"paid")
+        yield Fragments(spark, kinesis, kafka_broker)
+
+
+def test_fragments(fragments: Fragments, topics: KafkaTopics) -> None:
+    for topic in ("orders", "orders-eu", "orders-us", "orders-test"):
+        topics.create(2, name=topic)
+        topics.put(topic, [Record(key=b"17", value=b"paid")] * 3)
+    names, reads = fragments.reader.names, fragments.reads
+    kafka = {"subscribe": "orders", "startingOffsets": "earliest"}
+    kinesis = {"streamName": "orders", "startingPosition": "trim_horizon"}
+    Path("start.json").write_text(json.dumps(kinesis), encoding="utf-8")
+
+    def grouped() -> None:
+        groups = names["BlockExpansion"]()
+        assert [groups.partition_before_expansion(n, 6, 2) for n in range(6)] == [0, 1, 0, 0, 1, 1]
+
+    def shown(url: str, part: str) -> None:
+        assert part in urllib3.request("GET", url, timeout=30).data.decode()
+
+    def served() -> None:
+        shown(names["metrics"].url, "# TYPE ssp_")
+        names["metrics"].stop()
+
+    def written() -> None:
+        names["metrics"].stop()
+        assert Path("metrics.log").exists()
+
+    def live() -> None:
+        shown(names["page"].url, "<html")
+        names["page"].stop()
+
+    def identified() -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOSTNAME", "pod-1")
+            assert names["PodName"]().generate_processor_id() == "pod-1"
+
+    def ended() -> None:
+        assert names["query"].isActive is False
+
+    def ends() -> None:
+        fragments.give("kinesis-ssp", **kinesis)()
+        names["query"].stop()
+
+    several = "orders-eu,orders-us,orders-test"
+    fragments.reader.run(
+        before={
+            "numbered = ": fragments.give("kafka-ssp", **kafka),
+            '# [{"topics"': fragments.give("kafka-ssp", **kafka),
+            '# [{"orders"': fragments.give("kinesis-ssp", **kinesis),
+            "stop_gracefully(query)": fragments.give(
+                "kinesis-ssp", **kinesis, applicationName="orders-etl"
+            ),
+            "query.awaitTermination()": ends,
+            "publish_metrics": fragments.give("kinesis-ssp", **kinesis),
+            "spark.streams.active": fragments.give("kinesis-ssp", **kinesis),
+        },
+        after={
+            "numbered = ": reads(3, "numbered"),
+            "class BlockExpansion": grouped,
+            "start.json": reads(1),
+            "alignBatches": reads(0),
+            "commitOffsetsToGroup": reads(0),
+            "dropTopics": fragments.goes_on("kafka-ssp", "kafka", subscribe=several),
+            "dropStreams": fragments.goes_on("kinesis-ssp", "kinesis", streamName=several),
+            '"trim_horizon")\n    .load()': reads(1),
+            "consumerName": reads(0),
+            "stop_gracefully(query)": ended,
+            "class PodName": identified,
+            "serve_live_page": live,
+            "prometheus=": served,
+            "cloudwatch_namespace": written,
+            "spark.streams.active": ended,
         },
     )
 

@@ -32,7 +32,7 @@ def _has(process: psutil.Process, mark: str) -> bool:
         # Python's own helpers, for shared memory and to fork from, live as long as their parent.
         command = " ".join(process.cmdline())
         if any(f"multiprocessing.{name}" in command for name in ("resource_tracker", "forkserver")):
-            return process.ppid() != os.getpid()
+            return False
         return process.environ().get(_MARK) == mark
     except psutil.Error:
         return False  # gone, or another user's
