@@ -30,6 +30,7 @@ from spark_ssp.kinesis_source.sink.table_sink import KinesisBatchWriter
 from spark_ssp.kinesis_source.source import KinesisBatchReader, KinesisStreamReader
 from spark_ssp.planner.planning.plan_history import open_folder
 from spark_ssp.testing.kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis.state import service_state
 from tests.contract.permissions.policies import (
     ACCOUNT,
     REGION,
@@ -197,6 +198,23 @@ def test_streaming_and_batch_reads(account: Account) -> None:
         assert batch_query({**options, **role}) == RECORDS
     is_exact(needed, [*reading, *becoming])
     is_exact({need for need in needed if need.action.startswith("sts:")}, becoming)
+
+
+def test_a_stream_of_another_account(account: Account) -> None:
+    trusting, sharing = policies(GUIDES / "recipes-aws.md")
+    _, becoming = guide("kinesis.md")
+    assert {statement["Action"] for statement in trusting["Statement"]} == {
+        grant.action for grant in becoming
+    }
+    kinesis = account.proxies["kinesis"]
+    with account.calls(Names(stream="orders")) as needed:
+        options = account.stream("shared-by-policy")
+        name = options.pop("streamName")
+        arn = f"arn:aws:kinesis:{REGION}:{service_state.ACCOUNT}:stream/{name}"
+        assert stream_query({**options, "streamARN": arn}) == RECORDS
+        # A name, or nothing, would be of the caller's own account.
+        assert {json.loads(call.body).get("StreamARN") for call in kinesis.requests} == {arn}
+    is_exact(needed, grants(sharing))
 
 
 def test_the_sink(account: Account) -> None:
