@@ -9,9 +9,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp import EmbeddedKinesis
 
@@ -30,6 +32,14 @@ def put(kinesis: EmbeddedKinesis, stream: str, rows: Iterable[Mapping[str, Any]]
     """Put each row as JSON; the field `key` is the partition key."""
     for row in rows:
         kinesis.state.put(stream, str(row[key]), json.dumps(row).encode())
+
+
+def read_all(query: StreamingQuery) -> None:
+    """Stop the query after it has read all records."""
+    try:
+        query.processAllAvailable()
+    finally:
+        query.stop()
 
 
 def forget_last_commit(checkpoint: Path) -> None:
@@ -53,8 +63,12 @@ def starting_position(checkpoint: Path, *arguments: str) -> dict[str, str]:
     return options
 
 
-def run(rehearse: Callable[[SparkSession, Path], bool], *packages: str) -> int:
-    """Rehearse in a session with these packages of Maven; return the exit code."""
+def run(
+    rehearse: Callable[[SparkSession, Path], bool],
+    *packages: str,
+    settings: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Rehearse in a session with these packages of Maven and settings; return the exit code."""
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     with tempfile.TemporaryDirectory(prefix="rehearsal-") as folder:
         spark = (
@@ -68,6 +82,7 @@ def run(rehearse: Callable[[SparkSession, Path], bool], *packages: str) -> int:
             .config("spark.jars.packages", ",".join(packages))
             .config("spark.python.unix.domain.socket.enabled", "true")
             .config("spark.python.unix.domain.socket.dir", folder)
+            .config(map={**settings})
             .getOrCreate()
         )
         spark.sparkContext.setLogLevel("ERROR")

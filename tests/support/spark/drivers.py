@@ -46,14 +46,14 @@ FREE_CONNECT_PORT: Final = {"SPARK_TESTING": "1"}
 """Otherwise PySpark starts every local server of Spark Connect on the same port."""
 
 
-def spark_home(folder: Path) -> Path:
-    """The Spark of this Python, in `folder`, without the zip that holds PySpark once more. Spark
-    starts a Python process for each source of a query, and more: out of a zip, each would compile
-    all that it imports, for a second."""
+def spark_home(folder: Path, package: Path = Path(pyspark.__file__).parent) -> Path:
+    """The Spark of this Python's PySpark, or of another one's package, in `folder`, without the zip
+    that holds PySpark once more. Spark starts a Python process for each source of a query, and
+    more: out of a zip, each would compile all that it imports, for a second."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("bin", "jars"):
         if not (folder / name).exists():
-            (folder / name).symlink_to(Path(pyspark.__file__).parent / name)
+            (folder / name).symlink_to(package / name)
     return folder
 
 
