@@ -202,7 +202,7 @@ def test_streaming_and_batch_reads(account: Account) -> None:
 
 def test_a_stream_of_another_account(account: Account) -> None:
     trusting, sharing = policies(GUIDES / "recipes-aws.md")
-    _, becoming = guide("kinesis.md")
+    _, becoming = guide("kinesis-permissions.md")
     assert {statement["Action"] for statement in trusting["Statement"]} == {
         grant.action for grant in becoming
     }
