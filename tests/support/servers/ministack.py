@@ -77,7 +77,9 @@ class Ministack(ServerProcess):
         pem = str(self._folder / "server.pem")
         plain, secure = (resources.enter_context(listen(0, LOOPBACK)) for _ in range(2))
         self._ports = [each.getsockname()[1] for each in (plain, secure)]
-        arguments = ["--certfile", pem, "--keyfile", pem, "--bind", f"fd://{secure.fileno()}"]
+        # Without workers it serves in the process that is ended.
+        arguments = ["--workers", "0", "--certfile", pem, "--keyfile", pem]
+        arguments += ["--bind", f"fd://{secure.fileno()}"]
         arguments += ["--insecure-bind", f"fd://{plain.fileno()}", "ministack.app:app"]
         environment = {"PATH": os.environ["PATH"], "TMPDIR": str(self._folder)}
         with (self._folder / "log").open("wb") as log:
