@@ -31,7 +31,7 @@ from examples.flights.producer import Assignment, Finished, News, Producer, Put,
 from examples.flights.screen import Screen, View, result, screen
 from examples.flights.session import TaskCounter, output_to, spark_session
 from examples.lease_table import LeaseTable
-from spark_ssp import EmbeddedKinesis, serve_live_page, stop_gracefully
+from spark_ssp import EmbeddedKinesis, LivePage, serve_live_page, stop_gracefully
 
 STREAM: Final = "departures"
 APPLICATION: Final = "flights-demo"
@@ -40,7 +40,7 @@ WORKER: Final = "this-query"
 SHARDS: Final = 2
 LOG: Final = "spark.log"
 PAGE: Final = "live-page.html"
-"""The live page as it was at the end."""
+"""The live page when the query had read everything, and still ran."""
 OWNERS_SECONDS: Final = 1.0
 """The period between reads of the lease table."""
 STALLED_SECONDS: Final = 300.0
@@ -69,8 +69,7 @@ def run(plan: Plan, console: Console) -> int:
         console.print(f"Live page: {page.url}", highlight=False)
         try:
             with screen(console) as shown:
-                demo.follow(shown)
-            page.save(plan.folder / PAGE)
+                demo.follow(shown, page)
         finally:
             page.stop()
         console.print("Checking the output …", style="dim")
@@ -117,7 +116,7 @@ class _Demo:
         self._owners_at = -OWNERS_SECONDS
         self._began = time.monotonic()
 
-    def follow(self, shown: Screen) -> None:
+    def follow(self, shown: Screen, page: LivePage) -> None:
         """Start both, show them, and stop the query once it has read everything."""
         self._spark.streams.addListener(self._follower)
         query = pipeline.start(self._spark, self._source(), self._plan.folder, self._tasks.count)
@@ -129,6 +128,7 @@ class _Demo:
                 self._watch(query, producer, shown)
             finally:
                 producer.stop()
+            page.save(self._plan.folder / PAGE)
             stop_gracefully(query)
         finally:
             query.stop()
