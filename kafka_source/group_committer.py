@@ -12,8 +12,8 @@ import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -176,14 +176,21 @@ class GroupCommitter:
     # --- In the thread ----------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._store.connect()
+        self._guarded(self._store.connect)
         while (positions := self._next()) is not None:
             if positions:
                 self._commit(positions)
             else:
                 # A client that nobody polls would keep its errors and lines for ever.
-                self._store.close()
-        self._store.close()
+                self._guarded(self._store.close)
+        self._guarded(self._store.close)
+
+    def _guarded(self, call: Callable[[], None]) -> None:
+        """Call without a commit. What fails there fails again in the next one, which reports it."""
+        try:
+            call()
+        except Exception as error:  # noqa: BLE001  (lag for tools must not end the thread)
+            _log.debug("consumer group %s: %s", self._group, type(error).__name__)
 
     def _next(self) -> Positions | None:
         """Wait until a commit is due, and return its positions; none if there is nothing to commit
@@ -235,7 +242,9 @@ class GroupCommitter:
         with self._changed:
             if self._flush_by is None:
                 return self._pace.timeout_s
-            return min(self._pace.timeout_s, max(0.1, self._flush_by - self._monotonic()))
+            # Its failure is known before `flush` gives up.
+            left = self._flush_by - self._monotonic() - _PAUSE_S
+            return min(self._pace.timeout_s, max(0.1, left))
 
     def _warn(self, failure: str, now: float) -> None:
         text, at = self._warned
@@ -253,7 +262,8 @@ class GroupCommitter:
 
 # --- The group ------------------------------------------------------------------------------------
 
-_POLL_S: Final = 0.1
+_POLL_S: Final = 0.02
+_SESSION_MS: Final = "5000"
 _PAUSE_S: Final = 0.5
 """Between two requests without an answer, or with a transient error."""
 _HAS_MEMBERS: Final = frozenset(
@@ -281,10 +291,8 @@ class GroupOffsets:
         self._link: _Link | None = None
 
     def connect(self) -> None:
-        """Begin to search for the group's coordinator, so that the next commit only sends. Failures
-        are left to the commit."""
-        with suppress(SspError):
-            self._opened()
+        """Begin to search for the group's coordinator, so that the next commit only sends."""
+        self._opened()
 
     def commit(self, positions: Positions, timeout_s: float) -> None:
         """Commit the offset of the next record to read, by partition. Deleted topics and partitions
@@ -293,14 +301,16 @@ class GroupOffsets:
         places = [TopicPartition(ssp.stream, ssp.partition, at) for ssp, at in positions.items()]
         begun = time.monotonic()
         while True:
+            link = self._opened()
             limits = send_limits(time.monotonic() - begun, timeout_s)
-            error = self._opened().commit(places, limits.timeout_s)
+            error = link.commit(places, limits.timeout_s)
             if error is None:
                 return
+            # Its commit may still be answered, which would be taken for the answer to another.
+            self.close()
             is_over = begun + timeout_s - time.monotonic() <= _PAUSE_S
             if is_over or not is_transient(error):
-                self._fail(error)
-            self.close()
+                self._fail(error, link.errors)
             time.sleep(_PAUSE_S)
 
     def close(self) -> None:
@@ -314,14 +324,12 @@ class GroupOffsets:
             self._link = _Link(self._properties, self._group)
         return self._link
 
-    def _fail(self, error: KafkaError) -> NoReturn:
+    def _fail(self, error: KafkaError, errors: ClientErrors) -> NoReturn:
         secrets = secrets_of(self._properties)
         reason = None
-        if self._link is not None and is_transient(error):
+        if is_transient(error):
             # The reason for a request without an answer.
-            errors = self._link.errors
             reason = errors.access_error() or errors.connection_error()
-            self.close()
         subject = f"consumer group {self._group}"
         found = describe_error(reason or error, secrets)
         if error.code() in _HAS_MEMBERS:
@@ -350,7 +358,7 @@ class GroupOffsets:
 
 
 class _Link:
-    """A consumer in a group."""
+    """A consumer in a group, which belongs to its process."""
 
     def __init__(self, properties: ClientProperties, group: str) -> None:
         self.errors = ClientErrors()
@@ -360,8 +368,14 @@ class _Link:
             properties,
             role=ClientRole.CONSUMER,
             on_error=self._on_error,
-            overrides={"group.id": group, "on_commit": self._on_commit},
+            overrides={
+                "group.id": group,
+                "on_commit": self._on_commit,
+                # So long a commit waits for a coordinator, also when the client is closed.
+                "session.timeout.ms": _SESSION_MS,
+            },
         )
+        _links.add(self)
 
     def commit(self, places: Sequence[TopicPartition], timeout_s: float) -> KafkaError | None:
         """Return the error of a request, or the first one of a partition that exists."""
@@ -389,6 +403,13 @@ class _Link:
         self.errors.record(error)
         if error_kind(error) is ErrorKind.GROUP_ACCESS:
             self._answers.append(error)  # the commit only waits for a coordinator
+
+
+_links: Final = weakref.WeakSet[_Link]()
+_inherited: Final[list[_Link]] = []
+"""Those of the process that this one was forked from: to destroy them would wait for threads that
+do not exist here."""
+os.register_at_fork(after_in_child=lambda: _inherited.extend(_links))
 
 
 def _error_of(error: KafkaError | None, places: Sequence[TopicPartition]) -> KafkaError | None:

@@ -14,8 +14,11 @@ APPLICATION = "departures-1"
 
 
 def parse(records: DataFrame) -> DataFrame:
-    """Return a departure for each record, with its position; nulls if it is not JSON."""
-    departure = F.from_json(F.col("data").cast("string"), DEPARTURE)
+    """Return a departure for each record, with its position; nulls if it is not one JSON value."""
+    text = F.col("data").cast("string")
+    # Spark ignores text after the end of the value.
+    values = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
+    departure = F.when(values == 1, F.from_json(text, DEPARTURE))
     return records.select(departure.alias("departure"), *POSITION).select("departure.*", *POSITION)
 
 

@@ -18,7 +18,7 @@ SOURCE = {
 TABLE = "planes"
 # DynamoDB names the type of each value, and writes numbers as text.
 KEYS = "tailnum struct<S: string>"
-IMAGE = "model struct<S: string>, seats struct<N: string>"
+IMAGE = "model struct<S: string, NULL: boolean>, seats struct<N: string, NULL: boolean>"
 TIME = "ApproximateCreationDateTime bigint, ApproximateCreationDateTimePrecision string"
 CHANGE = f"dynamodb struct<{TIME}, Keys struct<{KEYS}>, NewImage struct<{IMAGE}>>"
 RECORD = f"change struct<tableName string, eventName string, {CHANGE}>, malformed string"
@@ -35,19 +35,22 @@ def newest(records: DataFrame) -> DataFrame:
     change = parsed["change"]
     event, of_item = change["eventName"], change["dynamodb"]
     key, image = of_item["Keys"]["tailnum"]["S"], of_item["NewImage"]
-    number, seats = image["seats"]["N"], image["seats"]["N"].try_cast("bigint")
+    model, seats = image["model"]["S"], image["seats"]["N"].try_cast("bigint")
     precision = F.coalesce(of_item["ApproximateCreationDateTimePrecision"], F.lit("MILLISECOND"))
     time = of_item["ApproximateCreationDateTime"]
     micros = time * F.when(precision == "MICROSECOND", 1).when(precision == "MILLISECOND", 1000)
     removed = event == "REMOVE"
     valid = F.is_valid_utf8(text) & parsed["malformed"].isNull() & (values == 1)
-    valid &= key.isNotNull() & micros.isNotNull() & (number.isNull() | seats.isNotNull())
+    valid &= key.isNotNull() & micros.isNotNull()
+    # Of its type, null or absent: a value of another type would be read as null.
+    for name, value in (("model", model), ("seats", seats)):
+        valid &= image[name].isNull() | image[name]["NULL"].isNotNull() | value.isNotNull()
     valid &= removed | (event.isin("INSERT", "MODIFY") & image.isNotNull())
     # Any other record fails the query, so that no change is lost.
     fail = F.raise_error(F.format_string("not a change: %s, %s, %d", "shardId", *NUMBERS))
     item = F.struct(
         key.alias("tailnum"),
-        image["model"]["S"].alias("model"),
+        model.alias("model"),
         seats.alias("seats"),
         F.timestamp_micros(micros).alias("changed"),
         removed.alias("removed"),

@@ -21,9 +21,12 @@ def create(spark: SparkSession) -> None:
 
 
 def start(spark: SparkSession, checkpoint: str, **trigger: Any) -> StreamingQuery:
-    """Append each record to the table; a departure of nulls if it is not JSON."""
+    """Append each record to the table; a departure of nulls if it is not one JSON value."""
     records = spark.readStream.format("kinesis-ssp").options(**SOURCE).load()
-    departure = F.from_json(F.col("data").cast("string"), DEPARTURE)
+    text = F.col("data").cast("string")
+    # Spark ignores text after the end of the value.
+    values = F.json_array_length(F.concat(F.lit("["), text, F.lit("]")))
+    departure = F.when(values == 1, F.from_json(text, DEPARTURE))
     rows = records.withColumn("departure", departure)
     rows = rows.select("departure.*", "shardId", "sequenceNumber", "subSequenceNumber")
     writer = rows.writeStream.format("iceberg").outputMode("append").trigger(**trigger)

@@ -79,6 +79,8 @@ _BAD: Final = (
     {**_GOOD, "dynamodb": {**_OF_ITEM, "Keys": {}}},
     {**_GOOD, "dynamodb": {**_OF_ITEM, "NewImage": None}},
     {**_GOOD, "dynamodb": {**_OF_ITEM, "NewImage": {**_KEYS, "seats": {"N": "two"}}}},
+    {**_GOOD, "dynamodb": {**_OF_ITEM, "NewImage": {**_KEYS, "seats": {"S": "180"}}}},
+    {**_GOOD, "dynamodb": {**_OF_ITEM, "NewImage": {**_KEYS, "model": {"N": "7"}}}},
     {**_GOOD, "dynamodb": {**_OF_ITEM, "ApproximateCreationDateTime": None}},
     {**_GOOD, "dynamodb": {**_OF_ITEM, "ApproximateCreationDateTimePrecision": "HOUR"}},
     [_GOOD],

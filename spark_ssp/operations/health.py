@@ -100,7 +100,7 @@ class Reader(StrEnum):
     WAITING = "waiting"
     """Its parents come first, or the next batch begins it."""
     ENDED = "ended"
-    """It is read to its end, or has expired and left its lease."""
+    """It is read to its end, or has expired before (`Part.is_lost`)."""
     FREE = "free"
     STALE = "stale"
     NO_LEASE = "no lease"
@@ -250,7 +250,7 @@ class Health:
 
 def assess(query: Query, limits: Limits, now_ms: int) -> Health:
     """Return the health of a query."""
-    read = [part for part in query.parts if part.reader is not Reader.ENDED]
+    read = [part for part in query.parts if part.reader is not Reader.ENDED or part.is_lost]
     state, stuck_in = _state(query, read, limits, now_ms)
     if state not in (State.RUNNING, State.WAITING):
         read = [replace(part, pace=None) for part in read]  # its pace is a past one

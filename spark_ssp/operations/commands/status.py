@@ -168,6 +168,7 @@ def status_command(
         for path in paths:
             found += find_checkpoints(_open(path, aws, stack), path)
         names = set(visible.applications)
+        found = list({one.location: one for one in found}.values())
         queries = [_read(one, is_named=one.location in paths) for one in found]
         for _, checkpoint in queries:
             if isinstance(checkpoint, Checkpoint):
@@ -286,9 +287,9 @@ def _show(
         _show_applications(screen, applications)
     if not answers and not applications:
         screen.line("no lease table was found: name the checkpoint of a query, or another --region")
-    named = {answer.location: answer.health for answer in answers}
-    named |= {one.name: one.health for one in applications}
-    for name, health in named.items():
+    named = [(answer.location, answer.health) for answer in answers]
+    named += [(one.name, one.health) for one in applications]
+    for name, health in named:
         for finding in health.findings:
             screen.line()
             screen.line(f"{name}: {finding.verdict}: {finding.reason}")
@@ -296,7 +297,7 @@ def _show(
     if visible.hidden:
         screen.line()
         hidden = abbreviate(visible.hidden)
-        screen.line(f"tables that may not be described, and may be lease tables: {hidden}")
+        screen.line(f"tables that could not be described, and may be lease tables: {hidden}")
 
 
 def _show_queries(screen: Screen, answers: Sequence[_Answer]) -> None:

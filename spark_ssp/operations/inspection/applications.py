@@ -21,7 +21,12 @@ from spark_ssp.common.aws.service_calls import (
     readable,
     retry_settings,
 )
-from spark_ssp.common.errors import AccessError, SspError, StreamNotFoundError
+from spark_ssp.common.errors import (
+    AccessError,
+    ServiceUnavailableError,
+    SspError,
+    StreamNotFoundError,
+)
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import StreamName
@@ -30,6 +35,7 @@ from spark_ssp.operations.inspection.kinesis_parts import shared_parts
 from spark_ssp.operations.inspection.lease_table import (
     ObservedTable,
     ShardLease,
+    State,
     leases_by_worker,
     shard_leases,
     streams_of,
@@ -42,8 +48,8 @@ _NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VisibleTables:
-    """The lease tables of an account and region, by name, and the tables that may not be described:
-    they may be lease tables too."""
+    """The lease tables of an account and region, by name, and the tables that could not be
+    described: they may be lease tables too."""
 
     applications: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
@@ -55,9 +61,11 @@ def visible_tables(connection: ConnectionOptions) -> VisibleTables:
     connected, retry = connect_calls(connection), retry_settings(connection)
 
     def is_application(name: str) -> bool | None:
-        """Return None if it may not be described."""
+        """Return None if it cannot be described."""
         try:
             table = describe_table(connected(name, Retrier(retry)), name)
+        except ServiceUnavailableError:
+            return None
         except AccessError as error:
             if is_denied(error):
                 return None
@@ -100,6 +108,7 @@ class Application:
 
     streams: tuple[StreamName, ...]
     workers: int
+    """Those that live, as far as is known."""
     leases: tuple[ShardLease, ...]
     query: Query
 
@@ -184,7 +193,7 @@ def read_application(
         )
     return Application(
         streams=streams,
-        workers=len(leases_by_worker(leases)),
+        workers=len(leases_by_worker(one for one in leases if one.state is not State.STALE)),
         leases=tuple(leases),
         query=Query(parts=tuple(parts), findings=tuple(findings), is_spare=True, has_batches=False),
     )

@@ -36,7 +36,12 @@ from spark_ssp.operations.health import (
     Reader,
     not_the_same,
 )
-from spark_ssp.operations.inspection.lease_table import ObservedTable, ShardLease, shard_leases
+from spark_ssp.operations.inspection.lease_table import (
+    ObservedTable,
+    ShardLease,
+    State,
+    shard_leases,
+)
 from spark_ssp.operations.inspection.positions import Earlier, ShardRow, shard_rows
 from spark_ssp.operations.inspection.spark_checkpoint import Source
 from spark_ssp.operations.inspection.streams import (
@@ -159,7 +164,7 @@ def _shared_shards(
     """Yield the shards of the whole application. The checkpoint of a lease follows the commit of a
     batch, so the later of the two positions counts."""
     for lease in leases:
-        if lease.stream != name or lease.reader is Reader.ENDED:
+        if lease.stream != name or lease.state is State.ENDED:
             continue
         row = rows.get(lease.shard)
         before = None if row is None else _known(row.committed)
@@ -174,6 +179,8 @@ def _shared_shards(
                 reader=lease.reader,
                 committed=committed,
                 planned=None if row is None else row.planned,
+                # It has expired, and was not read to its end.
+                is_lost=lease.state is State.EXPIRED,
                 is_own=row is not None,
             )
 

@@ -323,11 +323,18 @@ def shard_leases(
         if listed is not None and name is not None:
             rows += [
                 replace(row, state=State.MALFORMED)
-                if any(key.rpartition(":")[2] == row.shard for key in malformed)
+                if any(_is_key_of(key, name, row.shard) for key in malformed)
                 else row
                 for row in _without_lease(name, own, listed)
             ]
     return sorted(rows, key=lambda row: (row.stream or "", row.shard))
+
+
+def _is_key_of(key: str, stream: StreamName, shard: ShardId) -> bool:
+    """Return whether the key of a row is that of a shard, by its stream if it names one."""
+    identifier, _, of_shard = key.rpartition(":")
+    named = StreamIdentifier.parse(identifier)
+    return of_shard == shard and (named is None or named.name == stream)
 
 
 def _age(lease: Lease, renewals: Renewals, now_ms: int) -> Age | None:
@@ -396,7 +403,8 @@ def _without_lease(
 
 
 def leases_by_worker(rows: Iterable[ShardLease]) -> dict[WorkerId, int]:
-    """Return the number of leases of each owner; those at their end do not count."""
+    """Return the number of leases of each owner; those at their end do not count. An owner may have
+    died: its leases are stale."""
     counts: dict[WorkerId, int] = {}
     for row in rows:
         if row.owner is not None and row.state in (State.HELD, State.HANDOFF, State.STALE):

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from spark_ssp.checkpoint.leases.lease import LeaseTableError
-from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError
+from spark_ssp.common.errors import SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
@@ -75,12 +74,20 @@ def read_query(folder: Folder, checkpoint: Checkpoint, around: Surroundings) -> 
     for source in checkpoint.sources:
         try:
             more, found = _read_source(source, earlier.get(source.index, Earlier()), around)
-        except (AccessError, LeaseTableError, ServiceUnavailableError) as error:
+        except SspError as error:
             reason = f"{error.subject}: found {error.found}"
             more, found = [], [_not_measured(source, reason, error.next_step)]
         parts += more
         findings += found
-    return replace(batches_in(folder, checkpoint), parts=tuple(parts), findings=tuple(findings))
+    try:
+        batches = batches_in(folder, checkpoint)
+    except SspError as error:
+        batches = Query(committed=checkpoint.committed)
+        reason = f"{error.subject}: found {error.found}"
+        findings.append(
+            unknown(f"the times of its batches are not known: {reason}", error.next_step)
+        )
+    return replace(batches, parts=tuple(parts), findings=tuple(findings))
 
 
 def batches_in(folder: Folder, checkpoint: Checkpoint) -> Query:

@@ -144,11 +144,17 @@ def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
 
 
 def is_checkpoint(folder: Folder, root: Listing) -> bool:
-    """Return whether a folder, of which `root` is the listing, is one that `read_checkpoint`
-    reads."""
-    return _METADATA in root.files or any(
-        batches_of(folder.listing(log).names) for log in _LOGS if log in root.folders
-    )
+    """Return whether a folder, of which `root` is the listing, is the checkpoint of a query. Other
+    programs have files of the name `metadata`, too: of a query without a batch it names the id."""
+    if any(batches_of(folder.listing(log).names) for log in _LOGS if log in root.folders):
+        return True
+    if _METADATA not in root.files:
+        return False
+    try:
+        query_id(folder, "")
+    except DamagedFileError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,6 +285,18 @@ def test_an_owner_that_was_not_observed_for_long_is_unknown(orders: Orders) -> N
     assert [part["reader"] for part in query["parts"]] == ["unknown", "unknown"]
 
 
+def test_a_lease_of_a_shard_that_expired_before_its_end_was_read(orders: Orders) -> None:
+    """The stream does not list it any more, and so nothing else tells of it."""
+    number = _number(orders.last[0])
+    rows = [_lease(n, _number(orders.last[n])) for n in (0, 1)]
+    _shared(orders, *rows, _lease(7, number), _lease(8, "SHARD_END", None))
+    code, query = orders.status(sleep=orders.cloud.renew("etl", 0, 1), now_ms=_now(orders))
+    assert (code, query["verdict"]) == (5, "LOSING")
+    assert [part["name"][-1] for part in query["parts"] if part["lost"]] == ["7"]
+    (reason, *_) = [finding["reason"] for finding in query["findings"]]
+    assert "shardId-000000000007" in reason
+
+
 def test_a_lease_table_that_is_gone_is_unknown(orders: Orders) -> None:
     orders.run_batch(0, orders.last, leases="deleted")
     code, query = orders.status(sleep=lambda _: None)
@@ -433,6 +445,8 @@ def test_one_folder_does_not_hide_the_others(orders: Orders, tmp_path: Path) -> 
         written.plan(0, orders.end(orders.last), now)
         written.commit(0, now)
     (jobs / "iceberg" / "metadata").mkdir(parents=True)
+    (jobs / "model").mkdir()
+    (jobs / "model" / "metadata").write_text("name: churn")
     (jobs / "loop").symlink_to(jobs)
     for number in range(MAX_FOLDERS):
         (jobs / "table" / f"day={number}").mkdir(parents=True)
@@ -488,7 +502,7 @@ def test_the_applications_of_the_region(orders: Orders) -> None:
     head, first, second, *_ = found.out.splitlines()
     assert head.split()[:2] == ["VERDICT", "APPLICATION"]
     assert first.split()[:6] == ["BEHIND", "etl", "orders", "1", "2", "0"]
-    assert second.split()[:7] == ["STALLED", "kcl", "not", "named", "1", "2", "2"]
+    assert second.split()[:7] == ["STALLED", "kcl", "not", "named", "0", "2", "2"]
 
 
 def test_tables_that_may_not_be_described_are_named(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, TopicPartition
 
-from spark_ssp.common.errors import AccessError
+from spark_ssp.common.errors import AccessError, InvalidRequestError, SspError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.group_committer import (
     CommitPace,
@@ -17,6 +19,7 @@ from spark_ssp.kafka_source.group_committer import (
     Positions,
 )
 from spark_ssp.kafka_source.model.topic import partition_of
+from spark_ssp.kafka_source.options.client_properties import ClientProperties
 
 FAST = CommitPace(interval_s=0, pause_s=0, flush_s=60)
 WAIT_S = 60
@@ -182,3 +185,82 @@ def test_a_connection_that_is_not_used_is_closed() -> None:
         group.closed.clear()
     assert group.commits == [at(1), at(2)]
     committing.close()
+
+
+# --- A group by a consumer ------------------------------------------------------------------------
+
+
+class FakeConsumer:
+    """Answers a commit in the next poll: by `answers`, each an error of the request, of a partition
+    or of the client, or None."""
+
+    def __init__(self, made: list[FakeConsumer], answers: list[Any], **callbacks: Any) -> None:
+        made.append(self)
+        self.answers = answers
+        self.on_error = callbacks["on_error"]
+        self.on_commit = callbacks["overrides"]["on_commit"]
+        self.places: list[TopicPartition] = []
+        self.closed = threading.Event()
+
+    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
+        assert asynchronous
+        self.places = offsets
+
+    def poll(self, _: float) -> None:
+        if not self.places:
+            return
+        places, self.places = self.places, []
+        answer = self.answers.pop(0)
+        if isinstance(answer, tuple):
+            self.on_error(KafkaError(answer[0]))
+        else:
+            self.on_commit(None if answer is None else KafkaError(answer), places)
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> tuple[list[FakeConsumer], list[Any]]:
+    made: list[FakeConsumer] = []
+    given: list[Any] = []
+    monkeypatch.setattr(
+        "spark_ssp.kafka_source.group_committer.create_client",
+        lambda _, __, **more: FakeConsumer(made, given, **more),
+    )
+    return made, given
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        (KafkaError.UNKNOWN_MEMBER_ID, InvalidRequestError),
+        ((KafkaError.GROUP_AUTHORIZATION_FAILED,), AccessError),
+        (KafkaError.GROUP_AUTHORIZATION_FAILED, AccessError),
+    ],
+)
+def test_after_an_error_another_consumer_commits(
+    answers: tuple[list[FakeConsumer], list[Any]], answer: Any, error: type[SspError]
+) -> None:
+    made, given = answers
+    given += [None, answer, None]
+    group = GroupOffsets(ClientProperties(public=(), secret=()), "lag")
+    group.commit(at(1), 5)
+    with pytest.raises(error):
+        group.commit(at(2), 5)
+    assert made[0].closed.wait(WAIT_S)
+    group.commit(at(3), 5)
+    assert len(made) == 2
+    group.close()
+    assert made[1].closed.wait(WAIT_S)
+
+
+def test_an_error_that_passes_is_tried_again_and_missing_topics_are_left_out(
+    answers: tuple[list[FakeConsumer], list[Any]],
+) -> None:
+    made, given = answers
+    given += [KafkaError.NOT_COORDINATOR, KafkaError.UNKNOWN_TOPIC_OR_PART]
+    group = GroupOffsets(ClientProperties(public=(), secret=()), "lag")
+    group.commit(at(1), 5)
+    assert (len(made), given) == (2, [])
+    group.close()
