@@ -28,13 +28,14 @@ class Cloud:
     clock: ManualClock
     client: KinesisClient
     dynamodb: DynamoDBClient
+    region: str = "us-east-1"
     tables: list[str] = field(default_factory=list)
     marks: dict[str, str] = field(default_factory=dict)
     """Parts of an output that differ from run to run, and what replaces them."""
 
     def run(self, *arguments: str, dynamodb: bool = True, **more: Any) -> Run:
         """Run the command, connected to these services, at the service's time."""
-        connection = ["--region=us-east-1", f"--endpoint-url={self.kinesis.endpoint_url}"]
+        connection = [f"--region={self.region}", f"--endpoint-url={self.kinesis.endpoint_url}"]
         if dynamodb:
             connection.append(f"--dynamodb-endpoint-url={self.kinesis.dynamodb_endpoint_url}")
         more.setdefault("now_ms", self.clock.now_ms())
@@ -95,13 +96,18 @@ def services() -> Iterator[tuple[EmbeddedKinesis, ManualClock]]:
 @pytest.fixture
 def cloud(services: tuple[EmbeddedKinesis, ManualClock]) -> Iterator[Cloud]:
     """Empty services."""
+    yield from open_cloud(services, "us-east-1")
+
+
+def open_cloud(services: tuple[EmbeddedKinesis, ManualClock], region: str) -> Iterator[Cloud]:
+    """Yield services without streams, and delete what a test makes. Tables of other tests are in
+    other regions, or in this one."""
     kinesis, clock = services
     settings = kinesis.client_settings()
     client = boto3.client("kinesis", **settings)
-    dynamodb = boto3.client(
-        "dynamodb", **settings | {"endpoint_url": kinesis.dynamodb_endpoint_url}
-    )
-    found = Cloud(kinesis=kinesis, clock=clock, client=client, dynamodb=dynamodb)
+    there: Any = {"endpoint_url": kinesis.dynamodb_endpoint_url, "region_name": region}
+    dynamodb = boto3.client("dynamodb", **settings | there)
+    found = Cloud(kinesis=kinesis, clock=clock, client=client, dynamodb=dynamodb, region=region)
     yield found
     for name in client.list_streams()["StreamNames"]:
         client.delete_stream(StreamName=name)

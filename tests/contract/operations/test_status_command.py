@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,20 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.operations.inspection.spark_checkpoint import MAX_FOLDERS
+from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
-from tests.contract.operations.conftest import Cloud
+from tests.contract.operations.conftest import Cloud, open_cloud
 from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
 WORKER = "7c6f1a52-8f0b-4a2e-9a59-0b1de1c1f1c4"
+
+
+@pytest.fixture
+def cloud(services: tuple[EmbeddedKinesis, ManualClock]) -> Iterator[Cloud]:
+    """Services in a region in which no other test has tables."""
+    yield from open_cloud(services, "eu-north-1")
 
 
 class Orders:
