@@ -36,7 +36,6 @@ from spark_ssp.operations.health import (
     Verdict,
     assess,
     delay_text,
-    unknown,
 )
 from spark_ssp.operations.inspection.applications import (
     Application,
@@ -51,6 +50,7 @@ from spark_ssp.operations.inspection.query_facts import (
     damaged,
     lease_tables,
     read_query,
+    unreadable,
 )
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
@@ -247,8 +247,7 @@ def _answer(one: FoundFolder, found: Checkpoint | SspError, around: Surroundings
 
 
 def _unreadable(error: SspError) -> Query:
-    finding = unknown(f"{error.subject}: found {error.found}", error.next_step)
-    return Query(has_batches=False, is_spare=True, findings=(finding,))
+    return Query(has_batches=False, is_spare=True, findings=(unreadable(error),))
 
 
 def _visible(name: str, around: Surroundings) -> _Visible:

@@ -40,6 +40,7 @@ from spark_ssp.operations.inspection.lease_table import (
     shard_leases,
     streams_of,
 )
+from spark_ssp.operations.inspection.query_facts import unreadable
 from spark_ssp.operations.inspection.streams import ListedStream, list_streams
 
 _THREADS: Final = 8
@@ -108,7 +109,7 @@ class Application:
 
     streams: tuple[StreamName, ...]
     workers: int
-    """Those that live, as far as is known."""
+    """The owners of leases that are not stale."""
     leases: tuple[ShardLease, ...]
     query: Query
 
@@ -142,7 +143,7 @@ def read_application(
                 )
             )
         except SspError as error:
-            findings.append(unknown(f"{error.subject}: found {error.found}", error.next_step))
+            findings.append(unreadable(error))
         else:
             listed[stream] = found
             findings += _namesakes(stream, found, table.rows)
@@ -176,7 +177,7 @@ def read_application(
             )
         except SspError as error:
             parts += unread
-            findings.append(unknown(f"{error.subject}: found {error.found}", error.next_step))
+            findings.append(unreadable(error))
     if any(lease.stream is None and lease.reader is not Reader.ENDED for lease in leases):
         findings.append(
             unknown(

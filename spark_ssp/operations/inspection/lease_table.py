@@ -173,9 +173,8 @@ def observe_tables(
     found: dict[str, ObservedTable | SspError] = {}
 
     def read(name: str) -> ObservedTable | SspError:
-        before = found.get(name)
-        if isinstance(before, SspError):
-            return before
+        earlier = found.get(name)
+        before = earlier if isinstance(earlier, ObservedTable) else None
         try:
             rows = _scan(stores[name], name)
         except SspError as error:

@@ -14,6 +14,7 @@ from botocore.exceptions import ClientError
 
 from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls
 from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
+from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Position,
@@ -293,7 +294,7 @@ def test_an_owner_that_was_not_observed_for_long_is_unknown(orders: Orders) -> N
 
 
 def test_a_lease_of_a_shard_that_expired_before_its_end_was_read(orders: Orders) -> None:
-    """The stream does not list it any more, and so nothing else tells of it."""
+    """The stream no longer lists the shard: only its lease shows that records are lost."""
     number = _number(orders.last[0])
     rows = [_lease(n, _number(orders.last[n])) for n in (0, 1)]
     _shared(orders, *rows, _lease(7, number), _lease(8, "SHARD_END", None))
@@ -646,6 +647,27 @@ def test_a_table_that_takes_long_makes_no_other_stale(
     monkeypatch.setattr("spark_ssp.operations.inspection.lease_table._THREADS", 1)
     found = cloud.run("status", "--applications", "--json", sleep=pause, now_ms=_now(orders))
     assert [one["notRead"] for one in found.document()["applications"]] == [{}, {}]
+
+
+def test_a_table_that_fails_once_is_read_again(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cloud = orders.cloud
+    cloud.table("etl", [_lease(n, _number(orders.last[n])) for n in (0, 1)])
+    scan = DynamoDbLeaseStore.scan
+    failures = [ServiceUnavailableError("etl", found="none", expected="one", next_step="wait")]
+
+    def failing(store: DynamoDbLeaseStore) -> Any:
+        if failures:
+            raise failures.pop()
+        return scan(store)
+
+    monkeypatch.setattr(DynamoDbLeaseStore, "scan", failing)
+    pause = cloud.renew("etl", 0, 1)
+    found = cloud.run("status", "--applications", "--json", sleep=pause, now_ms=_now(orders))
+    (etl,) = found.document()["applications"]
+    # One reading shows no renewal: whether the owners live is not known.
+    assert (found.code, etl["verdict"], etl["shards"]) == (6, "UNKNOWN", 2)
 
 
 def test_an_application_without_a_lease_to_read_and_a_table_that_cannot_be_used(

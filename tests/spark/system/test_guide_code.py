@@ -64,7 +64,7 @@ ELSEWHERE: Final[Mapping[str, tuple[int, str]]] = {
     "pipelines": (4, "test_guides.py builds its pipeline and services"),
     "recipes": (1, "the rehearsal of json_records makes the same call"),
     "recipes-aws": (2, "the account and the role are those of the reader"),
-    "recipes-tables": (2, "test_table_formats.py sets the same, with jars of its own"),
+    "recipes-tables": (2, "test_table_formats.py makes the same settings, with pinned jars"),
     "standalone": (1, "needs a cluster"),
     "troubleshooting": (2, "tests/spark/operations/test_drill.py follows them"),
 }
