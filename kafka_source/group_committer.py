@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -289,6 +290,8 @@ class GroupOffsets:
         self._properties = properties
         self._group = group
         self._link: _Link | None = None
+        self._replaced: list[Future[None]] = []
+        """The links that are not closed yet, whose last commit the group may still take."""
 
     def connect(self) -> None:
         """Begin to search for the group's coordinator, so that the next commit only sends."""
@@ -296,16 +299,21 @@ class GroupOffsets:
 
     def commit(self, positions: Positions, timeout_s: float) -> None:
         """Commit the offset of the next record to read, by partition. Deleted topics and partitions
-        are left out. Raises a subclass of SspError, for a single partition too; the others may have
-        been committed."""
+        are left out. Waits for earlier commits without an answer, which could take its place.
+        Raises a subclass of SspError, for a single partition too; the others may have been
+        committed."""
         places = [TopicPartition(ssp.stream, ssp.partition, at) for ssp, at in positions.items()]
         begun = time.monotonic()
         while True:
             link = self._opened()
             limits = send_limits(time.monotonic() - begun, timeout_s)
+            self._replaced = [one for one in self._replaced if not one.done()]
             error = link.commit(places, limits.timeout_s)
             if error is None:
-                return
+                left = begun + timeout_s - _PAUSE_S - time.monotonic()
+                if not self._replaced or wait(self._replaced, max(0.0, left)).not_done:
+                    return
+                continue  # one of them may have been the last to commit
             # Its commit may still be answered, which would be taken for the answer to another.
             self.close()
             is_over = begun + timeout_s - time.monotonic() <= _PAUSE_S
@@ -316,7 +324,7 @@ class GroupOffsets:
     def close(self) -> None:
         """Close the connection."""
         if self._link is not None:
-            self._link.close()
+            self._replaced.append(self._link.close())
             self._link = None
 
     def _opened(self) -> _Link:
@@ -392,9 +400,10 @@ class _Link:
             return kafka_error(exception)
         return self._answers[0] if self._answers else KafkaError(KafkaError._TIMED_OUT)
 
-    def close(self) -> None:
-        """Close the consumer, which may take long while a broker is away."""
-        run_in_thread(self._consumer.close)
+    def close(self) -> Future[None]:
+        """Close the consumer, which may take long while a broker is away. After it, none of its
+        commits is sent."""
+        return run_in_thread(self._consumer.close)
 
     def _on_commit(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
         self._answers.append(_error_of(error, places))

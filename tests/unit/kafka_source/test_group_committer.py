@@ -201,10 +201,14 @@ class FakeConsumer:
         self.on_commit = callbacks["overrides"]["on_commit"]
         self.places: list[TopicPartition] = []
         self.closed = threading.Event()
+        self.commits: list[int] = []
+        self.may_close = threading.Event()
+        self.may_close.set()
 
     def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> None:
         assert asynchronous
         self.places = offsets
+        self.commits.append(offsets[0].offset)
 
     def poll(self, _: float) -> None:
         if not self.places:
@@ -217,6 +221,7 @@ class FakeConsumer:
             self.on_commit(None if answer is None else KafkaError(answer), places)
 
     def close(self) -> None:
+        assert self.may_close.wait(WAIT_S)
         self.closed.set()
 
 
@@ -253,6 +258,26 @@ def test_after_an_error_another_consumer_commits(
     assert len(made) == 2
     group.close()
     assert made[1].closed.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_commit_is_repeated_after_earlier_ones_that_may_overtake_it(
+    answers: tuple[list[FakeConsumer], list[Any]], ends: bool
+) -> None:
+    made, given = answers
+    given += [None, KafkaError.GROUP_AUTHORIZATION_FAILED, None, None]
+    group = GroupOffsets(ClientProperties(public=(), secret=()), "lag")
+    group.commit(at(1), 5)
+    made[0].may_close.clear()
+    with pytest.raises(AccessError):
+        group.commit(at(2), 5)
+    if ends:
+        threading.Timer(0.1, made[0].may_close.set).start()
+    group.commit(at(3), 1 if not ends else WAIT_S)
+    assert made[0].commits == [1, 2]
+    assert made[1].commits == ([3, 3] if ends else [3])
+    made[0].may_close.set()
+    group.close()
 
 
 def test_an_error_that_passes_is_tried_again_and_missing_topics_are_left_out(
