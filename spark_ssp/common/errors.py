@@ -8,7 +8,7 @@ record data into one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
@@ -139,11 +139,18 @@ class InvalidOptionsError(SspError):
         """`source` is the format's name; `problems` holds at least one, in the order to show."""
         self.source = source
         self.problems = tuple(problems)
+
+        def joined(texts: Iterable[str]) -> str:
+            named = zip(self.problems, texts, strict=True)
+            if len(self.problems) == 1:  # the subject names its option
+                return "".join(text for _, text in named)
+            return "; ".join(f"{problem.option}: {text}" for problem, text in named)
+
         super().__init__(
             ", ".join(problem.option for problem in self.problems),
-            found="; ".join(f"{p.option}: {p.found}" for p in self.problems),
-            expected="; ".join(f"{p.option}: {p.expected}" for p in self.problems),
-            next_step="; ".join(f"{p.option}: {p.next_step}" for p in self.problems),
+            found=joined(problem.found for problem in self.problems),
+            expected=joined(problem.expected for problem in self.problems),
+            next_step=joined(problem.next_step for problem in self.problems),
         )
 
     def __str__(self) -> str:
