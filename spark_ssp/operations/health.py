@@ -98,7 +98,7 @@ class Reader(StrEnum):
     UNKNOWN = "unknown"
     """A worker has its lease, and was not observed for long enough to show whether it lives."""
     WAITING = "waiting"
-    """Its parents come first, or the next batch begins it."""
+    """Its parents come first, the next batch begins it, or a worker is about to take its lease."""
     ENDED = "ended"
     """It is read to its end, or has expired before (`Part.is_lost`)."""
     FREE = "free"
@@ -264,7 +264,7 @@ def assess(query: Query, limits: Limits, now_ms: int) -> Health:
         *query.findings,
         *_state_findings(query, state, stuck_in, limits, now_ms),
         *(_unread(reader, names) for reader, names in not_read.items()),
-        *_delay_findings(read, outlooks, limits, _age(query.planned_at_ms, now_ms)),
+        *_delay_findings(read, outlooks, limits, query, _age(query.planned_at_ms, now_ms)),
         *_unknown_findings(query, read, state),
     ]
     findings.sort(key=lambda finding: -finding.verdict.gravity)
@@ -466,6 +466,7 @@ def _delay_findings(
     parts: Sequence[Part],
     outlooks: Sequence[Outlook],
     limits: Limits,
+    query: Query,
     trigger_age_ms: int | None,
 ) -> Iterable[Finding]:
     lost = [part.name for part in parts if part.is_lost]
@@ -487,7 +488,7 @@ def _delay_findings(
     if losing:
         yield _losing(losing)
     if late:
-        yield _behind(late, limits, trigger_age_ms)
+        yield _behind(late, limits, query, trigger_age_ms)
 
 
 def _losing(found: Sequence[tuple[Part, Outlook]]) -> Finding:
@@ -503,20 +504,28 @@ def _losing(found: Sequence[tuple[Part, Outlook]]) -> Finding:
 
 
 def _behind(
-    found: Sequence[tuple[Part, Outlook]], limits: Limits, trigger_age_ms: int | None
+    found: Sequence[tuple[Part, Outlook]],
+    limits: Limits,
+    query: Query,
+    trigger_age_ms: int | None,
 ) -> Finding:
     part, future = max(found, key=lambda pair: pair[0].committed.ms or 0)
     planned = part.planned.ms
     # While a batch runs, none is planned: the delay when it was planned shows whether it has all.
     left = None if planned is None else planned - (trigger_age_ms or 0)
+    if exceeds(left, limits.max_delay_ms) is not False:
+        remedy = "give the query more cores, larger limits of a batch, or more shards or partitions"
+    elif query.in_progress is not None or not query.has_batches:
+        remedy = "a batch has read all up to its planning, and takes long: look at its tasks and "
+        remedy += "its sink"
+    else:
+        remedy = "no batch was planned since the last one was committed: see whether the driver "
+        remedy += "runs, or give a --max-delay that is longer than the trigger's interval"
     return Finding(
         verdict=Verdict.BEHIND,
         reason=f"{_names(found)} {_by(part)}, more than {duration_text(limits.max_delay_ms)}; "
         f"{_pace(part, future)}",
-        remedy="a batch has read all up to its planning, and takes long: look at its tasks and its "
-        "sink"
-        if exceeds(left, limits.max_delay_ms) is False
-        else "give the query more cores, larger limits of a batch, or more shards or partitions",
+        remedy=remedy,
     )
 
 

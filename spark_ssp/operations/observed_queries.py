@@ -308,7 +308,7 @@ def query_facts(
     return Query(
         process=process,
         failed_starts=query.failed_starts,
-        findings=(_READS_NOTHING,) if reads_nothing else (),
+        findings=(*_not_known(query, snapshot), *((_READS_NOTHING,) if reads_nothing else ())),
         committed=_committed(snapshot),
         committed_at_ms=snapshot.end_ms,
         in_progress=snapshot.batch_id + snapshot.ran_batch if is_in_batch else None,
@@ -391,11 +391,30 @@ def _parts(
     if stream.leases is None:
         return
     for reader, count in _without_reader(stream).items():
-        begun_ms = query.unread_since.get((stream.name, reader))
-        if count and begun_ms is not None and snapshot.time_ms - begun_ms >= UNREAD_AFTER_MS:
+        if count and _is_unread(query, snapshot, stream, reader):
             yield _unread(stream.name, count, reader)
     if stream.leases.not_read:
         yield _unread(stream.name, stream.leases.not_read, Reader.MALFORMED)
+
+
+def _is_unread(
+    query: ObservedQuery, snapshot: QuerySnapshot, stream: StreamSnapshot, reader: Reader
+) -> bool:
+    """Return whether leases have been unused for some time, by the last report that tells it."""
+    begun_ms = query.unread_since.get((stream.name, reader))
+    return begun_ms is not None and snapshot.time_ms - begun_ms >= UNREAD_AFTER_MS
+
+
+def _not_known(query: ObservedQuery, snapshot: QuerySnapshot) -> Iterator[Finding]:
+    """Yield a finding for each stream whose shards had no reader when that was last known."""
+    for source in snapshot.sources:
+        for stream in source.streams:
+            for reader, count in _without_reader(stream).items():
+                if count is None and _is_unread(query, snapshot, stream, reader):
+                    yield unknown(
+                        f"shards of {stream.name} had no reader when the lease table was last read",
+                        "see the driver's log for why it does not read the table",
+                    )
 
 
 def _without_reader(stream: StreamSnapshot) -> Mapping[Reader, int | None]:

@@ -41,7 +41,7 @@ from spark_ssp.operations.health import Reader, exceeds
 from spark_ssp.operations.inspection.lease_table import (
     Age,
     LeaseTable,
-    Renewals,
+    ObservedTable,
     ShardLease,
     TableRows,
     leases_by_worker,
@@ -171,19 +171,16 @@ def leases_command(
         pauses = itertools.chain([None], itertools.repeat(interval))
     elif wait != 0:
         pauses = [None, wait_between_readings(wait, failover)]
-    renewals: Renewals = {}
-    previous: int | None = None
+    observed: ObservedTable | None = None
     try:
         for pause in pauses:
             if pause is not None:
                 environment.sleep(pause / 1000)
             with unavailable_noted() if watch and pause is not None else nullcontext():
                 found = rows.read()
-                now = environment.now_ms()
-                renewals = observe(renewals, found.rows.leases, now, previous)
-                previous = now
+                observed = observe(observed, found.rows, environment.now_ms(), failover)
                 if watch or wait == 0 or pause is not None:
-                    reading = _read(settings, found, renewals, now)
+                    reading = _read(settings, found, observed)
                     _write(settings, reading, as_json=as_json, watch=watch)
     finally:
         rows.close()
@@ -191,15 +188,12 @@ def leases_command(
         context.exit(FINDING)
 
 
-def _read(settings: _Settings, table: TableRows, renewals: Renewals, now: int) -> _Reading:
+def _read(settings: _Settings, table: TableRows, observed: ObservedTable) -> _Reading:
     names = tuple(StreamName(name) for name in settings.streams) or streams_of(table.rows.leases)
     streams = {name: _listed(name, settings.kinesis) for name in names}
     shards = shard_leases(
-        table.rows,
+        observed,
         {name: None if stream is None else stream.shards for name, stream in streams.items()},
-        renewals,
-        now,
-        settings.failover_ms,
     )
     if settings.with_lag:
         shards = _with_lags(shards, streams, settings.kinesis)
@@ -209,7 +203,7 @@ def _read(settings: _Settings, table: TableRows, renewals: Renewals, now: int) -
         table=table,
         shards=tuple(shards),
         streams=streams,
-        now_ms=now,
+        now_ms=observed.read_ms,
         lagging=tuple(row for row, is_late in judged if is_late),
         unmeasured=tuple(row for row, is_late in judged if is_late is None),
     )

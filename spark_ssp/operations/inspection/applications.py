@@ -149,11 +149,8 @@ def read_application(
             findings += _namesakes(stream, found, table.rows)
     own = _without_namesakes(table.rows, listed)
     leases = shard_leases(
-        own,
+        replace(table, rows=own),
         {stream: listed[stream].shards if stream in listed else None for stream in streams},
-        table.renewals,
-        table.read_ms,
-        table.failover_ms,
     )
     parts: list[Part] = []
     for name_of, of_stream in _by_stream(leases).items():

@@ -106,13 +106,7 @@ def kinesis_parts(
             table = tables[entry.leases]
             if isinstance(table, SspError):
                 raise table
-            leases = shard_leases(
-                table.rows,
-                {name: stream.shards},
-                table.renewals,
-                table.read_ms,
-                table.failover_ms,
-            )
+            leases = shard_leases(table, {name: stream.shards})
             shards += _shared_shards(name, own, stream, leases)
     lost = _lost(shards, source, now_ms, connection)
     shards = [replace(shard, is_lost=shard.is_lost or shard.key in lost) for shard in shards]

@@ -120,25 +120,6 @@ class Age:
 Renewals = Mapping[LeaseId, Renewal]
 
 
-def observe(
-    before: Renewals, leases: Iterable[Lease], now_ms: int, previous_ms: int | None
-) -> dict[LeaseId, Renewal]:
-    """Add a reading at `now_ms`; `previous_ms` is the time of the one before."""
-    found: dict[LeaseId, Renewal] = {}
-    for lease in leases:
-        key = (lease.stream, lease.shard)
-        known = before.get(key)
-        if known is not None and known.counter == lease.counter:
-            found[key] = known
-        else:
-            found[key] = Renewal(
-                counter=lease.counter,
-                since_ms=now_ms,
-                after_ms=None if known is None else previous_ms,
-            )
-    return found
-
-
 def age_of(renewal: Renewal, now_ms: int) -> Age:
     """Return the age of the last renewal."""
     at_most = None if renewal.after_ms is None else now_ms - renewal.after_ms
@@ -150,9 +131,37 @@ class ObservedTable:
     """A lease table after its last reading. The ages of renewals count up to that."""
 
     rows: Rows
+    before: Rows | None
+    """Those of the reading before; None if there was none."""
     renewals: Renewals
     read_ms: int
     failover_ms: int
+
+
+def observe(
+    earlier: ObservedTable | None, rows: Rows, now_ms: int, failover_ms: int
+) -> ObservedTable:
+    """Return a table after another reading, at `now_ms`."""
+    before: Renewals = {} if earlier is None else earlier.renewals
+    renewals: dict[LeaseId, Renewal] = {}
+    for lease in rows.leases:
+        key = (lease.stream, lease.shard)
+        known = before.get(key)
+        if known is not None and known.counter == lease.counter:
+            renewals[key] = known
+        else:
+            renewals[key] = Renewal(
+                counter=lease.counter,
+                since_ms=now_ms,
+                after_ms=None if known is None or earlier is None else earlier.read_ms,
+            )
+    return ObservedTable(
+        rows=rows,
+        before=None if earlier is None else earlier.rows,
+        renewals=renewals,
+        read_ms=now_ms,
+        failover_ms=failover_ms,
+    )
 
 
 def observe_tables(
@@ -179,14 +188,7 @@ def observe_tables(
             rows = _scan(stores[name], name)
         except SspError as error:
             return error
-        now = environment.now_ms()
-        renewals, previous = ({}, None) if before is None else (before.renewals, before.read_ms)
-        return ObservedTable(
-            rows=rows,
-            renewals=observe(renewals, rows.leases, now, previous),
-            read_ms=now,
-            failover_ms=failover_ms,
-        )
+        return observe(before, rows, environment.now_ms(), failover_ms)
 
     try:
         with ThreadPoolExecutor(_THREADS) as threads:
@@ -237,6 +239,7 @@ class State(StrEnum):
     """A lease of a shard that the stream does not have any more."""
 
 
+_UNUSED: Final = (State.FREE, State.NO_LEASE)
 _READERS: Final = {
     State.STALE: Reader.STALE,
     State.FREE: Reader.FREE,
@@ -265,12 +268,17 @@ class ShardLease:
     is_closed: bool | None = None
     """None without a listing."""
     age: Age | None = None
+    is_new: bool = False
+    """True if it has no owner since the last reading only: a worker may be about to take it."""
     lag_ms: int | None = field(default=None)
     """The age of the oldest record that is not processed; 0 without one, None if unknown."""
 
     @property
     def reader(self) -> Reader:
-        """Return its reader. An owner is known to live if a renewal was seen."""
+        """Return its reader. An owner is known to live if a renewal was seen. After a reshard and
+        in a handoff, a lease has no owner for moments."""
+        if self.is_new:
+            return Reader.WAITING
         if self.state in _READERS:
             return _READERS[self.state]
         is_seen = self.age is not None and self.age.at_most is not None
@@ -292,17 +300,31 @@ class ShardLease:
 
 
 def shard_leases(
-    table: Rows,
-    listings: Mapping[StreamName, Sequence[Shard] | None],
-    renewals: Renewals,
-    now_ms: int,
-    failover_ms: int,
+    table: ObservedTable, listings: Mapping[StreamName, Sequence[Shard] | None]
 ) -> list[ShardLease]:
     """Return the shards of the listings and of the rows, by stream and shard. Listed shards whose
     descendants have a lease, and that have none, are finished: they are left out. A listing that is
     None is that of a stream that does not exist."""
-    leases = table.leases
-    malformed = [error.key or "" for error in table.malformed]
+    shown = _states(table, table.rows, listings)
+    if table.before is None:
+        return shown
+    unused = {
+        (row.stream, row.shard)
+        for row in _states(table, table.before, listings)
+        if row.state in _UNUSED
+    }
+    return [
+        replace(row, is_new=row.state in _UNUSED and (row.stream, row.shard) not in unused)
+        for row in shown
+    ]
+
+
+def _states(
+    table: ObservedTable, reading: Rows, listings: Mapping[StreamName, Sequence[Shard] | None]
+) -> list[ShardLease]:
+    """Return the shards as one of the readings shows them."""
+    leases = reading.leases
+    malformed = [error.key or "" for error in reading.malformed]
     # Rows of one application all name their stream in their key, or none does.
     are_plain = all(lease.stream is None for lease in leases)
     only = next(iter(listings)) if are_plain and len(listings) == 1 else None
@@ -316,7 +338,7 @@ def shard_leases(
         listing = None if name is None else listings.get(name)
         listed = None if listing is None else {shard.shard_id: shard for shard in listing}
         rows += [
-            _row(name, lease, listed, _age(lease, renewals, now_ms), failover_ms)
+            _row(name, lease, listed, _age(lease, table), table.failover_ms)
             for _, lease in sorted(own.items())
         ]
         if listed is not None and name is not None:
@@ -336,9 +358,9 @@ def _is_key_of(key: str, stream: StreamName, shard: ShardId) -> bool:
     return of_shard == shard and (named is None or named.name == stream)
 
 
-def _age(lease: Lease, renewals: Renewals, now_ms: int) -> Age | None:
-    renewal = renewals.get((lease.stream, lease.shard))
-    return None if renewal is None else age_of(renewal, now_ms)
+def _age(lease: Lease, table: ObservedTable) -> Age | None:
+    renewal = table.renewals.get((lease.stream, lease.shard))
+    return None if renewal is None else age_of(renewal, table.read_ms)
 
 
 def _row(

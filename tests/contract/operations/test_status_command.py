@@ -336,6 +336,28 @@ def test_a_shard_that_nobody_reads_has_a_reason(orders: Orders, row: str, reader
     assert query["notRead"] == {reader: ["orders/shardId-000000000001"]}
 
 
+@pytest.mark.parametrize("row", ["released", "deleted"])
+def test_a_lease_may_have_no_owner_for_a_moment(orders: Orders, row: str) -> None:
+    """As in a handoff: it had one at the first reading."""
+    _shared(orders, *(_lease(n, _number(orders.last[n])) for n in (0, 1)))
+    renewed = orders.cloud.renew("etl", 0)
+
+    def pause(seconds: float) -> None:
+        renewed(seconds)
+        key = {"leaseKey": {"S": "shardId-000000000001"}}
+        if row == "deleted":
+            orders.cloud.dynamodb.delete_item(TableName="etl", Key=key)
+        else:
+            item: Any = _lease(1, _number(orders.last[1]), None)
+            orders.cloud.dynamodb.put_item(TableName="etl", Item=item)
+
+    code, query = orders.status(sleep=pause, now_ms=_now(orders))
+    assert (code, query["verdict"]) == (0, "OK")
+    assert [part["reader"] for part in query["parts"]] == ["renewed", "waiting"]
+    code, query = orders.status(sleep=renewed, now_ms=_now(orders))
+    assert (code, query["verdict"]) == (3, "STALLED")
+
+
 def test_the_wait_is_longer_than_the_failover_time(orders: Orders) -> None:
     _shared(orders, *(_lease(n, _number(orders.last[n])) for n in (0, 1)))
     arguments = ("status", str(orders.checkpoint.path), "--wait", "5s")

@@ -176,7 +176,7 @@ def test_a_longer_delay_is_never_better(query: Query, limit: Limits, data: st.Da
 @given(queries, limits)
 def test_records_that_expire_before_they_are_read_are_lost(query: Query, limit: Limits) -> None:
     found = assess(query, limit, NOW)
-    read = [part for part in query.parts if part.reader is not Reader.ENDED]
+    read = [part for part in query.parts if part.reader is not Reader.ENDED or part.is_lost]
     if found.state not in (State.RUNNING, State.WAITING):
         read = [replace(part, pace=None) for part in read]
     futures = [outlook(part, limit) for part in read]
@@ -226,6 +226,11 @@ def test_planned_records_are_late_until_they_are_committed() -> None:
     assert "sink" in found.findings[0].remedy
     limited = judged(parts=behind(20 * MINUTE, planned=Behind(ms=19 * MINUTE)))
     assert "cores" in limited.findings[0].remedy
+    stopped = judged(
+        planned_at_ms=NOW - 13 * MINUTE, parts=behind(13 * MINUTE, planned=Behind(ms=13 * MINUTE))
+    )
+    assert stopped.verdict is Verdict.BEHIND
+    assert "whether the driver runs" in stopped.findings[0].remedy
 
 
 @pytest.mark.parametrize(

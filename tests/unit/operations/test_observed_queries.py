@@ -289,8 +289,10 @@ def test_shards_that_nobody_reads_stall_a_query(reader: Reader) -> None:
     queries.publish(snapshot(START + 5 * MINUTE, 0, leases=unread))
     assert health(queries, START + 5 * MINUTE).verdict is Verdict.OK
     if reader is Reader.STALE:
+        queries.publish(snapshot(START + 5 * MINUTE + 1, 0, leases=replace(unread, stale=None)))
+        assert health(queries, START + 5 * MINUTE + 1).verdict is Verdict.OK
         queries.publish(snapshot(START + 6 * MINUTE, 0, leases=replace(unread, stale=None)))
-        assert health(queries, START + 6 * MINUTE).verdict is Verdict.OK
+        assert health(queries, START + 6 * MINUTE).verdict is Verdict.UNKNOWN
         queries.publish(snapshot(START + 6 * MINUTE + 1, 0, leases=unread))
         assert health(queries, START + 6 * MINUTE + 1).verdict is Verdict.STALLED
 
