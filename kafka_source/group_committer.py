@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
@@ -91,8 +91,10 @@ class GroupCommitter:
         self._newest: Positions | None = None
         self._confirmed: Positions | None = None
         """The positions that the group has."""
+        self._is_settled = True
+        """False while an earlier commit may take the place of the confirmed positions."""
         self._given_up: Positions | None = None
-        """The positions that `flush` has warned of."""
+        """The positions that `flush` has given up."""
         self._repeat_at = 0.0
         self._due_at = 0.0
         self._flush_by: float | None = None
@@ -104,15 +106,19 @@ class GroupCommitter:
         self._failure = ""
         """The reason of the last one."""
         self._warned: tuple[str, float] = ("", 0.0)
-        """The last warning and its time."""
+        """The kind of the last warning and its time."""
 
     def submit(self, positions: Positions) -> None:
         """Commit these positions soon. Returns at once. The first call opens the connection, even
         without positions: a query may end right after its first batch."""
         if self._thread is None:
-            name = "kafka-group-committer"
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="kafka-group-committer", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:  # too many threads
+                self._warn("thread", str(error), self._monotonic())
+                return
+            self._thread = thread
         if not positions:
             return
         with self._changed:
@@ -128,25 +134,30 @@ class GroupCommitter:
         """Wait until the newest positions are committed, an attempt has failed or the time has
         passed, by default a request's timeout. Warn unless they are committed, once for the same
         positions."""
+        reason = self._flushed(self._pace.timeout_s if timeout_s is None else timeout_s)
+        if reason is not None:
+            _log.warning(
+                "the last offsets may be missing in consumer group %s: %s", self._group, reason
+            )
+
+    def _flushed(self, timeout_s: float) -> str | None:
+        """Return why the newest positions may be missing in the group."""
         if self._thread is None:
-            return
-        timeout_s = self._pace.timeout_s if timeout_s is None else timeout_s
+            return None
         with self._changed:
-            if self._newest is self._confirmed or self._newest is self._given_up:
-                return
+            is_confirmed = self._newest is self._confirmed and self._is_settled
+            if is_confirmed or self._newest is self._given_up:
+                return None
             self._flush_by = self._monotonic() + timeout_s
             self._changed.notify_all()
             is_attempted = self._changed.wait_for(lambda: self._flush_by is None, timeout_s)
             self._flush_by = None
-            if self._newest is self._confirmed:
-                return
+            if self._newest is self._confirmed and self._is_settled:
+                return None
             self._given_up = self._newest
-            reason = (
-                self._failure if is_attempted else f"no answer within {seconds_text(timeout_s)}"
-            )
-        _log.warning(
-            "the last offsets may be missing in consumer group %s: %s", self._group, reason
-        )
+            if self._newest is self._confirmed:
+                return None
+            return self._failure if is_attempted else f"no answer within {seconds_text(timeout_s)}"
 
     def close(self) -> None:
         """Flush for a limited time, and end the thread."""
@@ -161,15 +172,16 @@ class GroupCommitter:
 
     def flush_on_termination(self) -> None:
         """Flush when this process gets SIGTERM, then end it. Spark ends the process of a stream
-        reader so, without calling `stop`, and closes its standard error first: warnings of this
-        flush are not shown. Without effect if SIGTERM is handled already."""
+        reader so, without calling `stop`, and closes its standard error first. Without effect if
+        SIGTERM is handled already."""
         is_main = threading.current_thread() is threading.main_thread()
         if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
             return
 
         def flush(number: int, _: object) -> None:
             signal.signal(number, signal.SIG_DFL)
-            self.flush(self._pace.flush_s)
+            # No line is logged: the interrupted code may hold a lock of the log's filters.
+            self._flushed(self._pace.flush_s)
             os.kill(os.getpid(), number)
 
         signal.signal(signal.SIGTERM, flush)
@@ -199,7 +211,8 @@ class GroupCommitter:
         with self._changed:
             while not self._closing:
                 wait_s = self._due_at - self._monotonic()
-                if self._pending is not None and (wait_s <= 0 or self._flush_by is not None):
+                is_urgent = self._flush_by is not None and self._pending is not self._confirmed
+                if self._pending is not None and (wait_s <= 0 or is_urgent):
                     break
                 if self._pending is not None:
                     self._changed.wait(wait_s)
@@ -211,30 +224,30 @@ class GroupCommitter:
             return positions
 
     def _commit(self, positions: Positions) -> None:
-        failure = None
+        failure, kind, is_settled = None, "", True
         try:
-            self._store.commit(positions, self._timeout_s())
+            is_settled = self._store.commit(positions, self._timeout_s())
         except SspError as error:
-            failure = str(error)
+            failure, kind = str(error), error.kind
         except Exception as error:  # noqa: BLE001  (lag for tools must not end a query)
-            failure = type(error).__name__
+            failure = kind = type(error).__name__
         now = self._monotonic()
         with self._changed:
             is_newest = positions is self._newest
             is_flushed = is_newest and self._flush_by is not None
             self._due_at = now + (self._pace.interval_s if failure is None else self._pace.pause_s)
             if failure is None:
-                self._confirmed = positions
-            elif self._pending is None:
+                self._confirmed, self._is_settled = positions, is_settled
+            if self._pending is None and (failure is not None or not is_settled):
                 self._pending = positions
             self._failure = failure or ""
-            if is_newest:
+            if is_newest and is_settled:
                 self._flush_by = None
                 self._changed.notify_all()
         if failure is not None:
             self._failures += 1
             if not is_flushed:  # else `flush` warns
-                self._warn(failure, now)
+                self._warn(kind, failure, now)
         elif self._failures:
             _log.info("offsets are committed to consumer group %s again", self._group)
             self._failures, self._warned = 0, ("", 0.0)
@@ -247,11 +260,12 @@ class GroupCommitter:
             left = self._flush_by - self._monotonic() - _PAUSE_S
             return min(self._pace.timeout_s, max(0.1, left))
 
-    def _warn(self, failure: str, now: float) -> None:
-        text, at = self._warned
-        if failure == text and now - at < self._pace.warn_s:
+    def _warn(self, kind: str, failure: str, now: float) -> None:
+        # The text names the broker, which differs from one failure to the next.
+        warned, at = self._warned
+        if kind == warned and now - at < self._pace.warn_s:
             return
-        self._warned = (failure, now)
+        self._warned = (kind, now)
         _log.warning(
             "offsets are not committed to consumer group %s, and the query continues "
             "(failures: %d): %s",
@@ -265,6 +279,9 @@ class GroupCommitter:
 
 _POLL_S: Final = 0.02
 _SESSION_MS: Final = "5000"
+_LATE_S: Final = 120.0
+"""Longer than a request waits for a broker that is frozen (`socket.timeout.ms`, and the search of
+another coordinator)."""
 _PAUSE_S: Final = 0.5
 """Between two requests without an answer, or with a transient error."""
 _HAS_MEMBERS: Final = frozenset(
@@ -290,30 +307,33 @@ class GroupOffsets:
         self._properties = properties
         self._group = group
         self._link: _Link | None = None
-        self._replaced: list[Future[None]] = []
-        """The links that are not closed yet, whose last commit the group may still take."""
+        self._replaced: list[tuple[Future[None], float]] = []
+        """The links that are not closed yet, whose last commit the group may still take, and the
+        times from which on that is not expected any more."""
 
     def connect(self) -> None:
         """Begin to search for the group's coordinator, so that the next commit only sends."""
         self._opened()
 
-    def commit(self, positions: Positions, timeout_s: float) -> None:
+    def commit(self, positions: Positions, timeout_s: float) -> bool:
         """Commit the offset of the next record to read, by partition. Deleted topics and partitions
-        are left out. Waits for earlier commits without an answer, which could take its place.
-        Raises a subclass of SspError, for a single partition too; the others may have been
-        committed."""
+        are left out. Return whether they stay: an earlier commit without an answer may still take
+        their place, so repeat this one later. Raises a subclass of SspError, for a single partition
+        too; the others may have been committed."""
         places = [TopicPartition(ssp.stream, ssp.partition, at) for ssp, at in positions.items()]
         begun = time.monotonic()
         while True:
             link = self._opened()
             limits = send_limits(time.monotonic() - begun, timeout_s)
-            self._replaced = [one for one in self._replaced if not one.done()]
+            now = time.monotonic()
+            self._replaced = [
+                (closed, until)
+                for closed, until in self._replaced
+                if not closed.done() and now < until
+            ]
             error = link.commit(places, limits.timeout_s)
             if error is None:
-                left = begun + timeout_s - _PAUSE_S - time.monotonic()
-                if not self._replaced or wait(self._replaced, max(0.0, left)).not_done:
-                    return
-                continue  # one of them may have been the last to commit
+                return not self._replaced
             # Its commit may still be answered, which would be taken for the answer to another.
             self.close()
             is_over = begun + timeout_s - time.monotonic() <= _PAUSE_S
@@ -324,7 +344,7 @@ class GroupOffsets:
     def close(self) -> None:
         """Close the connection."""
         if self._link is not None:
-            self._replaced.append(self._link.close())
+            self._replaced.append((self._link.close(), time.monotonic() + _LATE_S))
             self._link = None
 
     def _opened(self) -> _Link:
@@ -379,7 +399,7 @@ class _Link:
             overrides={
                 "group.id": group,
                 "on_commit": self._on_commit,
-                # So long a commit waits for a coordinator, also when the client is closed.
+                # So long a commit waits for a coordinator.
                 "session.timeout.ms": _SESSION_MS,
             },
         )

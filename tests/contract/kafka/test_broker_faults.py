@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_each_request_is_answered_while_any_broker_is_away(
         with cluster.away(number, fault), ThreadPoolExecutor(3) as threads:
             new = {**cluster.options, "subscribe": topic, "kafka.client.id": f"{fault}-{number}"}
             fresh = connect(parse_options(new | {"fetchOffset.numRetries": "1"}))
-            done = [
+            done: list[Future[Any]] = [
                 threads.submit(ask_all, connected),
                 threads.submit(ask_all, fresh),
                 threads.submit(group.commit, dict.fromkeys(places, 0), 60),

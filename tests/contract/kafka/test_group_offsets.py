@@ -46,10 +46,9 @@ def commit_patiently(offsets: GroupOffsets, where: dict[SystemStreamPartition, i
 
     def is_committed() -> bool:
         try:
-            offsets.commit(where, _TIMEOUT_S)
+            return offsets.commit(where, _TIMEOUT_S)
         except ServiceUnavailableError:
             return False
-        return True
 
     until(is_committed, "a commit")
 
