@@ -3,15 +3,14 @@ shards."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_ssp.checkpoint.agent.tables import connect_calls
 from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls
 from spark_ssp.checkpoint.leases.dynamodb_store import is_lease_table
-from spark_ssp.checkpoint.leases.lease import StreamIdentifier
 from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.common.aws.error_translation import is_denied
 from spark_ssp.common.aws.service_calls import (
@@ -36,9 +35,11 @@ from spark_ssp.operations.inspection.lease_table import (
     ObservedTable,
     ShardLease,
     State,
+    is_namesake,
     leases_by_worker,
     shard_leases,
     streams_of,
+    without_namesakes,
 )
 from spark_ssp.operations.inspection.query_facts import unreadable
 from spark_ssp.operations.inspection.streams import ListedStream, list_streams
@@ -147,9 +148,9 @@ def read_application(
         else:
             listed[stream] = found
             findings += _namesakes(stream, found, table.rows)
-    own = _without_namesakes(table.rows, listed)
+    described = {name: one.description for name, one in listed.items()}
     leases = shard_leases(
-        replace(table, rows=own),
+        without_namesakes(table, described),
         {stream: listed[stream].shards if stream in listed else None for stream in streams},
     )
     parts: list[Part] = []
@@ -219,7 +220,7 @@ def _namesakes(stream: StreamName, found: ListedStream, rows: Rows) -> list[Find
         for lease in rows.leases
         if lease.stream is not None
         and lease.stream.name == stream
-        and not _is_of(lease.stream, found)
+        and is_namesake(lease.stream, {stream: found.description})
     }
     if not others:
         return []
@@ -230,27 +231,6 @@ def _namesakes(stream: StreamName, found: ListedStream, rows: Rows) -> list[Find
             "look in that account; delete the rows of a stream that no longer exists",
         )
     ]
-
-
-def _without_namesakes(rows: Rows, listed: Mapping[StreamName, ListedStream]) -> Rows:
-    """Leave out the leases of streams that only have the name of the one that was listed."""
-    return replace(
-        rows,
-        leases=tuple(
-            lease
-            for lease in rows.leases
-            if lease.stream is None
-            or lease.stream.name not in listed
-            or _is_of(lease.stream, listed[lease.stream.name])
-        ),
-    )
-
-
-def _is_of(identifier: StreamIdentifier, found: ListedStream) -> bool:
-    """Return whether an identifier is that of this stream, by its account and creation."""
-    description = found.description
-    account = description.arn.split(":")[4]
-    return (identifier.account, identifier.created) == (account, description.created // 1000)
 
 
 def _name(lease: ShardLease) -> str:

@@ -41,6 +41,7 @@ from spark_ssp.operations.inspection.lease_table import (
     ShardLease,
     State,
     shard_leases,
+    without_namesakes,
 )
 from spark_ssp.operations.inspection.positions import Earlier, ShardRow, shard_rows
 from spark_ssp.operations.inspection.spark_checkpoint import Source
@@ -106,7 +107,8 @@ def kinesis_parts(
             table = tables[entry.leases]
             if isinstance(table, SspError):
                 raise table
-            leases = shard_leases(table, {name: stream.shards})
+            of_stream = without_namesakes(table, {name: stream.description})
+            leases = shard_leases(of_stream, {name: stream.shards})
             shards += _shared_shards(name, own, stream, leases)
     lost = _lost(shards, source, now_ms, connection)
     shards = [replace(shard, is_lost=shard.is_lost or shard.key in lost) for shard in shards]

@@ -45,6 +45,7 @@ from spark_ssp.kinesis_source.model.shard import (
     Shard,
     ShardEnd,
     StartingPosition,
+    StreamDescription,
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
@@ -93,6 +94,40 @@ def streams_of(leases: Iterable[Lease]) -> tuple[StreamName, ...]:
         elif isinstance(written, str):
             names.add(written)
     return tuple(StreamName(name) for name in sorted(names))
+
+
+def without_namesakes(
+    table: ObservedTable, streams: Mapping[StreamName, StreamDescription]
+) -> ObservedTable:
+    """Leave out the rows of streams that only have the name of one of these: of another account, or
+    of an earlier stream of the name. A query ignores them too."""
+
+    def own(rows: Rows) -> Rows:
+        return replace(
+            rows,
+            leases=tuple(lease for lease in rows.leases if not is_namesake(lease.stream, streams)),
+            malformed=tuple(
+                error for error in rows.malformed if not is_namesake(_stream_in(error.key), streams)
+            ),
+        )
+
+    before = None if table.before is None else own(table.before)
+    return replace(table, rows=own(table.rows), before=before)
+
+
+def is_namesake(
+    stream: StreamIdentifier | None, streams: Mapping[StreamName, StreamDescription]
+) -> bool:
+    """Return whether a row's stream only has the name of one of these."""
+    if stream is None or stream.name not in streams:
+        return False
+    found = streams[stream.name]
+    account = found.arn.split(":")[4]
+    return (stream.account, stream.created) != (account, found.created // 1000)
+
+
+def _stream_in(key: str | None) -> StreamIdentifier | None:
+    return StreamIdentifier.parse((key or "").rpartition(":")[0])
 
 
 # --- Renewals -------------------------------------------------------------------------------------
@@ -329,33 +364,29 @@ def _states(
     are_plain = all(lease.stream is None for lease in leases)
     only = next(iter(listings)) if are_plain and len(listings) == 1 else None
     rows: list[ShardLease] = []
-    by_stream: dict[StreamName | None, dict[ShardId, Lease]] = {}
+    by_stream: dict[StreamName | None, list[Lease]] = {}
     for lease in leases:
         name = only if lease.stream is None else lease.stream.name
-        by_stream.setdefault(name, {})[lease.shard] = lease
+        by_stream.setdefault(name, []).append(lease)
     for name in sorted({*by_stream, *listings}, key=lambda name: name or ""):
-        own = by_stream.get(name, {})
+        own = by_stream.get(name, [])
         listing = None if name is None else listings.get(name)
         listed = None if listing is None else {shard.shard_id: shard for shard in listing}
-        rows += [
-            _row(name, lease, listed, _age(lease, table), table.failover_ms)
-            for _, lease in sorted(own.items())
-        ]
+        rows += [_row(name, lease, listed, _age(lease, table), table.failover_ms) for lease in own]
         if listed is not None and name is not None:
             rows += [
                 replace(row, state=State.MALFORMED)
                 if any(_is_key_of(key, name, row.shard) for key in malformed)
                 else row
-                for row in _without_lease(name, own, listed)
+                for row in _without_lease(name, {lease.shard: lease for lease in own}, listed)
             ]
     return sorted(rows, key=lambda row: (row.stream or "", row.shard))
 
 
 def _is_key_of(key: str, stream: StreamName, shard: ShardId) -> bool:
     """Return whether the key of a row is that of a shard, by its stream if it names one."""
-    identifier, _, of_shard = key.rpartition(":")
-    named = StreamIdentifier.parse(identifier)
-    return of_shard == shard and (named is None or named.name == stream)
+    named = _stream_in(key)
+    return key.rpartition(":")[2] == shard and (named is None or named.name == stream)
 
 
 def _age(lease: Lease, table: ObservedTable) -> Age | None:

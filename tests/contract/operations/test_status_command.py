@@ -604,6 +604,27 @@ def _of(created: int, account: str = "123456789012", shard: int = 0, **more: Any
     return {**row, **{key: {"S": value} for key, value in names.items()}, **more}
 
 
+def _arn(orders: Orders) -> str:
+    found = orders.cloud.client.describe_stream_summary(StreamName="orders")
+    return found["StreamDescriptionSummary"]["StreamARN"]
+
+
+def _renewing(orders: Orders, rows: list[dict[str, Any]]) -> Any:
+    """A pause in which these rows of the table `etl` are renewed."""
+
+    def pause(seconds: float) -> None:
+        orders.cloud.clock.advance(round(seconds * 1000))
+        for row in rows:
+            orders.cloud.dynamodb.update_item(
+                TableName="etl",
+                Key={"leaseKey": row["leaseKey"]},
+                UpdateExpression="ADD leaseCounter :one",
+                ExpressionAttributeValues={":one": {"N": "1"}},
+            )
+
+    return pause
+
+
 @pytest.mark.parametrize(
     ("more", "verdict", "reason"),
     [
@@ -618,9 +639,7 @@ def test_a_row_that_cannot_be_measured_is_named(
     orders: Orders, more: list[str], verdict: str, reason: str | None
 ) -> None:
     created = orders.cloud.created_ms("orders") // 1000
-    account = orders.cloud.client.describe_stream_summary(StreamName="orders")[
-        "StreamDescriptionSummary"
-    ]["StreamARN"].split(":")[4]
+    account = _arn(orders).split(":")[4]
     rows = {
         "namesake": _of(created, "999999999999", owner=None),
         "recreated": _of(created - 1, account, owner=None),
@@ -630,21 +649,42 @@ def test_a_row_that_cannot_be_measured_is_named(
     own = [_of(created, account, shard) for shard in (0, 1)]
     orders.cloud.table("etl", [*own, *(rows[name] for name in more)])
 
-    def pause(seconds: float) -> None:
-        orders.cloud.clock.advance(round(seconds * 1000))
-        for row in own:
-            orders.cloud.dynamodb.update_item(
-                TableName="etl",
-                Key={"leaseKey": row["leaseKey"]},
-                UpdateExpression="ADD leaseCounter :one",
-                ExpressionAttributeValues={":one": {"N": "1"}},
-            )
-
     arguments = ("status", "--applications", "--json", "--max-delay=1h")
+    pause = _renewing(orders, own)
     found = orders.cloud.run(*arguments, sleep=pause, now_ms=_now(orders))
     (etl,) = found.document()["applications"]
     assert etl["verdict"] == verdict, etl["findings"]
     assert reason is None or reason in str(etl["findings"])
+
+
+@pytest.mark.parametrize(
+    ("dead", "more", "not_read"),
+    [
+        ([0], ["namesake"], {"stale": ["orders/shardId-000000000000"]}),
+        ([], ["recreated", "malformed"], {}),
+    ],
+)
+def test_rows_of_a_namesake_are_not_those_of_a_query(
+    orders: Orders, dead: list[int], more: list[str], not_read: dict[str, list[str]]
+) -> None:
+    """A query ignores them: they neither take the place of its own rows nor are to be read."""
+    created, account = orders.cloud.created_ms("orders") // 1000, _arn(orders).split(":")[4]
+    malformed = _of(created - 1, account, 1)
+    del malformed["leaseCounter"]
+    rows = {
+        "namesake": _of(created, "999999999999"),
+        "recreated": _of(created - 1, account, 5, owner=None),
+        "malformed": malformed,
+    }
+    own = [_of(created, account, shard) for shard in (0, 1)]
+    orders.cloud.table("etl", [*own, *(rows[name] for name in more)])
+    orders.run_batch(0, {0: orders.last[0]}, leases="etl")
+    renewed = [row for n, row in enumerate(own) if n not in dead]
+    renewed += [rows[name] for name in more if name == "namesake"]
+    pause = _renewing(orders, renewed)
+    code, query = orders.status("--max-delay=1h", sleep=pause, now_ms=_now(orders))
+    assert (code, query["notRead"]) == (3 if dead else 0, not_read)
+    assert {part["name"][-1] for part in query["parts"]} == {"0", "1"}
 
 
 def test_a_table_that_takes_long_makes_no_other_stale(
