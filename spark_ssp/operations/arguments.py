@@ -17,6 +17,7 @@ from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.options.spec import KAFKA, KINESIS, BadValueError, read_options
 from spark_ssp.common.options.values import duration
 from spark_ssp.common.times import duration_text
+from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
 from spark_ssp.kinesis_source.model.shard import StreamRef
@@ -209,6 +210,13 @@ def stream_ref(stream: str) -> StreamRef:
     if problems:
         raise InvalidOptionsError(_SOURCE, problems)
     return streams_of(reading)[0]
+
+
+def stream_references(given: Given) -> dict[StreamName, StreamRef]:
+    """Return the streams that the options of a query name, by name. One of another account has an
+    ARN there, which its offsets do not contain."""
+    reading = read_options(KINESIS_OPTIONS, given.options)
+    return {stream.name: stream for stream in streams_of(reading)}
 
 
 # --- Durations ------------------------------------------------------------------------------------

@@ -287,14 +287,18 @@ def assess(query: Query, limits: Limits, now_ms: int) -> Health:
     )
 
 
-def not_the_same(what: str, change: str, option: str) -> Finding:
-    """Return the finding for a stream or topic that is not the one that the query has read.
-    `option`: that of the source which leaves it out."""
+def not_the_same(
+    what: str, change: str, otherwise: str, *, check: str, option: str, is_certain: bool = True
+) -> Finding:
+    """Return the finding for a stream or topic that is not there, or not the one that the query
+    has read. `otherwise`: what else may have happened, and `check`: what shows it, before somebody
+    gives `option`, which leaves it out. `is_certain`: it is known to belong there."""
     return Finding(
-        verdict=Verdict.FAILED,
-        reason=f"{what} was {change} since the query read it: its next start fails",
-        remedy=f"{option} takes it out of the checkpoint; to read the new one, start the query on "
-        "a new checkpoint",
+        verdict=Verdict.FAILED if is_certain else Verdict.UNKNOWN,
+        reason=f"{what} was {change} since the query read it, so that its next start fails, or "
+        f"{otherwise}",
+        remedy=f"check {check} first; if it is gone, {option} takes it out of the checkpoint, and "
+        "to read the new one, start the query on a new checkpoint",
     )
 
 

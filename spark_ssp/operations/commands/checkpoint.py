@@ -26,6 +26,7 @@ from spark_ssp.operations.arguments import (
     kafka_options,
     options_file,
     s3_connection,
+    stream_references,
 )
 from spark_ssp.operations.health import Finding, Health, Limits, Part, assess, delay_text
 from spark_ssp.operations.inspection.checkpoint_folder import (
@@ -232,6 +233,7 @@ def _measure(
         )
     around = Surroundings(
         kinesis=connection(aws),
+        streams=stream_references(aws),
         kafka=kafka.options,
         kafka_retention_ms=None,
         tables=tables,

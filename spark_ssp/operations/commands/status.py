@@ -24,6 +24,7 @@ from spark_ssp.operations.arguments import (
     kafka_options,
     options_file,
     s3_connection,
+    stream_references,
     to_millis,
     wait_between_readings,
     wait_option,
@@ -184,6 +185,7 @@ def status_command(
             )
         around = Surroundings(
             kinesis=connection(aws),
+            streams=stream_references(aws),
             kafka=kafka.options,
             kafka_retention_ms=retention,
             tables=tables,
@@ -259,6 +261,7 @@ def _visible(name: str, around: Surroundings) -> _Visible:
         name,
         table,
         connection=around.kinesis,
+        references=around.streams,
         limit_ms=around.limits.max_delay_ms,
         now_ms=around.now_ms,
     )

@@ -42,7 +42,7 @@ from spark_ssp.operations.inspection.lease_table import (
     without_namesakes,
 )
 from spark_ssp.operations.inspection.query_facts import unreadable
-from spark_ssp.operations.inspection.streams import ListedStream, list_streams
+from spark_ssp.operations.inspection.streams import ListedStream, References, list_streams
 
 _THREADS: Final = 8
 _NAMED: Final = 3
@@ -125,6 +125,7 @@ def read_application(
     table: ObservedTable,
     *,
     connection: ConnectionOptions,
+    references: References,
     limit_ms: int,
     now_ms: int,
 ) -> Application:
@@ -135,12 +136,14 @@ def read_application(
     listed: dict[StreamName, ListedStream] = {}
     for stream in streams:
         try:
-            found = list_streams([stream], connection)[stream]
-        except StreamNotFoundError:
+            found = list_streams([stream], connection, references)[stream]
+        except StreamNotFoundError as error:
             findings.append(
                 unknown(
-                    f"stream {stream} does not exist: deleted, or in another region or account",
-                    f"look in that region; if no worker of {name} will run again, delete its table",
+                    f"stream {stream} does not exist: deleted, or in another region or account: "
+                    f"found {error.found}",
+                    "check --region, and the account of the credentials, first; if no worker of "
+                    f"{name} will run again, delete its table",
                 )
             )
         except SspError as error:
@@ -170,6 +173,7 @@ def read_application(
                 listed[name_of],
                 of_stream,
                 connection=connection,
+                references=references,
                 limit_ms=limit_ms,
                 now_ms=now_ms,
             )

@@ -80,7 +80,14 @@ def kafka_parts(
         for ssp in asked
     ]
     findings = [
-        not_the_same(f"topic {topic}", change, "dropTopics") for topic, change in changed.items()
+        not_the_same(
+            f"topic {topic}",
+            change,
+            "the query reads it on other brokers",
+            check="--bootstrap-servers, and that the user may describe the topic,",
+            option="dropTopics",
+        )
+        for topic, change in changed.items()
     ]
     beyond = [ssp for ssp in asked if _is_before(ends.get(ssp), committed[ssp])]
     return parts, findings + [_beyond(ssp, committed[ssp], ends[ssp]) for ssp in beyond]

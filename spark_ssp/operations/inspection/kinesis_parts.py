@@ -47,6 +47,7 @@ from spark_ssp.operations.inspection.positions import Earlier, ShardRow, shard_r
 from spark_ssp.operations.inspection.spark_checkpoint import Source
 from spark_ssp.operations.inspection.streams import (
     ListedStream,
+    References,
     first_records,
     lags_of,
     list_streams,
@@ -73,13 +74,15 @@ def kinesis_parts(
     earlier: Earlier,
     *,
     connection: ConnectionOptions,
+    references: References,
+    is_there: bool,
     tables: Mapping[str, ObservedTable | SspError],
     limit_ms: int,
     now_ms: int,
 ) -> tuple[list[Part], list[Finding]]:
-    """Measure the shards of a source that has an offset. `limit_ms`: the delay from which on the
-    pace is measured too. Raises the error of a table that could not be read. Needs the permissions
-    of `list_streams` and `lags_of`."""
+    """Measure the shards of a source that has an offset. `is_there`: a stream that is not found was
+    deleted. `limit_ms`: the delay from which on the pace is measured too. Raises the error of a
+    table that could not be read. Needs the permissions of `list_streams` and `lags_of`."""
     newest = source.planned or source.committed
     if not isinstance(newest, Offset):
         return [], []
@@ -88,13 +91,15 @@ def kinesis_parts(
     findings: list[Finding] = []
     for name, entry in sorted(newest.streams.items()):
         try:
-            stream = list_streams([name], connection)[name]
-        except StreamNotFoundError:
-            findings.append(not_the_same(f"stream {name}", "deleted", "dropStreams"))
+            stream = list_streams([name], connection, references)[name]
+        except StreamNotFoundError as error:
+            elsewhere = f"is in another region or account: found {error.found}"
+            findings.append(_not_the_same(name, "deleted", elsewhere, is_there))
             continue
         if stream.description.created != entry.created:
             change = "deleted and created again"
-            findings.append(not_the_same(f"stream {name}", change, "dropStreams"))
+            elsewhere = f"is another one than {stream.description.arn}"
+            findings.append(_not_the_same(name, change, elsewhere, is_there))
             continue
         own = {
             ShardId(row.shard): row
@@ -110,9 +115,21 @@ def kinesis_parts(
             of_stream = without_namesakes(table, {name: stream.description})
             leases = shard_leases(of_stream, {name: stream.shards})
             shards += _shared_shards(name, own, stream, leases)
-    lost = _lost(shards, source, now_ms, connection)
+    lost = _lost(shards, source, now_ms, connection, references)
     shards = [replace(shard, is_lost=shard.is_lost or shard.key in lost) for shard in shards]
-    return list(_measured(shards, earlier, limit_ms, now_ms, connection)), findings
+    parts = _measured(shards, earlier, limit_ms, now_ms, connection, references)
+    return list(parts), findings
+
+
+def _not_the_same(name: StreamName, change: str, elsewhere: str, is_there: bool) -> Finding:
+    return not_the_same(
+        f"stream {name}",
+        change,
+        f"the one that it reads {elsewhere}",
+        check="--region, and the account of the credentials,",
+        option="dropStreams",
+        is_certain=is_there,
+    )
 
 
 def _own_shards(
@@ -142,13 +159,14 @@ def shared_parts(
     leases: Iterable[ShardLease],
     *,
     connection: ConnectionOptions,
+    references: References,
     limit_ms: int,
     now_ms: int,
 ) -> list[Part]:
     """Measure the shards of a stream of an application, of which no checkpoint is known. Needs the
     permissions of `lags_of`."""
     shards = list(_shared_shards(name, {}, stream, leases))
-    return list(_measured(shards, Earlier(), limit_ms, now_ms, connection))
+    return list(_measured(shards, Earlier(), limit_ms, now_ms, connection, references))
 
 
 def _shared_shards(
@@ -182,7 +200,11 @@ def _shared_shards(
 
 
 def _lost(
-    shards: Sequence[_Shard], source: Source, now_ms: int, connection: ConnectionOptions
+    shards: Sequence[_Shard],
+    source: Source,
+    now_ms: int,
+    connection: ConnectionOptions,
+    references: References,
 ) -> set[ShardKey]:
     """Return the shards whose records after the last committed batch may have expired, by the rule
     of a query that starts. A shard that was read to its latest record within the retention needs no
@@ -204,7 +226,8 @@ def _lost(
         and judge(states[shard.key], evidence(shard, None)) is Verdict.LOST
     }
     by_key = {shard.key: shard for shard in shards}
-    found = first_records({key: state.position for key, state in doubtful.items()}, connection)
+    positions = {key: state.position for key, state in doubtful.items()}
+    found = first_records(positions, connection, references)
     return {
         key
         for key, first in found.items()
@@ -244,25 +267,26 @@ def _measured(
     limit_ms: int,
     now_ms: int,
     connection: ConnectionOptions,
+    references: References,
 ) -> Iterable[Part]:
     """Yield the shards with their delays: a probe of each, one more of those that are behind and in
     a planned batch, and one more of those that are too far behind, for their pace."""
     known = {shard.key: shard.committed for shard in shards if shard.committed is not None}
-    committed = lags_of(known, connection)
+    committed = lags_of(known, connection, references)
     chosen = {
         shard.key: shard.planned
         for shard in shards
         if shard.planned is not None and shard.planned != shard.committed
         if committed.get(shard.key)
     }
-    planned = lags_of(chosen, connection)
+    planned = lags_of(chosen, connection, references)
     states = earlier.offset.states if isinstance(earlier.offset, Offset) else {}
     late = {
         key: states[key].position
         for key, lag in committed.items()
         if key in states and earlier.shows_pace(lag, limit_ms, now_ms)
     }
-    before = lags_of(late, connection)
+    before = lags_of(late, connection, references)
     for shard in shards:
         lag, then = committed.get(shard.key), before.get(shard.key)
         pace = None

@@ -32,6 +32,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     parse_offset,
     read_batch,
 )
+from spark_ssp.operations.inspection.streams import References
 from spark_ssp.operations.inspection.topics import topic_options
 
 _PACE_BATCHES: Final = 20
@@ -43,6 +44,7 @@ class Surroundings:
     """The values that a query is compared with, and the ways to read them."""
 
     kinesis: ConnectionOptions
+    streams: References
     kafka: Mapping[str, str]
     """Options of the Kafka source; empty if no brokers were named."""
     kafka_retention_ms: int | None
@@ -71,14 +73,6 @@ def read_query(folder: Folder, checkpoint: Checkpoint, around: Surroundings) -> 
     earlier = _earlier(folder, checkpoint)
     parts: list[Part] = []
     findings: list[Finding] = []
-    for source in checkpoint.sources:
-        try:
-            more, found = _read_source(source, earlier.get(source.index, Earlier()), around)
-        except SspError as error:
-            reason = f"{error.subject}: found {error.found}"
-            more, found = [], [_not_measured(source, reason, error.next_step)]
-        parts += more
-        findings += found
     try:
         batches = batches_in(folder, checkpoint)
     except SspError as error:
@@ -87,7 +81,25 @@ def read_query(folder: Folder, checkpoint: Checkpoint, around: Surroundings) -> 
         findings.append(
             unknown(f"the times of its batches are not known: {reason}", error.next_step)
         )
+    is_there = _are_streams_there(batches, around)
+    for source in checkpoint.sources:
+        try:
+            before = earlier.get(source.index, Earlier())
+            more, found = _read_source(source, before, around, is_there=is_there)
+        except SspError as error:
+            reason = f"{error.subject}: found {error.found}"
+            more, found = [], [_not_measured(source, reason, error.next_step)]
+        parts += more
+        findings += found
     return replace(batches, parts=tuple(parts), findings=tuple(findings))
+
+
+def _are_streams_there(batches: Query, around: Surroundings) -> bool:
+    """Return whether a stream that is not found was deleted: if somebody has named the region, or
+    the query has stopped. One that commits in a region that nobody has named reads in another."""
+    committed = batches.committed_at_ms
+    has_stopped = committed is not None and around.now_ms - committed > around.limits.stuck_after_ms
+    return around.kinesis.region is not None or has_stopped
 
 
 def batches_in(folder: Folder, checkpoint: Checkpoint) -> Query:
@@ -103,7 +115,7 @@ def batches_in(folder: Folder, checkpoint: Checkpoint) -> Query:
 
 
 def _read_source(
-    source: Source, earlier: Earlier, around: Surroundings
+    source: Source, earlier: Earlier, around: Surroundings, *, is_there: bool
 ) -> tuple[list[Part], list[Finding]]:
     newest = source.planned or source.committed
     if isinstance(newest, Offset):
@@ -111,6 +123,8 @@ def _read_source(
             source,
             earlier,
             connection=around.kinesis,
+            references=around.streams,
+            is_there=is_there,
             tables=around.tables,
             limit_ms=around.limits.max_delay_ms,
             now_ms=around.now_ms,

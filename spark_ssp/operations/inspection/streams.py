@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 from spark_ssp.common.aws.clients import create_client
@@ -46,6 +47,12 @@ _EMPTY_PAGES: Final = 20
 """Empty pages that are followed: the service returns some at gaps."""
 
 
+References = Mapping[StreamName, StreamRef]
+"""How to ask for streams, which offsets and lease tables only name: by the ARN for one of another
+account. One that is not in it is asked for by its name."""
+BY_NAME: Final[References] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ListedStream:
     """A stream and its shards, those that are closed and not yet expired included."""
@@ -55,17 +62,23 @@ class ListedStream:
 
 
 def list_streams(
-    names: Iterable[StreamName], connection: ConnectionOptions
+    names: Iterable[StreamName],
+    connection: ConnectionOptions,
+    references: References = BY_NAME,
 ) -> dict[StreamName, ListedStream]:
     """Describe and list streams. Needs kinesis:DescribeStreamSummary and kinesis:ListShards."""
     service = connect(connection)
     found = {}
     for name in names:
-        stream = StreamRef(name=name)
+        stream = _reference(name, references)
         found[name] = ListedStream(
             description=service.describe(stream), shards=service.list_shards(stream)
         )
     return found
+
+
+def _reference(name: StreamName, references: References) -> StreamRef:
+    return references.get(name, StreamRef(name=name))
 
 
 def describe_streams(
@@ -186,21 +199,26 @@ class _StreamCalls(ServiceCalls):
 
 
 def lags_of(
-    positions: Mapping[ShardKey, Position], connection: ConnectionOptions
+    positions: Mapping[ShardKey, Position],
+    connection: ConnectionOptions,
+    references: References = BY_NAME,
 ) -> dict[ShardKey, int | None]:
     """Return the lag of each position in milliseconds; None for a shard that has expired, and for a
     position of another stream."""
     service = connect(connection)
 
     def measure(item: tuple[ShardKey, Position]) -> int | None:
-        return _lag(service, *item)
+        key, position = item
+        return _lag(service, _reference(key.stream, references), key.shard, position)
 
     with ThreadPoolExecutor(_THREADS) as threads:
         return dict(zip(positions, threads.map(measure, positions.items()), strict=True))
 
 
 def first_records(
-    positions: Mapping[ShardKey, Position], connection: ConnectionOptions
+    positions: Mapping[ShardKey, Position],
+    connection: ConnectionOptions,
+    references: References = BY_NAME,
 ) -> dict[ShardKey, SequenceNumber | None]:
     """Return the first record at each position or after it; None without one. Left out are shards
     that have expired, and positions of another stream."""
@@ -208,33 +226,34 @@ def first_records(
     found: dict[ShardKey, SequenceNumber | None] = {}
     for key, position in positions.items():
         with suppress(InvalidPositionError, ShardNotFoundError):
-            found[key] = _first(service, key, position)
+            stream = _reference(key.stream, references)
+            found[key] = _first(service, stream, key.shard, position)
     return found
 
 
-def _first(service: KinesisService, key: ShardKey, position: Position) -> SequenceNumber | None:
-    stream = StreamRef(name=key.stream)
-    iterator: ShardIterator | None = service.open_iterator(
-        stream, key.shard, position, inclusive=True
-    )
+def _first(
+    service: KinesisService, stream: StreamRef, shard: ShardId, position: Position
+) -> SequenceNumber | None:
+    iterator: ShardIterator | None = service.open_iterator(stream, shard, position, inclusive=True)
     for _ in range(_EMPTY_PAGES):
         if iterator is None:
             break
-        page = service.get_records(stream, key.shard, iterator, limit=1)
+        page = service.get_records(stream, shard, iterator, limit=1)
         if page.sequence_numbers:
             return page.sequence_numbers[0]
         iterator = page.next_iterator if page.millis_behind_latest else None
     return None
 
 
-def _lag(service: KinesisService, key: ShardKey, position: Position) -> int | None:
+def _lag(
+    service: KinesisService, stream: StreamRef, shard: ShardId, position: Position
+) -> int | None:
     if isinstance(position, ShardEnd):
         return 0
-    stream = StreamRef(name=key.stream)
     try:
-        iterator = service.open_iterator(stream, key.shard, position)
+        iterator = service.open_iterator(stream, shard, position)
         for _ in range(_EMPTY_PAGES):
-            page = service.get_records(stream, key.shard, iterator, limit=1)
+            page = service.get_records(stream, shard, iterator, limit=1)
             if page.arrival_ms:
                 return max(0, page.service_time - page.arrival_ms[0])
             if page.millis_behind_latest == 0 or page.next_iterator is None:

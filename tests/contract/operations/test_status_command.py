@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +16,21 @@ from botocore.exceptions import ClientError
 from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls
 from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     Position,
     SequenceNumber,
     ShardEnd,
+    StreamRef,
     TrimHorizon,
 )
 from spark_ssp.operations.inspection.spark_checkpoint import MAX_FOLDERS
 from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
-from tests.contract.operations.conftest import Cloud, open_cloud
+from tests.contract.operations.conftest import KEYS, Cloud, open_cloud
 from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
+from tests.support.operations.command import run
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -34,9 +38,11 @@ WORKER = "7c6f1a52-8f0b-4a2e-9a59-0b1de1c1f1c4"
 
 
 @pytest.fixture
-def cloud(services: tuple[EmbeddedKinesis, ManualClock]) -> Iterator[Cloud]:
-    """Services in a region in which no other test has tables."""
-    yield from open_cloud(services, "eu-north-1")
+def cloud(
+    request: pytest.FixtureRequest, services: tuple[EmbeddedKinesis, ManualClock]
+) -> Iterator[Cloud]:
+    """Services in a region in which no other test has tables, or in the given one."""
+    yield from open_cloud(services, getattr(request, "param", "eu-north-1"))
 
 
 class Orders:
@@ -205,11 +211,79 @@ def test_an_expired_shard_and_another_stream(orders: Orders) -> None:
     code, query = orders.status()
     assert (code, query["verdict"]) == (4, "FAILED")
     assert "stream orders was deleted" in query["findings"][0]["reason"]
+    assert f"in region {orders.cloud.region} at" in query["findings"][0]["reason"]
     orders.cloud.client.create_stream(StreamName="orders", ShardCount=2)
     orders.cloud.clock.advance(MINUTE)
     code, query = orders.status()
     assert (code, query["committedDelay"]["ms"]) == (4, None)
     assert "deleted and created again" in query["findings"][0]["reason"]
+
+
+@pytest.mark.parametrize("is_recreated", [False, True])
+def test_a_stream_that_is_not_there_may_be_elsewhere(orders: Orders, is_recreated: bool) -> None:
+    """AWS's configuration names a region, and it may not be that of a query that commits."""
+    orders.run_batch(0, orders.last)
+    orders.cloud.client.delete_stream(StreamName="orders")
+    orders.cloud.clock.advance(MINUTE)
+    if is_recreated:
+        orders.cloud.client.create_stream(StreamName="orders", ShardCount=2)
+        orders.cloud.clock.advance(MINUTE)
+    for code, verdict in ((6, "UNKNOWN"), (4, "FAILED")):
+        found = run(
+            "status",
+            str(orders.checkpoint.path),
+            "--json",
+            f"--endpoint-url={orders.cloud.kinesis.endpoint_url}",
+            environment=KEYS | {"AWS_REGION": "us-east-1"},
+            now_ms=orders.cloud.clock.now_ms(),
+        )
+        (query,) = found.document()["queries"]
+        (finding,) = query["findings"][:1]
+        assert (found.code, finding["verdict"]) == (code, verdict)
+        assert "us-east-1" in finding["reason"]
+        assert finding["remedy"].startswith("check --region, and the account")
+        orders.cloud.clock.advance(HOUR)
+
+
+@pytest.mark.parametrize("cloud", ["us-east-1"], indirect=True)  # that of the ARN
+@pytest.mark.parametrize(("account", "verdict"), [(None, "BEHIND"), ("999999999999", "FAILED")])
+def test_a_stream_of_another_account_is_read_by_its_arn(
+    orders: Orders,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    account: str | None,
+    verdict: str,
+) -> None:
+    """Offsets and leases only have its name; the options of the query have the ARN."""
+    orders.run_batch(0, {n: TrimHorizon() for n in (0, 1)})
+    orders.cloud.table("etl", [_lease(n, "TRIM_HORIZON") for n in (0, 1)])
+    orders.cloud.clock.advance(12 * MINUTE)
+    arn = _arn(orders)
+    named = arn if account is None else arn.replace(arn.split(":")[4], account)
+    asked = set[str | None]()
+    for name in ("describe", "list_shards", "open_iterator", "get_records"):
+
+        def asking(service: Any, stream: StreamRef, *rest: Any, _call: Any, **more: Any) -> Any:
+            asked.add(stream.arn)
+            return _call(service, stream, *rest, **more)
+
+        call = getattr(Boto3Kinesis, name)
+        monkeypatch.setattr(Boto3Kinesis, name, partialmethod(asking, _call=call))
+    options = tmp_path / "job.json"
+    options.write_text(json.dumps({"streamARN": named}))
+    found = orders.cloud.run(
+        "status",
+        str(orders.checkpoint.path),
+        "--applications",
+        f"--options={options}",
+        "--json",
+        sleep=orders.cloud.renew("etl", 0, 1),
+        now_ms=_now(orders),
+    )
+    (query,), applications = found.document()["queries"], found.document()["applications"]
+    (etl,) = [one for one in applications if one["application"] == "etl"]
+    assert (query["verdict"], asked) == (verdict, {named})
+    assert etl["verdict"] == ("BEHIND" if account is None else "UNKNOWN")
 
 
 def test_a_service_that_does_not_answer_is_unknown_and_not_well(orders: Orders) -> None:

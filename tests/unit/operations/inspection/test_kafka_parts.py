@@ -166,6 +166,7 @@ def test_topics_that_are_not_those_of_the_checkpoint(kafka: FakeKafka) -> None:
         )
         assert (parts, finding.verdict) == ([], Verdict.FAILED)
         assert f"topic orders was {change}" in finding.reason
+        assert finding.remedy.startswith("check --bootstrap-servers")
 
 
 def test_a_position_after_the_end_is_a_failure(kafka: FakeKafka) -> None:
