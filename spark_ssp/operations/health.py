@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
+from spark_ssp.common.errors import SspError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text
 
@@ -598,3 +599,8 @@ def _unmeasured(parts: Iterable[Part]) -> list[Part]:
 def unknown(reason: str, remedy: str) -> Finding:
     """Return the finding for something that is not known."""
     return Finding(verdict=Verdict.UNKNOWN, reason=reason, remedy=remedy)
+
+
+def unreadable(error: SspError) -> Finding:
+    """Return the finding for something that could not be read."""
+    return unknown(f"{error.subject}: found {error.found}", error.next_step)

@@ -37,6 +37,7 @@ from spark_ssp.operations.health import (
     Verdict,
     assess,
     delay_text,
+    unreadable,
 )
 from spark_ssp.operations.inspection.applications import (
     Application,
@@ -51,7 +52,6 @@ from spark_ssp.operations.inspection.query_facts import (
     damaged,
     lease_tables,
     read_query,
-    unreadable,
 )
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,

@@ -29,7 +29,7 @@ from spark_ssp.common.errors import (
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.operations.health import Finding, Part, Query, Reader, Verdict, unknown
+from spark_ssp.operations.health import Finding, Part, Query, Reader, Verdict, unknown, unreadable
 from spark_ssp.operations.inspection.kinesis_parts import shared_parts
 from spark_ssp.operations.inspection.lease_table import (
     ObservedTable,
@@ -41,7 +41,6 @@ from spark_ssp.operations.inspection.lease_table import (
     streams_of,
     without_namesakes,
 )
-from spark_ssp.operations.inspection.query_facts import unreadable
 from spark_ssp.operations.inspection.streams import ListedStream, References, list_streams
 
 _THREADS: Final = 8
@@ -158,28 +157,25 @@ def read_application(
     )
     parts: list[Part] = []
     for name_of, of_stream in _by_stream(leases).items():
-        # If it cannot be measured, a finding says so; those without a reader count.
-        unread = [
-            Part(name=_name(lease), reader=lease.reader)
-            for lease in of_stream
-            if lease.reader.is_missing
-        ]
         if name_of is None or name_of not in listed:
-            parts += unread
+            # It cannot be measured, as a finding says; those without a reader count.
+            parts += [
+                Part(name=_name(lease), reader=lease.reader)
+                for lease in of_stream
+                if lease.reader.is_missing
+            ]
             continue
-        try:
-            parts += shared_parts(
-                name_of,
-                listed[name_of],
-                of_stream,
-                connection=connection,
-                references=references,
-                limit_ms=limit_ms,
-                now_ms=now_ms,
-            )
-        except SspError as error:
-            parts += unread
-            findings.append(unreadable(error))
+        measured, failed = shared_parts(
+            name_of,
+            listed[name_of],
+            of_stream,
+            connection=connection,
+            references=references,
+            limit_ms=limit_ms,
+            now_ms=now_ms,
+        )
+        parts += measured
+        findings += failed
     if any(lease.stream is None and lease.reader is not Reader.ENDED for lease in leases):
         findings.append(
             unknown(

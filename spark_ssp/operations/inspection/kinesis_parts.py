@@ -35,6 +35,7 @@ from spark_ssp.operations.health import (
     Part,
     Reader,
     not_the_same,
+    unreadable,
 )
 from spark_ssp.operations.inspection.lease_table import (
     ObservedTable,
@@ -49,8 +50,8 @@ from spark_ssp.operations.inspection.streams import (
     ListedStream,
     References,
     first_records,
-    lags_of,
     list_streams,
+    try_lags,
 )
 
 
@@ -80,9 +81,10 @@ def kinesis_parts(
     limit_ms: int,
     now_ms: int,
 ) -> tuple[list[Part], list[Finding]]:
-    """Measure the shards of a source that has an offset. `is_there`: a stream that is not found was
-    deleted. `limit_ms`: the delay from which on the pace is measured too. Raises the error of a
-    table that could not be read. Needs the permissions of `list_streams` and `lags_of`."""
+    """Measure the shards of a source that has an offset. A stream, table or shard that cannot be
+    read is a finding, and does not hide the others. `is_there`: a stream that is not found was
+    deleted. `limit_ms`: the delay from which on the pace is measured too. Needs the permissions of
+    `list_streams` and `lags_of`."""
     newest = source.planned or source.committed
     if not isinstance(newest, Offset):
         return [], []
@@ -90,35 +92,41 @@ def kinesis_parts(
     shards: list[_Shard] = []
     findings: list[Finding] = []
     for name, entry in sorted(newest.streams.items()):
-        try:
-            stream = list_streams([name], connection, references)[name]
-        except StreamNotFoundError as error:
-            elsewhere = f"is in another region or account: found {error.found}"
-            findings.append(_not_the_same(name, "deleted", elsewhere, is_there))
-            continue
-        if stream.description.created != entry.created:
-            change = "deleted and created again"
-            elsewhere = f"is another one than {stream.description.arn}"
-            findings.append(_not_the_same(name, change, elsewhere, is_there))
-            continue
         own = {
             ShardId(row.shard): row
             for row in rows
             if row.stream == name and row.state != "other worker"
         }
-        if entry.leases is None:
-            shards += _own_shards(name, own, stream)
-        else:
-            table = tables[entry.leases]
-            if isinstance(table, SspError):
-                raise table
-            of_stream = without_namesakes(table, {name: stream.description})
-            leases = shard_leases(of_stream, {name: stream.shards})
-            shards += _shared_shards(name, own, stream, leases)
-    lost = _lost(shards, source, now_ms, connection, references)
+        try:
+            stream = list_streams([name], connection, references)[name]
+            if stream.description.created != entry.created:
+                elsewhere = f"is another one than {stream.description.arn}"
+                change = "deleted and created again"
+                findings.append(_not_the_same(name, change, elsewhere, is_there))
+            elif entry.leases is None:
+                shards += _own_shards(name, own, stream)
+            else:
+                leases = _leases(name, stream, tables[entry.leases])
+                shards += _shared_shards(name, own, stream, leases)
+        except StreamNotFoundError as error:
+            elsewhere = f"is in another region or account: found {error.found}"
+            findings.append(_not_the_same(name, "deleted", elsewhere, is_there))
+        except SspError as error:
+            findings.append(unreadable(error))
+    lost, errors = _lost(shards, source, now_ms, connection, references)
     shards = [replace(shard, is_lost=shard.is_lost or shard.key in lost) for shard in shards]
-    parts = _measured(shards, earlier, limit_ms, now_ms, connection, references)
-    return list(parts), findings
+    parts, failed = _measured(shards, earlier, limit_ms, now_ms, connection, references)
+    findings += [unreadable(error) for error in errors]
+    return parts, list(dict.fromkeys(findings + failed))
+
+
+def _leases(
+    name: StreamName, stream: ListedStream, table: ObservedTable | SspError
+) -> list[ShardLease]:
+    if isinstance(table, SspError):
+        raise table
+    own = without_namesakes(table, {name: stream.description})
+    return shard_leases(own, {name: stream.shards})
 
 
 def _not_the_same(name: StreamName, change: str, elsewhere: str, is_there: bool) -> Finding:
@@ -162,11 +170,11 @@ def shared_parts(
     references: References,
     limit_ms: int,
     now_ms: int,
-) -> list[Part]:
-    """Measure the shards of a stream of an application, of which no checkpoint is known. Needs the
-    permissions of `lags_of`."""
+) -> tuple[list[Part], list[Finding]]:
+    """Measure the shards of a stream of an application, of which no checkpoint is known. One that
+    cannot be read is a finding. Needs the permissions of `lags_of`."""
     shards = list(_shared_shards(name, {}, stream, leases))
-    return list(_measured(shards, Earlier(), limit_ms, now_ms, connection, references))
+    return _measured(shards, Earlier(), limit_ms, now_ms, connection, references)
 
 
 def _shared_shards(
@@ -205,10 +213,10 @@ def _lost(
     now_ms: int,
     connection: ConnectionOptions,
     references: References,
-) -> set[ShardKey]:
+) -> tuple[set[ShardKey], list[SspError]]:
     """Return the shards whose records after the last committed batch may have expired, by the rule
     of a query that starts. A shard that was read to its latest record within the retention needs no
-    call."""
+    call. Also the errors of shards of which it is not known."""
     committed = source.committed if isinstance(source.committed, Offset) else BEFORE_FIRST_BATCH
     states = committed.states
 
@@ -227,12 +235,13 @@ def _lost(
     }
     by_key = {shard.key: shard for shard in shards}
     positions = {key: state.position for key, state in doubtful.items()}
-    found = first_records(positions, connection, references)
-    return {
+    found, errors = first_records(positions, connection, references)
+    lost = {
         key
         for key, first in found.items()
         if judge(doubtful[key], evidence(by_key[key], first)) is Verdict.LOST
     }
+    return lost, errors
 
 
 def _shard(
@@ -268,31 +277,34 @@ def _measured(
     now_ms: int,
     connection: ConnectionOptions,
     references: References,
-) -> Iterable[Part]:
-    """Yield the shards with their delays: a probe of each, one more of those that are behind and in
-    a planned batch, and one more of those that are too far behind, for their pace."""
+) -> tuple[list[Part], list[Finding]]:
+    """Return the shards with their delays: a probe of each, one more of those that are behind and
+    in a planned batch, and one more of those that are too far behind, for their pace."""
     known = {shard.key: shard.committed for shard in shards if shard.committed is not None}
-    committed = lags_of(known, connection, references)
+    committed, errors = try_lags(known, connection, references)
     chosen = {
         shard.key: shard.planned
         for shard in shards
         if shard.planned is not None and shard.planned != shard.committed
         if committed.get(shard.key)
     }
-    planned = lags_of(chosen, connection, references)
+    planned, more = try_lags(chosen, connection, references)
+    errors += more
     states = earlier.offset.states if isinstance(earlier.offset, Offset) else {}
     late = {
         key: states[key].position
         for key, lag in committed.items()
         if key in states and earlier.shows_pace(lag, limit_ms, now_ms)
     }
-    before = lags_of(late, connection, references)
+    before, more = try_lags(late, connection, references)
+    errors += more
+    parts: list[Part] = []
     for shard in shards:
         lag, then = committed.get(shard.key), before.get(shard.key)
         pace = None
         if lag is not None and then is not None:
             pace = Pace(backlog=lag, read=max(0, then - lag) / earlier.elapsed_ms, written=1)
-        yield Part(
+        part = Part(
             name=str(shard.key),
             reader=shard.reader,
             committed=Behind(ms=lag),
@@ -302,3 +314,5 @@ def _measured(
             is_lost=shard.is_lost,
             is_own=shard.is_own,
         )
+        parts.append(part)
+    return parts, [unreadable(error) for error in errors]

@@ -154,11 +154,6 @@ def damaged(error: DamagedFileError) -> Finding:
     )
 
 
-def unreadable(error: SspError) -> Finding:
-    """Return the finding for something that could not be read."""
-    return unknown(f"{error.subject}: found {error.found}", error.next_step)
-
-
 def _not_measured(source: Source, reason: str, remedy: str) -> Finding:
     return unknown(
         f"the delay of source {source.index} ({source.format}) is not known: {reason}", remedy

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.service_calls import Retrier, RetryLog, ServiceCalls, retry_settings
@@ -42,7 +42,10 @@ from spark_ssp.kinesis_source.model.shard import (
 
 _JUST_SUBSCRIBED: Final = ("ResourceInUseException", "LimitExceededException")
 """The errors of SubscribeToShard if the consumer has just subscribed to the shard."""
+T = TypeVar("T")
 _THREADS: Final = 16
+_FAILURES: Final = 3
+"""Shards of one stream that may fail: no other of it is asked for after that."""
 _EMPTY_PAGES: Final = 20
 """Empty pages that are followed: the service returns some at gaps."""
 
@@ -204,31 +207,72 @@ def lags_of(
     references: References = BY_NAME,
 ) -> dict[ShardKey, int | None]:
     """Return the lag of each position in milliseconds; None for a shard that has expired, and for a
-    position of another stream."""
+    position of another stream. Raises SspError if one could not be measured."""
+    lags, errors = try_lags(positions, connection, references)
+    for error in errors:
+        raise error
+    return lags
+
+
+def try_lags(
+    positions: Mapping[ShardKey, Position],
+    connection: ConnectionOptions,
+    references: References = BY_NAME,
+) -> tuple[dict[ShardKey, int | None], list[SspError]]:
+    """Return the lags, as `lags_of` does, and one error of each stream of which a shard could not
+    be measured: such a shard has None too."""
     service = connect(connection)
 
-    def measure(item: tuple[ShardKey, Position]) -> int | None:
-        key, position = item
-        return _lag(service, _reference(key.stream, references), key.shard, position)
+    def measure(key: ShardKey) -> int | None:
+        return _lag(service, _reference(key.stream, references), key.shard, positions[key])
 
+    found, errors = _ask_each(positions, measure)
+    return {key: found.get(key) for key in positions}, errors
+
+
+def _ask_each(
+    keys: Iterable[ShardKey], ask: Callable[[ShardKey], T]
+) -> tuple[dict[ShardKey, T], list[SspError]]:
+    """Ask for shards. Return the answers, and one error of each stream that has any; then some of
+    its shards are not asked for, as each would take all its retries."""
+    wanted = list(keys)
+    errors: dict[StreamName, list[SspError]] = {key.stream: [] for key in wanted}
+
+    def one(key: ShardKey) -> dict[ShardKey, T]:
+        failed = errors[key.stream]
+        if len(failed) < _FAILURES:
+            try:
+                return {key: ask(key)}
+            except SspError as error:
+                failed.append(error)
+        return {}
+
+    found: dict[ShardKey, T] = {}
     with ThreadPoolExecutor(_THREADS) as threads:
-        return dict(zip(positions, threads.map(measure, positions.items()), strict=True))
+        for answer in threads.map(one, wanted):
+            found |= answer
+    first = [min(failed, key=lambda error: error.subject) for failed in errors.values() if failed]
+    return found, first
 
 
 def first_records(
     positions: Mapping[ShardKey, Position],
     connection: ConnectionOptions,
     references: References = BY_NAME,
-) -> dict[ShardKey, SequenceNumber | None]:
+) -> tuple[dict[ShardKey, SequenceNumber | None], list[SspError]]:
     """Return the first record at each position or after it; None without one. Left out are shards
-    that have expired, and positions of another stream."""
+    that have expired, positions of another stream, and shards that could not be read: the errors
+    are as those of `try_lags`."""
     service = connect(connection)
-    found: dict[ShardKey, SequenceNumber | None] = {}
-    for key, position in positions.items():
+
+    def first(key: ShardKey) -> Sequence[SequenceNumber | None]:
         with suppress(InvalidPositionError, ShardNotFoundError):
             stream = _reference(key.stream, references)
-            found[key] = _first(service, stream, key.shard, position)
-    return found
+            return [_first(service, stream, key.shard, positions[key])]
+        return []
+
+    found, errors = _ask_each(positions, first)
+    return {key: records[0] for key, records in found.items() if records}, errors
 
 
 def _first(

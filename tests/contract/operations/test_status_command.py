@@ -27,7 +27,7 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.operations.inspection.spark_checkpoint import MAX_FOLDERS
 from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
-from spark_ssp.testing.kinesis.state.faults import InternalFailure
+from spark_ssp.testing.kinesis.state.faults import AccessDenied, InternalFailure
 from tests.contract.operations.conftest import KEYS, Cloud, open_cloud
 from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
 from tests.support.operations.command import run
@@ -297,7 +297,36 @@ def test_a_service_that_does_not_answer_is_unknown_and_not_well(orders: Orders) 
     orders.cloud.kinesis.faults.add(InternalFailure(), operation="GetShardIterator", count=None)
     code, query = orders.status("--option", "retry.maxAttempts=1")
     orders.cloud.kinesis.faults.clear()
-    assert (code, _verdicts(query)) == (3, ["STALLED", "UNKNOWN"])
+    assert (code, _verdicts(query)[:2]) == (3, ["STALLED", "UNKNOWN"])
+
+
+@pytest.mark.parametrize("what", ["stream", "table", "shard"])
+def test_what_cannot_be_read_hides_nothing_else(orders: Orders, what: str) -> None:
+    """The stream `zeta` was deleted and created again; it comes after the one with the fault."""
+    orders.cloud.client.create_stream(StreamName="zeta", ShardCount=1)
+    orders.cloud.clock.advance(MINUTE)
+    leases = "deleted" if what == "table" else None
+    orders.run_batch(0, orders.last, leases=leases, others={"zeta": 5})
+    faults = orders.cloud.kinesis.faults
+    first = "shardId-000000000000"
+    if what == "stream":
+        faults.add(AccessDenied(), operation="DescribeStreamSummary", stream="orders", count=None)
+    elif what == "shard":
+        faults.add(InternalFailure(), operation="GetShardIterator", shard=first, count=None)
+    arguments = ("--option", "retry.maxAttempts=1")
+    code, query = orders.status(*arguments, sleep=lambda _: None)
+    subject = {"stream": "stream orders", "table": "lease table deleted", "shard": first}[what]
+    failed, *unknown = query["findings"]
+    assert (code, failed["verdict"], "stream zeta" in failed["reason"]) == (4, "FAILED", True)
+    assert sum(f"{subject}: found" in finding["reason"] for finding in unknown) == 1
+    delays = [part["committedDelay"]["ms"] for part in query["parts"]]
+    assert delays == ([None, 0] if what == "shard" else [])
+
+    if what == "shard":
+        orders.put(1)
+        orders.cloud.clock.advance(13 * HOUR)
+        assert orders.status(*arguments)[0] == 5
+    faults.clear()
 
 
 def test_a_query_without_a_batch_is_unknown(orders: Orders) -> None:

@@ -39,19 +39,26 @@ class WrittenCheckpoint:
 
 
 def kinesis_end(
-    positions: Mapping[int, Position], created_ms: int, *, leases: str | None = None
+    positions: Mapping[int, Position],
+    created_ms: int,
+    *,
+    leases: str | None = None,
+    others: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """An offset of the stream `orders`, by the numbers of its shards."""
+    """An offset of the stream `orders`, by the numbers of its shards. `others`: the creation times
+    of streams without shards."""
     stream = StreamName("orders")
     states = {
         ShardKey(stream=stream, shard=ShardId(shard_id(n))): ShardState(position=position)
         for n, position in positions.items()
     }
-    entry = offset.StreamEntry(created=EpochMillis(created_ms), leases=leases)
+    streams = {stream: offset.StreamEntry(created=EpochMillis(created_ms), leases=leases)}
+    for name, created in (others or {}).items():
+        streams[StreamName(name)] = offset.StreamEntry(created=EpochMillis(created))
     return offset.encode(
         offset.Offset(
             slots=len(states),
-            streams={stream: entry},
+            streams=streams,
             assignment={key: SlotId(n) for n, key in enumerate(sorted(states))},
             states=states,
         )
