@@ -292,8 +292,8 @@ def not_the_same(
     what: str, change: str, otherwise: str, *, check: str, option: str, is_certain: bool = True
 ) -> Finding:
     """Return the finding for a stream or topic that is not there, or not the one that the query
-    has read. `otherwise`: what else may have happened, and `check`: what shows it, before somebody
-    gives `option`, which leaves it out. `is_certain`: it is known to belong there."""
+    has read. `otherwise`: the other explanation, and `check`: the settings to look at before
+    `option` leaves it out. `is_certain`: it is known to belong there."""
     return Finding(
         verdict=Verdict.FAILED if is_certain else Verdict.UNKNOWN,
         reason=f"{what} was {change} since the query read it, so that its next start fails, or "

@@ -95,8 +95,8 @@ def read_query(folder: Folder, checkpoint: Checkpoint, around: Surroundings) -> 
 
 
 def _are_streams_there(batches: Query, around: Surroundings) -> bool:
-    """Return whether a stream that is not found was deleted: if somebody has named the region, or
-    the query has stopped. One that commits in a region that nobody has named reads in another."""
+    """Return whether a stream that is not found was deleted: if the region was given, or the query
+    has stopped. One that commits may read in another region than that of AWS's configuration."""
     committed = batches.committed_at_ms
     has_stopped = committed is not None and around.now_ms - committed > around.limits.stuck_after_ms
     return around.kinesis.region is not None or has_stopped

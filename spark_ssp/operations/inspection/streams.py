@@ -51,8 +51,8 @@ _EMPTY_PAGES: Final = 20
 
 
 References = Mapping[StreamName, StreamRef]
-"""How to ask for streams, which offsets and lease tables only name: by the ARN for one of another
-account. One that is not in it is asked for by its name."""
+"""Streams by the name that offsets and lease tables have: one of another account needs its ARN. A
+stream that is not in it is requested by its name."""
 BY_NAME: Final[References] = MappingProxyType({})
 
 
