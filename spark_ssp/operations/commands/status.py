@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import click
 
-from spark_ssp.common.errors import SspError
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text
 from spark_ssp.operations.arguments import (
@@ -170,8 +170,8 @@ def status_command(
             found += find_checkpoints(_open(path, aws, stack), path)
         names = set(visible.applications)
         found = list({one.location: one for one in found}.values())
-        queries = [_read(one, is_named=one.location in paths) for one in found]
-        for _, checkpoint in queries:
+        for one in found:
+            checkpoint = _read(one, is_named=one.location in paths)
             if isinstance(checkpoint, Checkpoint):
                 names |= lease_tables(checkpoint)
         tables: Mapping[str, ObservedTable | SspError] = {}
@@ -192,8 +192,8 @@ def status_command(
             limits=limits,
             now_ms=environment.now_ms(),
         )
-        answers = [_answer(one, checkpoint, around) for one, checkpoint in queries]
-        seen = [_visible(name, around) for name in visible.applications]
+        answers = [_answer(one, _at_present(around, environment)) for one in found]
+        seen = [_visible(name, _at_present(around, environment)) for name in visible.applications]
     if as_json:
         write_json(
             {
@@ -218,24 +218,32 @@ def _open(path: str, aws: Given, stack: ExitStack) -> Folder:
     return folder
 
 
-def _read(one: FoundFolder, *, is_named: bool) -> tuple[FoundFolder, Checkpoint | SspError]:
+def _at_present(around: Surroundings, environment: Environment) -> Surroundings:
+    """Queries are measured one after the other, each at its own time."""
+    return replace(around, now_ms=environment.now_ms())
+
+
+def _read(one: FoundFolder, *, is_named: bool) -> Checkpoint | SspError:
     """Return the checkpoint, or the error that is its answer: one that was found must not hide the
     others."""
     if one.error is not None:
-        return one, one.error
+        return one.error
     try:
-        return one, read_checkpoint(one.folder, one.location)
+        return read_checkpoint(one.folder, one.location)
     except DamagedFileError as error:
-        return one, error
+        return error
     except SspError as error:
         if is_named:
             raise
-        return one, error
+        return error
 
 
-def _answer(one: FoundFolder, found: Checkpoint | SspError, around: Surroundings) -> _Answer:
+def _answer(one: FoundFolder, around: Surroundings) -> _Answer:
+    # Again: since it was first read, tables and other queries were, and the query has committed.
+    found = _read(one, is_named=False)
     if isinstance(found, Checkpoint):
-        query = read_query(one.folder, found, around)
+        others = {name: _not_observed(name) for name in lease_tables(found) - around.tables.keys()}
+        query = read_query(one.folder, found, replace(around, tables={**around.tables, **others}))
     elif isinstance(found, DamagedFileError):
         query = Query(findings=(damaged(found),))
     else:
@@ -245,6 +253,15 @@ def _answer(one: FoundFolder, found: Checkpoint | SspError, around: Surroundings
         query_id=found.query if isinstance(found, Checkpoint) else None,
         query=query,
         health=assess(query, around.limits, around.now_ms),
+    )
+
+
+def _not_observed(table: str) -> SspError:
+    return ServiceUnavailableError(
+        f"lease table {table}",
+        found="a query that began to use it while the command ran",
+        expected="a table that was read twice",
+        next_step="run the command again",
     )
 
 

@@ -379,6 +379,19 @@ def test_every_shard_of_the_application_is_measured(orders: Orders) -> None:
     assert "orders/shardId-000000000001" in query["findings"][0]["reason"]
 
 
+def test_a_query_that_gets_another_table_meanwhile_is_unknown(orders: Orders) -> None:
+    _shared(orders, *(_lease(n, _number(orders.last[n])) for n in (0, 1)))
+    renew = orders.cloud.renew("etl", 0, 1)
+
+    def pause(seconds: float) -> None:
+        renew(seconds)
+        orders.run_batch(1, orders.last, leases="new")
+
+    code, query = orders.status(sleep=pause, now_ms=_now(orders))
+    assert (code, query["committedBatch"]) == (6, 1)
+    assert "lease table new" in query["findings"][0]["reason"]
+
+
 def test_a_lease_that_is_ahead_of_the_checkpoint_counts(orders: Orders) -> None:
     """Another worker has taken the shard, and read on."""
     after = {n: orders.put(n) for n in (0, 1)}

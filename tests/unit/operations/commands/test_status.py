@@ -81,6 +81,33 @@ def test_the_delay_of_partitions(
     assert "s3cr3t" not in found.out + text.out
 
 
+def test_a_query_is_judged_as_it_is_when_it_is_measured(
+    checkpoint: WrittenCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Brokers that take 20 minutes for one query, while the other commits what it had planned."""
+    other = WrittenCheckpoint(path=checkpoint.path.parent / "totals")
+    kafka, now = FakeKafka(), NOW
+    kafka.create(2, name="orders")
+    kafka.fill("orders", 7, 7)
+    for query in (checkpoint, other):
+        query.plan(1, kafka_end_offset("orders", 2, 7), NOW - 1_000)
+        query.commit(1, NOW)
+    other.plan(2, kafka_end_offset("orders", 2, 7), NOW)
+
+    def connect(options: object) -> FakeKafka:
+        nonlocal now
+        now += 20 * 60_000
+        other.commit(2, NOW + 20 * 60_000)
+        return kafka
+
+    monkeypatch.setattr("spark_ssp.operations.inspection.query_facts.connect", connect)
+    arguments = ("status", str(other.path.parent), "--bootstrap-servers=localhost:9092", "--json")
+    found = run(*arguments, now_ms=lambda: now)
+    first, second = found.document()["queries"]
+    assert (found.code, first["commitAgeMs"], second["commitAgeMs"]) == (0, 0, 0)
+    assert (second["committedBatch"], second["triggerAgeMs"]) == (2, 20 * 60_000)
+
+
 def test_a_source_of_another_package_is_not_measured(tmp_path: Path) -> None:
     other = WrittenCheckpoint(path=tmp_path)
     other.plan(0, {"logOffset": 3}, NOW)
