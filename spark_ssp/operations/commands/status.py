@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import click
 
-from spark_ssp.common.errors import ServiceUnavailableError, SspError
+from spark_ssp.common.errors import InvalidOptionsError, ServiceUnavailableError, SspError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text
 from spark_ssp.operations.arguments import (
@@ -45,7 +45,11 @@ from spark_ssp.operations.inspection.applications import (
     read_application,
     visible_tables,
 )
-from spark_ssp.operations.inspection.checkpoint_folder import DamagedFileError, Folder, open_folder
+from spark_ssp.operations.inspection.checkpoint_folder import (
+    CheckpointFolderError,
+    DamagedFileError,
+    open_folder,
+)
 from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
 from spark_ssp.operations.inspection.query_facts import (
     Surroundings,
@@ -167,7 +171,7 @@ def status_command(
     with ExitStack() as stack:
         found: list[FoundFolder] = []
         for path in paths:
-            found += find_checkpoints(_open(path, aws, stack), path)
+            found += _find(path, aws, stack)
         names = set(visible.applications)
         found = list({one.location: one for one in found}.values())
         for one in found:
@@ -212,10 +216,17 @@ def status_command(
     context.exit(EXIT_CODES[worst])
 
 
-def _open(path: str, aws: Given, stack: ExitStack) -> Folder:
-    folder = open_folder(path, s3_connection(aws))
-    stack.callback(folder.close)
-    return folder
+def _find(path: str, aws: Given, stack: ExitStack) -> list[FoundFolder]:
+    """Return the checkpoints at a path. Raises only errors of a wrong call: others must not hide
+    the other paths."""
+    try:
+        folder = open_folder(path, s3_connection(aws))
+        stack.callback(folder.close)
+        return find_checkpoints(folder, path)
+    except (CheckpointFolderError, InvalidOptionsError):
+        raise
+    except SspError as error:
+        return [FoundFolder(location=path, folder=error)]
 
 
 def _at_present(around: Surroundings, environment: Environment) -> Surroundings:
@@ -226,14 +237,13 @@ def _at_present(around: Surroundings, environment: Environment) -> Surroundings:
 def _read(one: FoundFolder, *, is_named: bool) -> Checkpoint | SspError:
     """Return the checkpoint, or the error that is its answer: one that was found must not hide the
     others."""
-    if one.error is not None:
-        return one.error
+    if isinstance(one.folder, SspError):
+        return one.folder
     try:
         return read_checkpoint(one.folder, one.location)
-    except DamagedFileError as error:
-        return error
     except SspError as error:
-        if is_named:
+        is_none = isinstance(error, CheckpointFolderError | InvalidOptionsError)
+        if is_named and is_none and not isinstance(error, DamagedFileError):
             raise
         return error
 
@@ -241,7 +251,7 @@ def _read(one: FoundFolder, *, is_named: bool) -> Checkpoint | SspError:
 def _answer(one: FoundFolder, around: Surroundings) -> _Answer:
     # Again: since it was first read, tables and other queries were, and the query has committed.
     found = _read(one, is_named=False)
-    if isinstance(found, Checkpoint):
+    if isinstance(found, Checkpoint) and not isinstance(one.folder, SspError):
         others = {name: _not_observed(name) for name in lease_tables(found) - around.tables.keys()}
         query = read_query(one.folder, found, replace(around, tables={**around.tables, **others}))
     elif isinstance(found, DamagedFileError):

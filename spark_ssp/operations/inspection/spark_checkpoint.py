@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
@@ -40,6 +40,9 @@ KINESIS = "kinesis-ssp"
 KAFKA = "kafka-ssp"
 SPARK_KAFKA = "kafka"
 _VERSION: Final = re.compile(r"v[0-9]{1,9}")
+_COMMITS: Final = ("v1", "v2", "v3")
+"""A commit's metadata is not used here, and only that differs: with the ids of state stores from v2
+on (`spark.sql.streaming.stateStore.checkpointFormatVersion`)."""
 _LONGEST_ID: Final = 200
 _NAMED_FILES: Final = 10
 _METADATA: Final = "metadata"
@@ -159,11 +162,10 @@ def is_checkpoint(folder: Folder, root: Listing) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFolder:
-    """A folder below another: a checkpoint, or one that could not be searched."""
+    """A checkpoint, or a folder that could not be opened or searched, with the error."""
 
     location: str
-    folder: Folder
-    error: SspError | None = None
+    folder: Folder | SspError
 
 
 def find_checkpoints(folder: Folder, location: str) -> list[FoundFolder]:
@@ -180,17 +182,18 @@ def find_checkpoints(folder: Folder, location: str) -> list[FoundFolder]:
         below: list[tuple[str, Listing]] = []
         paths = [f"{path}{name}" for path, at in level for name in _entered(at)]
         for path in paths[:left]:
-            one = FoundFolder(location=location_below(location, path), folder=folder.below(path))
+            at_path = location_below(location, path)
             try:
-                listing = one.folder.listing()
-                if is_checkpoint(one.folder, listing):
-                    found.append(one)
+                one = folder.below(path)
+                listing = one.listing()
+                if is_checkpoint(one, listing):
+                    found.append(FoundFolder(location=at_path, folder=one))
                 else:
                     below.append((f"{path}/", listing))
             except SspError as error:
-                found.append(replace(one, error=error))
+                found.append(FoundFolder(location=at_path, folder=error))
         if len(paths) > left:
-            found.append(FoundFolder(location=location, folder=folder, error=_too_many(location)))
+            found.append(FoundFolder(location=location, folder=_too_many(location)))
             break
         left -= len(paths)
         level = below
@@ -255,19 +258,21 @@ def query_id(folder: Folder, location: str) -> str:
     )
 
 
-def _lines(content: bytes, location: str, name: str) -> list[str]:
+def _lines(
+    content: bytes, location: str, name: str, versions: Sequence[str] = ("v1",)
+) -> list[str]:
     """Return the lines after the version."""
     try:
         first, *lines = content.decode().split("\n")
     except UnicodeDecodeError:
         raise damaged(location, name, "bytes that are not UTF-8", "text") from None
-    if first == "v1":
+    if first in versions:
         return lines
     if _VERSION.fullmatch(first):
         raise UnsupportedError(
             f"{name} of {shown_location(location)}",
             found=f"version {first} of Spark's log",
-            expected="version v1",
+            expected=f"version {' or '.join(versions)}",
             next_step="delete nothing, and look for a release of spark-ssp that reads this version",
         )
     found = "another text than a version" if content else "an empty file"
@@ -277,7 +282,7 @@ def _lines(content: bytes, location: str, name: str) -> list[str]:
 def read_commit(folder: Folder, location: str, batch: int) -> None:
     """Check a file of the commit log."""
     name = f"commits/{batch}"
-    _lines(folder.read(name), location, name)
+    _lines(folder.read(name), location, name, _COMMITS)
 
 
 def read_batch(folder: Folder, location: str, batch: int) -> LoggedBatch:

@@ -137,6 +137,39 @@ def test_what_is_no_checkpoint_is_a_failure(tmp_path: Path) -> None:
     assert run("status").code == 2
 
 
+@pytest.mark.parametrize("log", ["offsets", "commits", "storage"])
+def test_a_checkpoint_that_cannot_be_read_does_not_hide_the_others(
+    checkpoint: WrittenCheckpoint, log: str
+) -> None:
+    """Although it is named: written by a later Spark, or in a storage that does not answer."""
+    other = WrittenCheckpoint(path=checkpoint.path.parent / "totals")
+    other.plan(0, kafka_end_offset("orders", 2, 7), NOW)
+    other.commit(0, NOW)
+    path = str(other.path)
+    if log == "storage":
+        path = "s3://lake/jobs/totals"
+    else:
+        (other.path / log / "0").write_text('v9\n{"batchTimestampMs": 1}\n{}')
+    nowhere = {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_REGION": "us-east-1"}
+    keys = dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "local")
+    arguments = ("status", path, str(checkpoint.path), "--json", "--option=retry.maxAttempts=1")
+    found = run(*arguments, now_ms=NOW, environment=nowhere | keys)
+    unread, read = found.document()["queries"]
+    assert (found.code, unread["location"], unread["verdict"]) == (6, path, "UNKNOWN")
+    assert read["committedBatch"] == 0
+
+
+@pytest.mark.parametrize("version", ["v2", "v3"])
+def test_commits_with_the_ids_of_state_stores_are_read(
+    checkpoint: WrittenCheckpoint, version: str
+) -> None:
+    commit = checkpoint.path / "commits" / "0"
+    commit.write_text(f'{version}\n{{"nextBatchWatermarkMs": 0, "stateUniqueIds": {{}}}}')
+    found = run("status", str(checkpoint.path), "--json", now_ms=NOW)
+    (query,) = found.document()["queries"]
+    assert (query["committedBatch"], query["batchInProgress"]) == (0, None)
+
+
 def test_the_guide_has_the_exit_codes() -> None:
     guide = (ROOT / "docs" / "guide" / "command.md").read_text(encoding="utf-8")
     for verdict in Verdict:
