@@ -10,7 +10,6 @@ from typing import Any, Final
 import click
 
 from spark_ssp.common.errors import SspError, StreamNotFoundError, UnsupportedError
-from spark_ssp.common.locations import shown_location
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import StreamName
@@ -330,7 +329,7 @@ def _chosen(found: Checkpoint, number: int | None) -> list[Source]:
 def _show(
     screen: Screen, found: Checkpoint, number: int | None, measured: _Measured | None
 ) -> None:
-    screen.line(f"{shown_location(found.location)} · query {found.query or 'without an id'}")
+    screen.line(f"{found.location} · query {found.query or 'without an id'}")
     screen.line(_summary(found))
     if measured is not None:
         health = measured.health
@@ -455,7 +454,7 @@ def _delays(row: ShardRow | PartitionRow, measured: _Measured | None) -> tuple[s
 def _document(found: Checkpoint, number: int | None, measured: _Measured | None) -> dict[str, Any]:
     planned = found.planned
     document: dict[str, Any] = {
-        "location": shown_location(found.location),
+        "location": found.location,
         "query": found.query,
         "committedBatch": found.committed,
         "plannedBatch": None if planned is None else planned.batch,

@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from spark_ssp.common.errors import InvalidOptionsError, ServiceUnavailableError, SspError
+from spark_ssp.common.locations import shown_location
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text
 from spark_ssp.operations.arguments import (
@@ -48,6 +49,7 @@ from spark_ssp.operations.inspection.applications import (
 from spark_ssp.operations.inspection.checkpoint_folder import (
     CheckpointFolderError,
     DamagedFileError,
+    Folder,
     open_folder,
 )
 from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_tables
@@ -175,9 +177,9 @@ def status_command(
         names = set(visible.applications)
         found = list({one.location: one for one in found}.values())
         for one in found:
-            checkpoint = _read(one, is_named=one.location in paths)
-            if isinstance(checkpoint, Checkpoint):
-                names |= lease_tables(checkpoint)
+            read = _read(one, is_named=one.location in paths)
+            if not isinstance(read, SspError):
+                names |= lease_tables(read[1])
         tables: Mapping[str, ObservedTable | SspError] = {}
         if names:
             tables = observe_tables(
@@ -234,36 +236,45 @@ def _at_present(around: Surroundings, environment: Environment) -> Surroundings:
     return replace(around, now_ms=environment.now_ms())
 
 
-def _read(one: FoundFolder, *, is_named: bool) -> Checkpoint | SspError:
-    """Return the checkpoint, or the error that is its answer: one that was found must not hide the
-    others."""
+def _read(one: FoundFolder, *, is_named: bool) -> tuple[Folder, Checkpoint] | SspError:
+    """Return the checkpoint, or the error that is its answer: it must not hide the others. Raises
+    CheckpointFolderError if a folder that was named is no checkpoint."""
     if isinstance(one.folder, SspError):
         return one.folder
     try:
-        return read_checkpoint(one.folder, one.location)
-    except SspError as error:
-        is_none = isinstance(error, CheckpointFolderError | InvalidOptionsError)
-        if is_named and is_none and not isinstance(error, DamagedFileError):
+        return one.folder, read_checkpoint(one.folder, one.location)
+    except DamagedFileError as error:
+        return error
+    except CheckpointFolderError as error:
+        if is_named:
             raise
+        return error
+    except SspError as error:
         return error
 
 
 def _answer(one: FoundFolder, around: Surroundings) -> _Answer:
-    # Again: since it was first read, tables and other queries were, and the query has committed.
-    found = _read(one, is_named=False)
-    if isinstance(found, Checkpoint) and not isinstance(one.folder, SspError):
-        others = {name: _not_observed(name) for name in lease_tables(found) - around.tables.keys()}
-        query = read_query(one.folder, found, replace(around, tables={**around.tables, **others}))
-    elif isinstance(found, DamagedFileError):
-        query = Query(findings=(damaged(found),))
-    else:
-        query = _unreadable(found)
+    query_id, query = _query(one, around)
     return _Answer(
-        location=one.location,
-        query_id=found.query if isinstance(found, Checkpoint) else None,
+        location=shown_location(one.location),
+        query_id=query_id,
         query=query,
         health=assess(query, around.limits, around.now_ms),
     )
+
+
+def _query(one: FoundFolder, around: Surroundings) -> tuple[str | None, Query]:
+    """Read the checkpoint again, and measure: since it was read, so were tables and other queries,
+    and the query has committed."""
+    found = _read(one, is_named=False)
+    if isinstance(found, DamagedFileError):
+        return None, Query(findings=(damaged(found),))
+    if isinstance(found, SspError):
+        return None, _unreadable(found)
+    folder, checkpoint = found
+    others = {name: _not_observed(name) for name in lease_tables(checkpoint) - around.tables.keys()}
+    around = replace(around, tables={**around.tables, **others})
+    return checkpoint.query, read_query(folder, checkpoint, around)
 
 
 def _not_observed(table: str) -> SspError:

@@ -17,6 +17,7 @@ from typing import Any, TextIO
 import click
 
 from spark_ssp.checkpoint.leases.lease import Lease, ShardEnded
+from spark_ssp.common.locations import shown_location
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.spark.reader_status import Status
 from spark_ssp.grouping.identifiers import ShardId, StreamName
@@ -232,7 +233,7 @@ def _updates(
 
 def _no_batches(path: str) -> CheckpointFolderError:
     return CheckpointFolderError(
-        f"checkpoint {path}",
+        f"checkpoint {shown_location(path)}",
         found="no planned batch",
         expected="the checkpoint of a query that has planned a batch",
         next_step="name the query's checkpointLocation itself, or start the query first",
@@ -364,7 +365,7 @@ def snapshot_of(
     return QuerySnapshot(
         query_id=query,
         run_id=query,
-        name=location,
+        name=shown_location(location),
         batch_id=batch.batch,
         time_ms=batch.planned_ms or 0,
         rows=None,

@@ -88,6 +88,7 @@ class Checkpoint:
     """The state of a query's checkpoint."""
 
     location: str
+    """To show: without credentials."""
     query: str | None
     committed: int | None
     """The last committed batch."""
@@ -135,7 +136,7 @@ def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
     except CheckpointFolderError as error:
         raise _with_recovery(error, folder, location, name, offsets, commits) from None
     return Checkpoint(
-        location=location,
+        location=shown_location(location),
         query=query,
         committed=committed,
         planned=planned,
@@ -455,7 +456,7 @@ def only_source(found: Checkpoint, number: int | None, *, own: bool = True) -> S
     else:
         described = ", ".join(f"{source.index} ({source.format})" for source in found.sources)
     raise CheckpointFolderError(
-        f"sources of {shown_location(found.location)}",
+        f"sources of {found.location}",
         found=described or "none",
         expected="one source of kinesis-ssp or kafka-ssp" if own else "one source of awslabs",
         next_step="name it by --source"

@@ -130,6 +130,22 @@ def test_the_time_of_a_commit_is_that_of_its_file(checkpoint: WrittenCheckpoint)
     assert times == [NOW - HOUR, written]
 
 
+@pytest.mark.parametrize("command", ["status", "checkpoint", "watch"])
+def test_credentials_of_a_uri_are_not_shown(checkpoint: WrittenCheckpoint, command: str) -> None:
+    system = fsspec.filesystem("memory")
+    system.put(str(checkpoint.path), "/KEY:s3cr3t@host/jobs", recursive=True)
+    uri, shown = "memory://KEY:s3cr3t@host/jobs", "memory://***@host/jobs"
+    arguments = {"checkpoint": [["--delay"], ["--as-starting-position"]], "watch": []}
+    found = [
+        run(command, uri, *more, now_ms=NOW) for more in (*arguments.get(command, [[]]), ["--json"])
+    ]
+    system.rm("/KEY:s3cr3t@host/jobs/offsets", recursive=True)
+    found.append(run(command, uri, "--json", now_ms=NOW))
+    system.rm("/KEY:s3cr3t@host", recursive=True)
+    assert "s3cr3t" not in str(found)
+    assert all(shown in one.out + one.err for one in found if "startingOffsets" not in one.out)
+
+
 def test_what_is_no_checkpoint_is_a_failure(tmp_path: Path) -> None:
     found = run("status", str(tmp_path / "missing"))
     assert (found.code, found.out) == (2, "")
