@@ -9,6 +9,7 @@ from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from stat import S_ISDIR
 from typing import Any, Final, Protocol
 from urllib.parse import quote, unquote, urlsplit
 
@@ -70,7 +71,7 @@ class Folder(Protocol):
         """Return the entries of a subfolder; none if it does not exist."""
 
     def below(self, path: str) -> Folder:
-        """Return a subfolder, which shares the connections."""
+        """Return a subfolder, which shares the connections. It may have disappeared."""
 
     def read(self, path: str) -> bytes:
         """Return the content of a file that `listing` returned."""
@@ -104,23 +105,34 @@ def open_folder(location: str, connection: ConnectionOptions) -> Folder:
     if parts.scheme in _S3:
         return _S3Folder(location, connection)
     if parts.scheme == "file":
-        return _LocalFolder(location, Path(unquote(parts.path)))
+        return _local_folder(location, Path(unquote(parts.path)))
     if parts.scheme and "://" in location:
         return _FsspecFolder(location, parts.scheme)
-    return _LocalFolder(location, Path(location))
+    return _local_folder(location, Path(location))
+
+
+def _local_folder(location: str, path: Path) -> Folder:
+    folder = _LocalFolder(location, path)
+    try:
+        if S_ISDIR(path.stat().st_mode):
+            return folder
+        found = "a file"
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        found = "no such folder"
+    except OSError as error:
+        raise folder.error("", error) from None
+    raise CheckpointFolderError(
+        f"checkpoint {shown_location(location)}",
+        found=found,
+        expected="a folder on this machine, or a URI such as s3://bucket/folder",
+        next_step="correct the path: it is the query's checkpointLocation",
+    )
 
 
 class _LocalFolder:
     def __init__(self, location: str, path: Path) -> None:
         self._location = location
         self._path = path
-        if not path.is_dir():
-            raise CheckpointFolderError(
-                f"checkpoint {shown_location(location)}",
-                found="a file" if path.exists() else "no such folder",
-                expected="a folder on this machine, or a URI such as s3://bucket/folder",
-                next_step="correct the path: it is the query's checkpointLocation",
-            )
 
     def listing(self, path: str = "") -> Listing:
         try:
@@ -131,7 +143,7 @@ class _LocalFolder:
         except (FileNotFoundError, NotADirectoryError):
             return Listing()
         except OSError as error:
-            raise self._error(path, error) from None
+            raise self.error(path, error) from None
         return _listed(found)
 
     def below(self, path: str) -> Folder:
@@ -143,7 +155,7 @@ class _LocalFolder:
         except IrregularFileError as error:
             raise damaged(self._location, path, str(error.strerror), _SPARKS_FILE) from None
         except OSError as error:
-            raise self._error(path, error) from None
+            raise self.error(path, error) from None
 
     def modified_ms(self, path: str) -> int | None:
         try:
@@ -151,12 +163,12 @@ class _LocalFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise self._error(path, error) from None
+            raise self.error(path, error) from None
 
     def close(self) -> None:
         pass
 
-    def _error(self, path: str, error: OSError) -> SspError:
+    def error(self, path: str, error: OSError) -> SspError:
         return AccessError(
             f"checkpoint {shown_location(self._location)}",
             found=f"{type(error).__name__} ({error.strerror}) for {path or 'the folder'}",

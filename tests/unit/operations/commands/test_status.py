@@ -3,8 +3,11 @@ itself."""
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -173,6 +176,37 @@ def test_a_checkpoint_that_cannot_be_read_does_not_hide_the_others(
     unread, read = found.document()["queries"]
     assert (found.code, unread["location"], unread["verdict"]) == (6, path, "UNKNOWN")
     assert read["committedBatch"] == 0
+
+
+def test_a_folder_that_may_not_be_entered_or_disappears_does_not_hide_the_others(
+    checkpoint: WrittenCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = checkpoint.path.parent
+    locked = jobs / "locked" / "totals"
+    locked.mkdir(parents=True)
+    (jobs / "deleted").mkdir()
+
+    def refusing(call: Callable[..., Any]) -> Callable[..., Any]:
+        def refused(path: Any, *more: Any, **named: Any) -> Any:
+            if isinstance(path, Path) and path.is_relative_to(locked):
+                raise PermissionError(13, "Permission denied")
+            found = call(path, *more, **named)
+            if path == jobs and (jobs / "deleted").exists() and call is scandir:
+                (jobs / "deleted").rmdir()
+            return found
+
+        return refused
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "scandir", refusing(scandir))
+    monkeypatch.setattr(os, "stat", refusing(os.stat))
+    found = run("status", str(jobs), "--json", now_ms=NOW)
+    queries = found.document()["queries"]
+    assert [query["location"] for query in queries] == [str(locked), str(checkpoint.path)]
+    assert [query["verdict"] for query in queries] == ["UNKNOWN", "UNKNOWN"]
+    assert queries[1]["committedBatch"] == 0
+    found = run("status", str(locked), str(checkpoint.path), "--json", now_ms=NOW)
+    assert (found.code, found.document()["queries"]) == (6, queries)
 
 
 @pytest.mark.parametrize("version", ["v2", "v3"])
