@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
 
-from spark_ssp.common.errors import SspError, UnsupportedError
+from spark_ssp.common.errors import ServiceUnavailableError, SspError, UnsupportedError
 from spark_ssp.common.locations import shown_location
 from spark_ssp.common.logs import abbreviate, count_of
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
@@ -48,6 +48,7 @@ _NAMED_FILES: Final = 10
 _METADATA: Final = "metadata"
 _LOGS: Final = ("commits", "offsets")
 _OF_TABLES: Final = frozenset({"_delta_log", "_spark_metadata"})
+_READINGS: Final = 3
 _DEPTH: Final = 3
 """The levels of a job, a pipeline and a stage."""
 MAX_FOLDERS: Final = 1_000
@@ -104,10 +105,36 @@ class Checkpoint:
 
 def read_checkpoint(folder: Folder, location: str) -> Checkpoint:
     """Read a checkpoint. Raises CheckpointFolderError if it is none or damaged, with the files to
-    delete, UnsupportedError for another version of Spark's log, and IncompatibleStateError for an
-    offset of a later release."""
-    # Commits first: a running query writes the offsets of a batch before its commit.
+    delete, UnsupportedError for another version of Spark's log, IncompatibleStateError for an
+    offset of a later release, and ServiceUnavailableError if Spark deletes the files faster than
+    they are read."""
+    logs = _list_logs(folder)
+    for _ in range(_READINGS):
+        try:
+            return _read_logs(folder, location, *logs)
+        except SspError:
+            before, logs = logs, _list_logs(folder)
+            if logs == before:
+                raise
+    raise ServiceUnavailableError(
+        f"checkpoint {shown_location(location)}",
+        found="other batches each time that it was read",
+        expected="files that are there until they are read",
+        next_step="try again; let the query keep more batches (spark.sql.streaming."
+        "minBatchesToRetain)",
+    )
+
+
+def _list_logs(folder: Folder) -> tuple[list[int], list[int]]:
+    """Return the batches of the commits, then of the offsets, in the order in which they are
+    listed: a running query writes the offsets of a batch before its commit."""
     commits, offsets = (batches_of(folder.listing(name).names) for name in _LOGS)
+    return commits, offsets
+
+
+def _read_logs(
+    folder: Folder, location: str, commits: Sequence[int], offsets: Sequence[int]
+) -> Checkpoint:
     root = folder.listing()
     if not offsets and not commits and _METADATA not in root.files:
         raise _foreign(location, root)

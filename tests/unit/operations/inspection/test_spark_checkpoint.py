@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.operations.commands.watch import CheckpointReader
 from spark_ssp.operations.inspection.checkpoint_folder import (
     CheckpointFolderError,
+    DamagedFileError,
     Folder,
     Listing,
     open_folder,
@@ -27,6 +29,7 @@ class RunningQuery:
     """The folder of a checkpoint, in which each listing is followed by another batch."""
 
     def __init__(self, checkpoint: WrittenCheckpoint) -> None:
+        checkpoint.path.mkdir(exist_ok=True)
         self._checkpoint = checkpoint
         self._folder = open_folder(str(checkpoint.path), ConnectionOptions(region="us-east-1"))
         self._next = 0
@@ -66,6 +69,41 @@ class PurgedFolder(RunningQuery):
         if path == "offsets":
             (self._checkpoint.path / path / "0").unlink(missing_ok=True)
         return found
+
+
+class ForgetfulQuery(RunningQuery):
+    """A checkpoint in S3, in which Spark keeps one batch, and commits another after the first few
+    listings."""
+
+    def __init__(self, checkpoint: WrittenCheckpoint, more: int) -> None:
+        super().__init__(checkpoint)
+        super().listing()
+        self._more = more
+
+    def listing(self, path: str = "") -> Listing:
+        if path != "offsets" or not self._more:
+            return self._folder.listing(path)
+        self._more -= 1
+        found = super().listing(path)
+        for log in ("offsets", "commits"):
+            (self._checkpoint.path / log / str(self._next - 2)).unlink()
+        return found
+
+    def read(self, path: str) -> bytes:
+        if not (self._checkpoint.path / path).exists():
+            raise CheckpointFolderError("s3", found="NoSuchKey", expected="it", next_step="none")
+        return super().read(path)
+
+
+def test_a_batch_that_is_deleted_while_it_is_read_is_no_damage(tmp_path: Path) -> None:
+    first, second, third = (WrittenCheckpoint(path=tmp_path / name) for name in "abc")
+    assert read_checkpoint(ForgetfulQuery(first, 2), "orders").committed == 2
+    with pytest.raises(ServiceUnavailableError, match="minBatchesToRetain"):
+        read_checkpoint(ForgetfulQuery(second, 99), "orders")
+    folder = ForgetfulQuery(third, 0)
+    (third.path / "commits" / "0").write_text("")
+    with pytest.raises(DamagedFileError, match="commits/0"):
+        read_checkpoint(folder, "orders")
 
 
 def test_a_batch_that_is_purged_meanwhile_is_left_out(tmp_path: Path) -> None:
