@@ -241,12 +241,16 @@ class _FsspecFolder:
                 next_step=f"pip install {package}",
             )
         try:
-            self._system, self._path = fsspec.url_to_fs(location)
+            # No caching: a query writes to the folder.
+            self._system, self._path = fsspec.url_to_fs(
+                location, use_listings_cache=False, skip_instance_cache=True
+            )
         except Exception as error:
             raise self._error(error) from error
 
     def listing(self, path: str = "") -> Listing:
         try:
+            self._system.invalidate_cache()
             found: list[Any] = self._system.ls(f"{self._path}/{path}".rstrip("/"), detail=True)
         except FileNotFoundError:
             return Listing()

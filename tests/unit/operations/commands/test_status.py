@@ -7,13 +7,16 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
+from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.operations.commands.status import EXIT_CODES
 from spark_ssp.operations.health import Verdict
+from spark_ssp.operations.inspection.checkpoint_folder import open_folder
 from tests.architecture.layers import ROOT
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.topics import Record
@@ -131,6 +134,31 @@ def test_the_time_of_a_commit_is_that_of_its_file(checkpoint: WrittenCheckpoint)
     written = round(system.modified("/jobs/orders/commits/0").timestamp() * 1000)
     system.rm("/jobs", recursive=True)
     assert times == [NOW - HOUR, written]
+
+
+class CachingSystem(MemoryFileSystem):  # type: ignore[misc]
+    """Keeps listings, as the packages of some stores do."""
+
+    protocol = "caching"
+    store: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> Any:
+        return super()._strip_protocol(path.removeprefix("caching://"))
+
+    def ls(self, path: str, detail: bool = True, **more: Any) -> Any:
+        found = self.dircache[path] if path in self.dircache else super().ls(path, True, **more)
+        self.dircache[path] = found
+        return found
+
+
+def test_a_listing_is_never_an_earlier_one() -> None:
+    fsspec.register_implementation("caching", CachingSystem, clobber=True)
+    written = CachingSystem()
+    folder = open_folder("caching://jobs", ConnectionOptions(region="us-east-1"))
+    for batch in ("0", "1"):
+        written.pipe(f"/jobs/offsets/{batch}", b"v1")
+        assert batch in folder.listing("offsets").files
 
 
 @pytest.mark.parametrize("command", ["status", "checkpoint", "watch"])
