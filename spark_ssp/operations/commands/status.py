@@ -170,6 +170,7 @@ def status_command(
     environment: Environment = context.obj
     limits = Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after)
     visible = visible_tables(dynamodb_connection(aws)) if applications else VisibleTables()
+    is_none_visible = applications and not visible.applications
     with ExitStack() as stack:
         found: list[FoundFolder] = []
         for path in paths:
@@ -209,10 +210,17 @@ def status_command(
             }
         )
     else:
-        _show(Screen(), answers, seen, visible)
+        screen = Screen()
+        _show(screen, answers, seen)
+        if is_none_visible:
+            screen.line("no lease table was found: look in another --region, or account")
+        if visible.hidden:
+            screen.line()
+            hidden = abbreviate(visible.hidden)
+            screen.line(f"tables that could not be described, and may be lease tables: {hidden}")
     verdicts = [answer.health.verdict for answer in answers]
     verdicts += [one.health.verdict for one in seen]
-    if visible.hidden or not verdicts:
+    if visible.hidden or is_none_visible:
         verdicts.append(Verdict.UNKNOWN)
     worst = max(verdicts, key=lambda one: one.gravity)
     context.exit(EXIT_CODES[worst])
@@ -317,7 +325,6 @@ def _show(
     screen: Screen,
     answers: Sequence[_Answer],
     applications: Sequence[_Visible],
-    visible: VisibleTables,
 ) -> None:
     if answers:
         _show_queries(screen, answers)
@@ -325,8 +332,6 @@ def _show(
         screen.line()
     if applications:
         _show_applications(screen, applications)
-    if not answers and not applications:
-        screen.line("no lease table was found: name the checkpoint of a query, or another --region")
     named = [(answer.location, answer.health) for answer in answers]
     named += [(one.name, one.health) for one in applications]
     for name, health in named:
@@ -334,10 +339,6 @@ def _show(
             screen.line()
             screen.line(f"{name}: {finding.verdict}: {finding.reason}")
             screen.line(f"  -> {finding.remedy}")
-    if visible.hidden:
-        screen.line()
-        hidden = abbreviate(visible.hidden)
-        screen.line(f"tables that could not be described, and may be lease tables: {hidden}")
 
 
 def _show_queries(screen: Screen, answers: Sequence[_Answer]) -> None:

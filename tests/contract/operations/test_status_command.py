@@ -873,3 +873,11 @@ def test_an_application_without_a_lease_to_read_and_a_table_that_cannot_be_used(
 def test_where_nothing_is_seen_nothing_is_known_to_be_well(cloud: Cloud) -> None:
     found = cloud.run("status", "--applications")
     assert (found.code, "--region" in found.out) == (6, True)
+
+
+def test_an_application_that_is_not_seen_is_not_well_because_a_query_is(orders: Orders) -> None:
+    orders.run_batch(0, orders.last)
+    arguments = ("status", str(orders.checkpoint.path))
+    assert orders.cloud.run(*arguments).code == 0
+    found = orders.cloud.run(*arguments, "--applications")
+    assert (found.code, found.out.splitlines()[-1][:24]) == (6, "no lease table was found")
