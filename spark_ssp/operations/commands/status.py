@@ -62,10 +62,11 @@ from spark_ssp.operations.inspection.query_facts import (
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
     FoundFolder,
+    Search,
     find_checkpoints,
     read_checkpoint,
 )
-from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
+from spark_ssp.operations.terminal import Environment, Screen, note, to_document, write_json
 
 EXIT_CODES: Final = {
     Verdict.OK: 0,
@@ -172,11 +173,10 @@ def status_command(
     visible = visible_tables(dynamodb_connection(aws)) if applications else VisibleTables()
     is_none_visible = applications and not visible.applications
     with ExitStack() as stack:
-        found: list[FoundFolder] = []
-        for path in paths:
-            found += _find(path, aws, stack)
+        searches = [_find(path, aws, stack) for path in paths]
+        found = list({one.location: one for search in searches for one in search.found}.values())
+        not_searched = {location for search in searches for location in search.not_searched}
         names = set(visible.applications)
-        found = list({one.location: one for one in found}.values())
         for one in found:
             read = _read(one, is_named=one.location in paths)
             if not isinstance(read, SspError):
@@ -207,6 +207,7 @@ def status_command(
                 "queries": [_document(answer) for answer in answers],
                 "applications": [_application_document(one) for one in seen],
                 "tablesNotDescribed": list(visible.hidden),
+                "foldersNotSearched": len(not_searched),
             }
         )
     else:
@@ -218,6 +219,9 @@ def status_command(
             screen.line()
             hidden = abbreviate(visible.hidden)
             screen.line(f"tables that could not be described, and may be lease tables: {hidden}")
+    if not_searched:
+        names_shown = abbreviate([shown_location(one) for one in sorted(not_searched)], 3)
+        note(f"not searched for checkpoints: {names_shown}; name a checkpoint in them as a PATH")
     verdicts = [answer.health.verdict for answer in answers]
     verdicts += [one.health.verdict for one in seen]
     if visible.hidden or is_none_visible:
@@ -226,7 +230,7 @@ def status_command(
     context.exit(EXIT_CODES[worst])
 
 
-def _find(path: str, aws: Given, stack: ExitStack) -> list[FoundFolder]:
+def _find(path: str, aws: Given, stack: ExitStack) -> Search:
     """Return the checkpoints at a path. Raises only errors of a wrong call: others must not hide
     the other paths."""
     try:
@@ -236,7 +240,7 @@ def _find(path: str, aws: Given, stack: ExitStack) -> list[FoundFolder]:
     except (CheckpointFolderError, InvalidOptionsError):
         raise
     except SspError as error:
-        return [FoundFolder(location=path, folder=error)]
+        return Search(found=(FoundFolder(location=path, folder=error),))
 
 
 def _at_present(around: Surroundings, environment: Environment) -> Surroundings:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from stat import S_ISDIR
@@ -57,6 +57,8 @@ class Listing:
 
     files: tuple[str, ...] = ()
     folders: tuple[str, ...] = ()
+    links: tuple[str, ...] = ()
+    """The files that are links to a folder, or to a place that cannot be looked at."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,14 +139,14 @@ class _LocalFolder:
     def listing(self, path: str = "") -> Listing:
         try:
             with os.scandir(self._path / path) as entries:
-                found = sorted(
-                    (entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries
-                )
+                found = sorted(entries, key=lambda entry: entry.name)
+            listed = _listed((entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
+            links = [entry.name for entry in found if entry.is_symlink() and _may_be_folder(entry)]
         except (FileNotFoundError, NotADirectoryError):
             return Listing()
         except OSError as error:
             raise self.error(path, error) from None
-        return _listed(found)
+        return replace(listed, links=tuple(links))
 
     def below(self, path: str) -> Folder:
         return _LocalFolder(location_below(self._location, path), self._path / path)
@@ -175,6 +177,13 @@ class _LocalFolder:
             expected="permission to list and read the folder",
             next_step="run the command as a user who may read it",
         )
+
+
+def _may_be_folder(link: os.DirEntry[str]) -> bool:
+    try:
+        return link.is_dir()
+    except OSError:
+        return True
 
 
 class _S3Folder:

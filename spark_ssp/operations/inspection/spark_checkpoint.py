@@ -196,19 +196,32 @@ class FoundFolder:
     folder: Folder | SspError
 
 
-def find_checkpoints(folder: Folder, location: str) -> list[FoundFolder]:
-    """Return the checkpoints in a folder, sorted, and the folders that could not be searched. The
-    folder itself if it is a checkpoint, or if nothing is found below it. Links are not followed,
-    nor folders entered that belong to a table."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Search:
+    """What a folder contains."""
+
+    found: tuple[FoundFolder, ...]
+    """The checkpoints, sorted, and the folders that could not be searched. The folder itself if it
+    is a checkpoint, or if nothing is found below it."""
+    not_searched: tuple[str, ...] = ()
+    """The locations of folders that were left out, and of links to folders."""
+
+
+def find_checkpoints(folder: Folder, location: str) -> Search:
+    """Look for checkpoints in a folder, three levels deep. Links are not followed. Folders are not
+    entered that belong to a table, or seem to, unless their names begin with `_checkpoint`."""
     root = folder.listing()
+    itself = FoundFolder(location=location, folder=folder)
     if is_checkpoint(folder, root):
-        return [FoundFolder(location=location, folder=folder)]
+        return Search(found=(itself,))
     found: list[FoundFolder] = []
+    left_out: list[str] = []
     level = [("", root)]
     left = MAX_FOLDERS
     for _ in range(_DEPTH):
         below: list[tuple[str, Listing]] = []
         paths = [f"{path}{name}" for path, at in level for name in _entered(at)]
+        left_out += [f"{path}{name}" for path, at in level for name in _left_out(at)]
         for path in paths[:left]:
             at_path = location_below(location, path)
             try:
@@ -225,18 +238,28 @@ def find_checkpoints(folder: Folder, location: str) -> list[FoundFolder]:
             break
         left -= len(paths)
         level = below
-    return sorted(found, key=lambda one: one.location) or [
-        FoundFolder(location=location, folder=folder)
+    else:
+        left_out += [f"{path}{name}" for path, at in level for name in (*at.folders, *at.links)]
+    return Search(
+        found=tuple(sorted(found, key=lambda one: one.location)) or (itself,),
+        not_searched=tuple(location_below(location, path) for path in sorted(left_out)),
+    )
+
+
+def _entered(at: Listing) -> list[str]:
+    """Return the folders to search. Those of a table have its partitions as names, or begin so."""
+    is_table = not _OF_TABLES.isdisjoint(at.folders)
+    return [
+        name
+        for name in at.folders
+        if name.startswith("_checkpoint")
+        or not (is_table or name.startswith(("_", ".")) or "=" in name)
     ]
 
 
-def _entered(at: Listing) -> Iterable[str]:
-    """Yield the folders to search. Those of a table have its partitions as names, or begin so."""
-    if not _OF_TABLES.isdisjoint(at.folders):
-        return
-    for name in at.folders:
-        if not name.startswith(("_", ".")) and "=" not in name:
-            yield name
+def _left_out(at: Listing) -> list[str]:
+    entered = {*_entered(at), *_OF_TABLES}
+    return [name for name in (*at.folders, *at.links) if name not in entered]
 
 
 def _too_many(location: str) -> CheckpointFolderError:

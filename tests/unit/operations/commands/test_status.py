@@ -237,6 +237,29 @@ def test_a_folder_that_may_not_be_entered_or_disappears_does_not_hide_the_others
     assert (found.code, found.document()["queries"]) == (6, queries)
 
 
+def test_checkpoints_of_tables_are_found_and_folders_left_out_are_told(
+    checkpoint: WrittenCheckpoint,
+) -> None:
+    jobs = checkpoint.path.parent
+    found = ("_checkpoint", "orders", "table/_checkpoints/totals")
+    left = ("a/b/c/totals", "env=prod/totals", "table/day=1", ".trash/orders", "table/_delta_log")
+    for name in (*found, *left):
+        written = WrittenCheckpoint(path=jobs / name)
+        written.plan(0, kafka_end_offset("orders", 2, 7), NOW)
+        written.commit(0, NOW)
+    (jobs / "link").symlink_to(checkpoint.path)
+    (jobs / "broken").symlink_to(jobs / "missing")
+    (jobs / "loop").symlink_to(jobs / "loop")
+    answer = run("status", str(jobs), "--json", now_ms=NOW)
+    document = answer.document()
+    locations = [query["location"] for query in document["queries"]]
+    assert locations == [str(jobs / name) for name in found]
+    assert document["foldersNotSearched"] == 6
+    assert f"{jobs}/.trash, {jobs}/a/b/c/totals, {jobs}/env=prod and 3 more" in answer.err
+    one = run("status", str(checkpoint.path), "--json", now_ms=NOW)
+    assert (one.document()["foldersNotSearched"], one.err) == (0, "")
+
+
 @pytest.mark.parametrize("version", ["v2", "v3"])
 def test_commits_with_the_ids_of_state_stores_are_read(
     checkpoint: WrittenCheckpoint, version: str
