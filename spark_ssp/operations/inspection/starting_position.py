@@ -50,6 +50,10 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
 from spark_ssp.operations.snapshot import short_name
 
 _METADATA: Final = "metadata"
+_LONG: Final = 18
+_MILLIS: Final = 14
+_SEQUENCE: Final = 129
+"""The digits of a number of 64 bits, of a time and of a sequence number, at most."""
 T = TypeVar("T")
 StreamPositions = Mapping[ShardId, Position | Latest]
 
@@ -397,7 +401,8 @@ class AwslabsPositions:
 
 
 def read_awslabs(folder: Folder, checkpoint: Checkpoint, source: int) -> AwslabsPositions:
-    """Return the positions of a source. Raises CheckpointFolderError, UnsupportedError."""
+    """Return the positions of a source. Raises CheckpointFolderError, UnsupportedError. Others may
+    have written the checkpoint: the id of a batch is part of a path."""
     last = checkpoint.last
     name = f"source {source} of {checkpoint.location}"
     if last is None:
@@ -411,7 +416,7 @@ def read_awslabs(folder: Folder, checkpoint: Checkpoint, source: int) -> Awslabs
     if document is None:
         raise CheckpointFolderError(
             name,
-            found="an offset of another format",
+            found="an offset of another format, or one that was changed",
             expected="an offset of awslabs' connector",
             next_step="leave --from out, or name the source by --source",
         )
@@ -430,9 +435,12 @@ def read_awslabs(folder: Folder, checkpoint: Checkpoint, source: int) -> Awslabs
     ends: dict[ShardId, Mapping[str, Any]] = {}
     for file in files:
         try:
-            ends[ShardId(file)] = json.loads(folder.read(f"{path}/{file}"))
+            end = json.loads(folder.read(f"{path}/{file}"))
         except (ValueError, RecursionError):
-            raise damaged(checkpoint.location, f"{path}/{file}", "no JSON", "a position") from None
+            end = None
+        if not isinstance(end, dict):
+            raise damaged(checkpoint.location, f"{path}/{file}", "no JSON object", "a position")
+        ends[ShardId(file)] = end
     return AwslabsPositions(
         stream=StreamName(str(metadata["streamName"])),
         positions={
@@ -447,13 +455,17 @@ def _parse(text: str | None) -> dict[str, Any] | None:
     if not isinstance(document, dict) or not isinstance(document.get(_METADATA), dict):
         return None
     metadata = document[_METADATA]
-    return document if {"streamName", "batchId"} <= metadata.keys() else None
+    is_one = "streamName" in metadata and _is_number(str(metadata.get("batchId")), _LONG)
+    return document if is_one and all(isinstance(one, dict) for one in document.values()) else None
+
+
+def _is_number(text: str, longest: int) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= longest
 
 
 def _position(name: str, shard: ShardId, entry: Mapping[str, Any]) -> Position | Latest:
     kind, text = str(entry.get("iteratorType")), str(entry.get("iteratorPosition", ""))
     sub = str(entry.get("subSequenceNumber", "-1"))
-    is_number = text.isascii() and text.isdecimal()
     match kind:
         case "TRIM_HORIZON":
             return TrimHorizon()
@@ -461,11 +473,12 @@ def _position(name: str, shard: ShardId, entry: Mapping[str, Any]) -> Position |
             return Latest()
         case "SHARD_END":
             return ShardEnd()
-        case "AT_TIMESTAMP" if is_number:
+        case "AT_TIMESTAMP" if _is_number(text, _MILLIS):
             return AtTimestamp(millis=EpochMillis(int(text)))
-        case "AFTER_SEQUENCE_NUMBER" if is_number:
-            after = int(sub) if sub.isascii() and sub.isdecimal() else 0
-            return AfterRecord(sequence_number=SequenceNumber(text), sub=after)
+        case "AFTER_SEQUENCE_NUMBER" if _is_number(text, _SEQUENCE) and (
+            sub == "-1" or _is_number(sub, _LONG)
+        ):
+            return AfterRecord(sequence_number=SequenceNumber(text), sub=max(0, int(sub)))
     raise UnsupportedError(
         f"{shard} in {name}",
         found=f"the position {kind} {text}"[:200],

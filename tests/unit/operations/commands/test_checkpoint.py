@@ -151,6 +151,40 @@ def test_sources_of_other_packages_are_named(copy: Path, line: str, name: str) -
     assert (other.code, other.out) == (2, "")
 
 
+_AFTER = '{"iteratorType":"AFTER_SEQUENCE_NUMBER","iteratorPosition":"%s"}'
+
+
+@pytest.mark.parametrize(
+    ("batch", "start", "end", "found"),
+    [
+        ('"../../../elsewhere"', "{}", "{}", "an offset of another format"),
+        ('["4"]', "{}", "{}", "an offset of another format"),
+        ("4", '"TRIM_HORIZON"', "{}", "an offset of another format"),
+        ("4", "{}", '["SHARD_END"]', "no JSON object"),
+        ("4", "{}", "{", "no JSON object"),
+        ("4", "{}", _AFTER % ("9" * 5_000), "the position AFTER_SEQUENCE_NUMBER 999"),
+        (
+            "4",
+            "{}",
+            '{"iteratorType":"AT_TIMESTAMP","iteratorPosition":"%s"}' % ("9" * 40),
+            "the position AT_TIMESTAMP 999",
+        ),
+    ],
+)
+def test_positions_of_awslabs_connector_that_are_none(
+    tmp_path: Path, batch: str, start: str, end: str, found: str
+) -> None:
+    text = f'{{"metadata":{{"streamName":"s","batchId":{batch}}},"shardId-000000000000":{start}}}'
+    _committed(tmp_path / "c", text)
+    for folder in (tmp_path / "c" / "sources" / "0" / "shard-source" / "4", tmp_path / "elsewhere"):
+        folder.mkdir(parents=True)
+        (folder / "shardId-000000000000").write_text(end)
+    arguments = ("checkpoint", str(tmp_path / "c"), "--as-starting-position", "--from=awslabs")
+    answer = run(*arguments)
+    assert (answer.code, answer.out) == (2, "")
+    assert found in answer.err
+
+
 def test_of_several_sources_one_has_to_be_named(copy: Path) -> None:
     _add_source(copy, '{"clicks":{"0":7,"1":8}}')
     shown = run("checkpoint", str(copy), "--source", "1")
