@@ -54,6 +54,12 @@ print(json.dumps(found), file=answer, flush=True)
 all other modules named `pyspark_...`: they are not run here, since they may be jobs."""
 
 
+_SETTING: Final = re.compile(
+    r"^[ \t]*spark\.pyspark\.python[ \t]*[=: \t][ \t]*([^\s=:]\S*)", re.MULTILINE
+)
+"""A line of Java properties that is not empty."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interpreter:
     """A program, and the setting that names it."""
@@ -72,9 +78,9 @@ def lookup_interpreter(environ: Mapping[str, str]) -> Interpreter:
 
 def task_interpreter(environ: Mapping[str, str], defaults: str) -> Interpreter:
     """Return the interpreter of tasks. `defaults`: the text of spark-defaults.conf."""
-    match = re.search(r"^\s*spark\.pyspark\.python[\s=]+(\S+)", defaults, re.MULTILINE)
-    if match is not None:
-        return Interpreter(program=match[1], setting="spark.pyspark.python")
+    found = _SETTING.findall(defaults)
+    if found:
+        return Interpreter(program=found[-1], setting="spark.pyspark.python")
     if environ.get("PYSPARK_PYTHON"):
         return Interpreter(program=environ["PYSPARK_PYTHON"], setting="PYSPARK_PYTHON")
     return Interpreter(program=_DEFAULT, setting="the path")

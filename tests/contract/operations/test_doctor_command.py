@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from spark_ssp.operations.commands import doctor
+from spark_ssp.operations.inspection.interpreters import task_interpreter
 from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.contract.operations.conftest import KEYS, Cloud
 from tests.support.kafka.topics import KafkaTopics
@@ -141,7 +142,12 @@ def test_the_interpreter_of_tasks_is_in_the_defaults(
     result = run("doctor", "--json")
     assert (result.code, _levels(result)["Python of tasks"]) == (1, "problem")
     assert _levels(result)["Python of the JVM"] == "ok"
-    defaults.write_text(f"spark.pyspark.python={sys.executable}\n")
+    for mark in ("=", ": ", " = ", "\t"):
+        defaults.write_text(f"spark.pyspark.python{mark}{sys.executable}\n")
+        assert task_interpreter({}, defaults.read_text()).program == sys.executable
+    for empty in ("spark.pyspark.python", "spark.pyspark.python =", "spark.pyspark.python:"):
+        defaults.write_text(f"{empty}\nspark.executor.memory 4g\n")
+        assert task_interpreter({}, defaults.read_text()).setting == "the path"
     assert run("doctor").code == 0
 
 
