@@ -66,6 +66,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     find_checkpoints,
     read_checkpoint,
 )
+from spark_ssp.operations.inspection.topics import topic_options
 from spark_ssp.operations.terminal import Environment, Screen, note, to_document, write_json
 
 EXIT_CODES: Final = {
@@ -168,6 +169,8 @@ def status_command(
     wait = wait_between_readings(wait, failover)
     if not paths and not applications:
         raise click.UsageError("name a PATH, or give --applications")
+    if kafka.options:
+        topic_options(["any"], kafka.options)  # a wrong one is a wrong call
     environment: Environment = context.obj
     limits = Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after)
     visible = visible_tables(dynamodb_connection(aws)) if applications else VisibleTables()

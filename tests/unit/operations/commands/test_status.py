@@ -184,6 +184,14 @@ def test_what_is_no_checkpoint_is_a_failure(tmp_path: Path) -> None:
     assert run("status").code == 2
 
 
+def test_a_wrong_property_of_the_kafka_client_is_a_wrong_call(
+    checkpoint: WrittenCheckpoint,
+) -> None:
+    brokers = "--bootstrap-servers=localhost:9092"
+    found = run("status", str(checkpoint.path), brokers, "--property=kafka.group.idd=5")
+    assert (found.code, found.out, "kafka.group.idd" in found.err) == (2, "", True)
+
+
 @pytest.mark.parametrize("log", ["offsets", "commits", "storage"])
 def test_a_checkpoint_that_cannot_be_read_does_not_hide_the_others(
     checkpoint: WrittenCheckpoint, log: str
