@@ -198,7 +198,7 @@ class FoundFolder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
-    """What a folder contains."""
+    """The contents of a folder."""
 
     found: tuple[FoundFolder, ...]
     """The checkpoints, sorted, and the folders that could not be searched. The folder itself if it
