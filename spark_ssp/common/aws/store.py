@@ -235,13 +235,16 @@ class S3Files:
         """See `WriteOnceFiles`. S3's listings are consistent."""
         return self.listing()[0]
 
-    def listing(self) -> tuple[list[str], list[str]]:
-        """Return the names of the files and of the folders directly below the prefix."""
+    def listing(self, most: int | None = None) -> tuple[list[str], list[str]]:
+        """Return the names of the files and of the folders directly below the prefix; a page more
+        than `most`, if there are so many."""
         files: list[str] = []
         folders: list[str] = []
         for page in self._pages():
             files += [entry["Key"] for entry in page.get("Contents", ())]
             folders += [entry["Prefix"] for entry in page.get("CommonPrefixes", ())]
+            if most is not None and len(files) + len(folders) > most:
+                break
         return (
             [key.removeprefix(self._prefix) for key in files],
             [prefix.removeprefix(self._prefix).removesuffix("/") for prefix in folders],

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass, replace
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, Final, Protocol
@@ -17,7 +18,7 @@ import fsspec
 
 from spark_ssp.common.aws.error_translation import safe_text
 from spark_ssp.common.aws.store import S3Calls, S3Files, StoreLocation
-from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError, UnsupportedError
 from spark_ssp.common.locations import (
     MAX_BYTES,
     IrregularFileError,
@@ -28,6 +29,8 @@ from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.write_once_files import S3Folder, is_bucket, missing_package
 
 RESTORE: Final = "restore the file from a backup: a query does not start from it either"
+MAX_ENTRIES: Final = 50_000
+"""The most entries of a folder that are listed. Spark keeps 100 batches by default."""
 _S3: Final = ("s3", "s3a", "s3n")
 _SPARKS_FILE: Final = f"a file that Spark wrote, of at most {MAX_BYTES >> 20} MiB"
 
@@ -139,14 +142,14 @@ class _LocalFolder:
     def listing(self, path: str = "") -> Listing:
         try:
             with os.scandir(self._path / path) as entries:
-                found = sorted(entries, key=lambda entry: entry.name)
+                found = sorted(islice(entries, MAX_ENTRIES + 1), key=lambda entry: entry.name)
             listed = _listed((entry.name, entry.is_dir(follow_symlinks=False)) for entry in found)
             links = [entry.name for entry in found if entry.is_symlink() and _may_be_folder(entry)]
         except (FileNotFoundError, NotADirectoryError):
             return Listing()
         except OSError as error:
             raise self.error(path, error) from None
-        return replace(listed, links=tuple(links))
+        return _not_more(replace(listed, links=tuple(links)), self._location, path)
 
     def below(self, path: str) -> Folder:
         return _LocalFolder(location_below(self._location, path), self._path / path)
@@ -210,8 +213,9 @@ class _S3Folder:
         self._calls = S3Calls.open(where, connection)
 
     def listing(self, path: str = "") -> Listing:
-        files, folders = self._files(path).listing()
-        return Listing(files=tuple(filter(None, files)), folders=tuple(filter(None, folders)))
+        files, folders = self._files(path).listing(MAX_ENTRIES)
+        found = Listing(files=tuple(filter(None, files)), folders=tuple(filter(None, folders)))
+        return _not_more(found, self._location, path)
 
     def below(self, path: str) -> Folder:
         found = copy(self)
@@ -266,7 +270,8 @@ class _FsspecFolder:
         except Exception as error:
             raise self._error(error) from error
         names = ((str(entry["name"]).rstrip("/").rpartition("/")[2], entry) for entry in found)
-        return _listed(sorted((name, entry["type"] == "directory") for name, entry in names))
+        listed = _listed(sorted((name, entry["type"] == "directory") for name, entry in names))
+        return _not_more(listed, self._location, path)
 
     def below(self, path: str) -> Folder:
         found = copy(self)
@@ -307,6 +312,17 @@ def _listed(entries: Iterable[tuple[str, bool]]) -> Listing:
     for name, is_folder in entries:
         (folders if is_folder else files).append(name)
     return Listing(files=tuple(files), folders=tuple(folders))
+
+
+def _not_more(found: Listing, location: str, path: str) -> Listing:
+    if len(found.names) <= MAX_ENTRIES:
+        return found
+    raise UnsupportedError(
+        f"folder {shown_location(location_below(location, path)).rstrip('/')}",
+        found=f"more than {MAX_ENTRIES} entries",
+        expected="a folder of checkpoints, or the log of a query that keeps fewer batches",
+        next_step="name the checkpoints themselves, or set spark.sql.streaming.minBatchesToRetain",
+    )
 
 
 def _not_larger(content: bytes, location: str, path: str) -> bytes:

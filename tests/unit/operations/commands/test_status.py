@@ -268,6 +268,18 @@ def test_checkpoints_of_tables_are_found_and_folders_left_out_are_told(
     assert (one.document()["foldersNotSearched"], one.err) == (0, "")
 
 
+def test_a_folder_of_too_many_entries_does_not_hide_the_others(
+    checkpoint: WrittenCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("spark_ssp.operations.inspection.checkpoint_folder.MAX_ENTRIES", 4)
+    jobs = checkpoint.path.parent
+    for number in range(5):
+        (jobs / "data" / str(number)).mkdir(parents=True)
+    queries = run("status", str(jobs), "--json", now_ms=NOW).document()["queries"]
+    assert [query["location"] for query in queries] == [str(jobs / "data"), str(checkpoint.path)]
+    assert "more than 4 entries" in queries[0]["findings"][0]["reason"]
+
+
 @pytest.mark.parametrize("version", ["v2", "v3"])
 def test_commits_with_the_ids_of_state_stores_are_read(
     checkpoint: WrittenCheckpoint, version: str
