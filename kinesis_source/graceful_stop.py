@@ -1,4 +1,5 @@
-"""Stops a query that shares its shards, so that the next worker repeats nothing."""
+"""Stops a query between two batches, so that neither its next start nor the next worker of its
+shards repeats anything."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 _POLL_S: Final = 0.2
 _LONGEST_POLL_S: Final = 2.0
 """Spark plans a read for each poll, and the answer takes until the next trigger."""
+_QUICK_POLL_S: Final = 0.05
+"""While only the end of a batch is awaited."""
 
 
 def stop_gracefully(
@@ -38,36 +41,46 @@ def stop_gracefully(
 ) -> bool:
     """Let a query finish its batch and hand over its shards, then stop it.
 
-    A plain stop also gives back the shards, but a batch that has just been finished may be known
-    only to Spark, and the next worker reads it again. This function first lets each of the query's
-    Kinesis sources with leases write its committed checkpoints and give back all leases; sources
-    without leases need nothing. It takes until the query's next trigger and a moment more, and one
-    trigger longer for a query that has just started with a batch of the previous run.
+    A plain stop ends the running batch, which the next start runs again: a sink that is not
+    idempotent gets its rows twice. It also gives back the shards, but a batch that has just been
+    finished may be known only to Spark, and the next worker reads it again. This function waits for
+    the end of a batch, and first lets each of the query's Kinesis sources with leases write its
+    committed checkpoints and give back all leases. That takes until the query's next trigger and a
+    moment more, and one trigger longer for a query that has just started with a batch of the
+    previous run. A query whose batches follow each other is stopped at the beginning of one, within
+    a tenth of a second or so.
 
-    Works through Spark Connect too; `spark` is needed only without an active session. Returns True
-    if all leases were given back. Returns False, with a warning, if that took longer than `timeout`
-    seconds: then the query is stopped anyway, as by `query.stop()`. Also returns False if the query
-    ended before or has failed: `query.exception()` then has the error, which is not raised here.
+    For queries of any source. Works through Spark Connect too; `spark` is needed only without an
+    active session. Returns True if the query was stopped after a batch, and all leases were given
+    back. Returns False, with a warning, if that took longer than `timeout` seconds: then the query
+    is stopped anyway, as by `query.stop()`. Also returns False if the query ended before or has
+    failed: `query.exception()` then has the error, which is not raised here.
     """
     session = session_of(query, spark)
     deadline = monotonic() + timeout
     tokens: frozenset[str] = frozenset()
-    reported = drained = False
+    reported = drained = stopped = False
+    last: tuple[Any, ...] | None = None
     pause = _POLL_S
     try:
         while query.isActive and monotonic() < deadline:
             progress: Any = query.lastProgress
-            if progress is not None:
+            if drained and (not query.status["isTriggerActive"] or _batch(progress) != last):
+                stopped = True
+                break
+            if progress is not None and not drained:
                 found = source_statuses(session, progress)
                 reported = reported or _has_reported(progress, found)
                 tokens |= _tokens(found)
                 states = [_step(session, token, DrainAction.ASK) for token in sorted(tokens)]
                 drained = reported and all(state == DrainStatus.DRAINED for state in states)
                 if drained:
-                    break
+                    last, pause = _batch(progress), _QUICK_POLL_S
+                    continue
             sleep(max(0.0, min(pause, deadline - monotonic())))
-            if tokens:
+            if tokens and not drained:
                 pause = min(2 * pause, _LONGEST_POLL_S)
+        stopped = stopped or (drained and not query.isActive)
         # Before it is stopped: Spark may turn that into an error.
         failed = not query.isActive and query.exception() is not None
     finally:
@@ -76,10 +89,15 @@ def stop_gracefully(
                 ending.callback(_step, session, token, DrainAction.CLEAR)
             ending.callback(query.stop)
     if failed:
-        _log.warning("the query failed before it gave back its shards: see its exception()")
-    elif not drained:
-        _log.warning("the query ended before it gave back its shards")
-    return drained and not failed
+        _log.warning("the query failed before it was stopped: see its exception()")
+    elif not stopped:
+        _log.warning("the query ended before its batch, or before it gave back its shards")
+    return stopped and not failed
+
+
+def _batch(progress: Any) -> tuple[Any, ...]:
+    """Return what differs between the reports of two triggers."""
+    return progress["batchId"], progress["timestamp"]
 
 
 def _has_reported(progress: Any, statuses: Sequence[Sequence[Status]]) -> bool:

@@ -115,8 +115,8 @@ _CREDENTIALS_FETCH: Final = (sdk.CredentialRetrievalError, sdk.MetadataRetrieval
 """The place that hands out credentials did not answer well: may pass, and is about access."""
 
 _CHAIN: Final = (
-    "set awsAccessKeyId and awsSecretAccessKey (and awsSessionToken), or awsProfile, or give the "
-    "processes credentials by AWS's default chain (environment, shared files, container, instance)"
+    "give the processes credentials by AWS's default chain (a role of the machine or container, "
+    "the environment, shared files), or set awsProfile, or awsAccessKeyId and awsSecretAccessKey"
 )
 
 

@@ -213,9 +213,8 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 found="a file of its folder offsets whose JSON cannot be parsed, as after a write "
                 "that was cut off",
                 expected="the offsets that the query has written",
-                next_step="name the file by `spark-ssp checkpoint LOCATION`, with the query's "
-                "checkpointLocation, and restore it from a backup; or start the query on a new "
-                "checkpoint location",
+                next_step="run `spark-ssp checkpoint LOCATION` (extra cli) with the query's "
+                "checkpointLocation, delete the files that it names, and start the query again",
             ) from None
 
     def close(self) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, requires
 from typing import Final
 
 from spark_ssp.common.errors import UnsupportedError
@@ -13,17 +14,28 @@ from spark_ssp.common.errors import UnsupportedError
 
 def pyspark_error() -> UnsupportedError:
     """Return the error for an import of PySpark's data source API that failed."""
-    try:
-        found = f"PySpark {version('pyspark')}, which has no data sources in Python"
-    except PackageNotFoundError:
-        found = "no PySpark in this Python environment"
+    found = pyspark_version()
     return UnsupportedError(
         "PySpark",
-        found=found,
+        found="no PySpark in this Python environment"
+        if found is None
+        else f"PySpark {found}, which has no data sources in Python",
         expected="PySpark 4.0 or newer",
         next_step="on a platform that provides Spark, run the program there with its Python; "
-        f"elsewhere {install_step('pyspark')}",
+        f"elsewhere {install_step('pyspark')}"
+        if found is None
+        else "use Spark 4.0 or newer; unset SPARK_HOME if it names an older one than the PySpark "
+        "that pip has installed",
     )
+
+
+def pyspark_version() -> str | None:
+    """Return the version of the module, None without one: another than pip's may be first on the
+    path."""
+    try:
+        return str(importlib.import_module("pyspark").__version__)
+    except ModuleNotFoundError:
+        return None
 
 
 # The state store provider that `transformWithState` requires, for deduplication and tables.

@@ -20,7 +20,7 @@ from spark_ssp.common.errors import SspError
 from spark_ssp.common.file_lock import check_private, private_folder
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.options.spec import OptionTable, read_options
-from spark_ssp.common.spark.requirement import install_step
+from spark_ssp.common.spark.requirement import install_step, pyspark_version
 from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.parse import parse_options as parse_kafka
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS
@@ -50,6 +50,8 @@ from spark_ssp.operations.inspection.interpreters import (
 from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
 
 _OLDEST_JAVA: Final = 17
+_TOO_NEW_JAVA: Final = 23
+"""For Hadoop 3.4.1, which Spark 4.0 has (HADOOP-19212)."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
 _JAVA: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
 _SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
@@ -165,25 +167,22 @@ def check_machine() -> Iterator[Finding]:
 
 
 def _pyspark() -> Finding:
-    try:
-        found = version("pyspark")
-    except PackageNotFoundError:
-        if find_spec("pyspark") is None:
-            return Finding(
-                "PySpark",
-                Level.PROBLEM,
-                "not in this Python environment",
-                "on a platform, run the command with the platform's Python; elsewhere "
-                + install_step("pyspark"),
-            )
-        return Finding("PySpark", Level.NOTE, "of a platform, without a version")
+    found = pyspark_version()
+    if found is None:
+        return Finding(
+            "PySpark",
+            Level.PROBLEM,
+            "not in this Python environment",
+            "on a platform, run the command with the platform's Python; elsewhere "
+            + install_step("pyspark"),
+        )
     major, minor = (int(part) for part in found.split(".")[:2])
     if major < OLDEST_PYSPARK:
         return Finding(
             "PySpark",
             Level.PROBLEM,
             f"{found}, which has no streaming data sources in Python",
-            "use PySpark 4.0 or newer",
+            "use PySpark 4.0 or newer; unset SPARK_HOME if it names an older Spark",
         )
     if (major, minor) < (4, 2):
         return Finding(
@@ -216,6 +215,9 @@ def _java(environ: Mapping[str, str]) -> Finding:
         return Finding("Java", Level.WARNING, f"{program} shows no version", remedy)
     if int(match[1]) < _OLDEST_JAVA:
         return Finding("Java", Level.PROBLEM, f"Java {match[1]} at {program}", remedy)
+    if int(match[1]) >= _TOO_NEW_JAVA and (pyspark_version() or "").startswith("4.0."):
+        old = f"Java {match[1]}, on which Spark 4.0 does not start: getSubject is not supported"
+        return Finding("Java", Level.PROBLEM, old, "install Java 17 or 21, and set JAVA_HOME to it")
     return Finding("Java", Level.OK, f"Java {match[1]}")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,6 +133,29 @@ def test_modules_in_the_folder_in_which_spark_starts(
     lookup = [one for one in result.document() if one["check"] == "Python of the JVM"]
     assert result.code == (1 if level == "problem" else 0)
     assert (lookup[-1]["level"], found in lookup[-1]["found"]) == (level, True)
+
+
+def test_an_older_spark_may_be_first_on_the_path(tmp_path: Path) -> None:
+    """As by SPARK_HOME: pip's version is not that of the module."""
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").write_text("__version__ = '3.5.6'")
+
+    def ran(*arguments: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        done = subprocess.run(
+            [sys.executable, *arguments], env=environment, capture_output=True, text=True
+        )
+        return done.stdout + done.stderr
+
+    used = ran("-c", "import spark_ssp; spark_ssp.register")
+    assert "[unsupported] PySpark: found PySpark 3.5.6" in used
+    assert "unset SPARK_HOME" in used
+    (found,) = [
+        one
+        for one in json.loads(ran("-m", "spark_ssp", "doctor", "--json"))
+        if one["check"] == "PySpark"
+    ]
+    assert (found["level"], found["found"].partition(",")[0]) == ("problem", "3.5.6")
 
 
 def test_the_interpreter_of_tasks_is_in_the_defaults(

@@ -153,6 +153,29 @@ def _read_all(frame: DataFrame, sink: Sink, checkpoint: Path, count: int) -> Non
         query.stop()
 
 
+@pytest.mark.core("graceful stop")
+def test_a_query_of_any_source_is_stopped_between_two_batches(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    writer = spark.readStream.format("rate").load().writeStream
+    query = (
+        writer.foreachBatch(lambda *_: time.sleep(1.5))
+        .trigger(processingTime="3 seconds")
+        .option("checkpointLocation", str(tmp_path))
+        .start()
+    )
+
+    def batches(log: str) -> set[str]:
+        return {file.name for file in (tmp_path / log).iterdir() if file.name.isdigit()}
+
+    try:
+        wait_until(lambda: batches("offsets") > batches("commits") > set(), "a batch", query)
+        assert stop_gracefully(query, timeout=60)
+        assert batches("offsets") == batches("commits")
+    finally:
+        query.stop()
+
+
 @pytest.mark.core("leases between two queries")
 @pytest.mark.core("graceful stop")
 def test_queries_come_and_go(

@@ -50,7 +50,7 @@ class Limits:
             get_records_per_shard=5,
             read_bytes_per_shard=2 * 1024 * 1024,
             get_shard_iterator_per_shard=5,
-            list_shards_per_stream=100,
+            list_shards_per_stream=1000,
             describe_stream_per_account=10,
             describe_stream_summary_per_account=20,
             write_records_per_shard=1000,

@@ -65,7 +65,7 @@ def test_two_mebibytes_per_shard_and_second(strict: KinesisState, clock: ManualC
     ("operation", "body", "allowed", "refusal"),
     [
         ("GetShardIterator", LATEST, 5, RATE),
-        ("ListShards", ORDERS, 100, "LimitExceededException"),
+        ("ListShards", ORDERS, 1000, "LimitExceededException"),
         ("DescribeStream", ORDERS, 10, "LimitExceededException"),
         ("DescribeStreamSummary", ORDERS, 20, "LimitExceededException"),
     ],
