@@ -63,12 +63,17 @@ class Daemon:
                 [spark_class, *command], cwd=folder, env=environment, stdout=file, stderr=file
             )
 
+    @property
+    def log(self) -> str:
+        """Return the lines that it has written."""
+        return self._log.read_text(errors="replace")
+
     def wait_for(self, pattern: str) -> str:
         """Wait for a line of its log; return the first group of the pattern."""
         deadline = time.monotonic() + _DEADLINE_S
-        while (found := re.search(pattern, self._log.read_text(errors="replace"))) is None:
+        while (found := re.search(pattern, self.log)) is None:
             running = self._process.poll() is None and time.monotonic() < deadline
-            assert running, f"{self.name}: no {pattern!r} in {self._log.read_text()[-4000:]}"
+            assert running, f"{self.name}: no {pattern!r} in {self.log[-4000:]}"
             time.sleep(_POLL_S)
         return found[1]
 
@@ -172,6 +177,7 @@ def cluster_driver(
     hold: Path | None = None,
     sources: Sequence[str] = ("kinesis-ssp",),
     sinks: Mapping[int, Mapping[str, str]] | None = None,
+    settings: Mapping[str, str] | None = None,
 ) -> Driver:
     """A driver at the address `host`, which runs until it is killed. It has the same environment as
     its executors, and nothing of the checkout."""
@@ -194,6 +200,7 @@ def cluster_driver(
             # The first batch waits for all executors, each of which has one core.
             "spark.cores.max": str(cores),
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+            **(settings or {}),
         },
         environment={
             "SPARK_LOCAL_IP": host,
