@@ -19,7 +19,13 @@ _NEAR = 5
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("session", ["local[2]", "connect"])
+@pytest.mark.parametrize(
+    "session",
+    [
+        pytest.param("local[2]", marks=pytest.mark.core("errors near the end of the output")),
+        "connect",
+    ],
+)
 def test_the_message_is_in_the_last_lines(tmp_path: Path, session: str) -> None:
     port = FREE_CONNECT_PORT if session == "connect" else {}
     found = subprocess.run(

@@ -166,7 +166,7 @@ def test_a_query_of_any_source_is_stopped_between_two_batches(
     )
 
     def batches(log: str) -> set[str]:
-        return {file.name for file in (tmp_path / log).iterdir() if file.name.isdigit()}
+        return {file.name for file in (tmp_path / log).glob("[0-9]*")}
 
     try:
         wait_until(lambda: batches("offsets") > batches("commits") > set(), "a batch", query)

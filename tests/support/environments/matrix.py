@@ -94,5 +94,6 @@ SCENARIOS: Final = (
     "metrics",
     "credentials from a function",
     "standalone cluster",
+    "errors near the end of the output",
 )
 """The arguments of the marker `core`."""
