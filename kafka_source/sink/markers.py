@@ -83,7 +83,10 @@ class Refusal(StrEnum):
 
 
 def decide(
-    write: Write, marker: Marker | None, completed: CompletedBatch | None
+    write: Write,
+    marker: Marker | None,
+    completed: CompletedBatch | None,
+    of_first: Marker | None = None,
 ) -> Action | Refusal:
     """Return the action of a task from its marker and the last completed batch, None if unknown.
 
@@ -91,9 +94,12 @@ def decide(
     transactional id was initialized, which ends every other transaction of the task. The driver
     records a batch after all its tasks have committed. So a task that has no marker of the batch
     may write it, unless a marker can have been lost.
+
+    `of_first`: the marker of task 0, which takes part in every batch. It is only needed where the
+    answer is `Refusal.GAP` without it: a record of a completed batch may go back.
     """
     batch = write.batch
-    newest = max([-1, *(found.batch for found in (marker, completed) if found is not None)])
+    newest = _newest(marker, completed, of_first)
     if newest > batch:
         return Refusal.NEWER
     if marker is not None and marker.batch == batch:
@@ -103,8 +109,7 @@ def decide(
         return Action.WRITE if is_first else Refusal.NOT_BEGUN
     if completed.batch == batch:
         return Refusal.LOST
-    follows = marker is not None and marker.batch == batch - 1
-    if completed.batch < batch - 1 and not (follows or write.has_gaps):
+    if newest < batch - 1 and not write.has_gaps:
         return Refusal.GAP
     took_part = write.task < completed.tasks
     if took_part and (marker is None or marker.batch < completed.batch):
@@ -112,14 +117,22 @@ def decide(
     return Action.WRITE
 
 
+def _newest(*found: Marker | CompletedBatch | None) -> int:
+    return max([-1, *(one.batch for one in found if one is not None)])
+
+
 # --- Errors ---------------------------------------------------------------------------------------
 
 
 def refused(
-    write: Write, refusal: Refusal, marker: Marker | None, completed: CompletedBatch | None
+    write: Write,
+    refusal: Refusal,
+    marker: Marker | None,
+    completed: CompletedBatch | None,
+    of_first: Marker | None = None,
 ) -> IncompatibleStateError:
-    """Return the error for a task that may not write."""
-    newest = max([-1, *(found.batch for found in (marker, completed) if found is not None)])
+    """Return the error for a task that may not write, from what `decide` was given."""
+    newest = _newest(marker, completed, of_first)
     restart = (
         "give the sink another transactionName and set exactlyOnceFrom to "
         f"{write.batch}: the rows of this batch that are already written are then written again"
@@ -148,7 +161,7 @@ def refused(
             step = f"if the batches between were written at least once, {restart}"
         case Refusal.LOST:
             found = "no marker of this task" if marker is None else f"a marker of {marker.batch}"
-            expected = f"its marker of batch {newest}, of which all tasks are committed"
+            expected = f"its marker of batch {_newest(completed)}, of which all tasks are committed"
             step = f"keep the number of tasks while a batch is unfinished; or {restart}"
     return IncompatibleStateError(str(write), found=found, expected=expected, next_step=step)
 

@@ -145,12 +145,16 @@ class TransactionalTask:
         found, _ = _read_offset(self._properties, group, self._place)
         completed = None if found is None else read_completed(group, *found)
         decision: Action | Refusal | None = self._continue(completed)
+        of_first = None
         if decision is None:
             self._client = _open(self._properties, task_id(write.sink, write.task), self._place)
             self._marker = self._client.marker()
             decision = decide(write, self._marker, completed)
+        if decision is Refusal.GAP:
+            of_first = _read_marker(self._properties, write.sink, 0, self._place)
+            decision = decide(write, self._marker, completed, of_first)
         if isinstance(decision, Refusal):
-            raise refused(write, decision, self._marker, completed)
+            raise refused(write, decision, self._marker, completed, of_first)
         self.writes = decision is Action.WRITE
         if not self.writes:
             _log.info("%s is committed already: its rows are compared, not written", write)
@@ -423,6 +427,13 @@ def _read_offset(
     return _by_consumer(properties, group, read)
 
 
+def _read_marker(properties: ClientProperties, sink: str, task: int, topic: str) -> Marker | None:
+    """Return the marker of a task. Raises KafkaException or IncompatibleStateError."""
+    group = task_id(sink, task)
+    committed, _ = _read_offset(properties, group, topic)
+    return None if committed is None else read_marker(group, *committed)
+
+
 def _by_consumer(properties: ClientProperties, group: str, call: Callable[[Any], T]) -> T:
     """Call with a consumer that reads no records, until that succeeds. Raises KafkaException.
 
@@ -559,9 +570,7 @@ def _surplus(
     last = read_completed(batches_id(sink), before.offset, before.metadata)
     found: list[int] = []
     for task in range(completed.tasks, last.tasks):
-        group = task_id(sink, task)
-        committed, _ = _read_offset(properties, group, topic)
-        marker = None if committed is None else read_marker(group, *committed)
+        marker = _read_marker(properties, sink, task, topic)
         if marker is not None and marker.batch == completed.batch and marker.rows:
             found.append(task)
     return found

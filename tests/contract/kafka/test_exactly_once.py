@@ -22,7 +22,7 @@ from spark_ssp.common.errors import (
 from spark_ssp.kafka_source.client.admin_connection import AdminClient
 from spark_ssp.kafka_source.sink import transactions
 from spark_ssp.kafka_source.sink.columns import SinkColumns, rows_of
-from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
+from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write, write_completed
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.transactions import (
@@ -63,6 +63,16 @@ class Sink:
     def complete(self, batch: int, tasks: int = 1) -> None:
         completed = CompletedBatch(batch=batch, tasks=tasks)
         record_completed(self.options.client, self.name, self.topic, completed)
+
+    def record(self, completed: CompletedBatch) -> None:
+        """Write a record over any other."""
+        consumer = Consumer(
+            {"bootstrap.servers": self.broker.bootstrap_servers, "group.id": batches_id(self.name)}
+        )
+        metadata = write_completed(completed.tasks)
+        place = TopicPartition(self.topic, 0, completed.batch, metadata=metadata)
+        consumer.commit(offsets=[place], asynchronous=False)
+        consumer.close()
 
     def committed(self) -> list[str]:
         """Return the values that a reader of committed records gets, up to the end of the log: it
@@ -272,6 +282,20 @@ def test_lost_or_foreign_markers_are_errors(sink: Sink, kafka_broker: KafkaBroke
             sink.write(["c"], 2)
         refused += 1
     assert (refused, sink.committed()) == (2, ["a", "b"])
+
+
+def test_a_record_that_goes_back_refuses_no_task(sink: Sink) -> None:
+    """As one of a driver that was paused, which is written late."""
+    for task in range(2):
+        sink.write([f"0/{task}"], 0, task=task)
+    sink.complete(0, tasks=2)
+    sink.write(["1/0"], 1)
+    sink.complete(1)
+    sink.record(CompletedBatch(batch=0, tasks=2))
+    for task in range(3):
+        sink.write([f"2/{task}"], 2, task=task)
+    sink.complete(2, tasks=3)
+    assert sorted(sink.committed()) == ["0/0", "0/1", "1/0", "2/0", "2/1", "2/2"]
 
 
 def test_a_batch_with_fewer_tasks_than_its_first_attempt_is_an_error_once(

@@ -81,6 +81,28 @@ def test_a_new_task_needs_no_marker_and_a_function_may_leave_batches_out() -> No
     assert decide(old, _marker(3), _completed(4, tasks=2)) is Refusal.LOST
 
 
+@pytest.mark.parametrize(
+    ("of_first", "decision"),
+    [
+        (None, Refusal.GAP),
+        (5, Refusal.GAP),
+        (6, Action.WRITE),
+        (7, Action.WRITE),
+        (8, Refusal.NEWER),
+    ],
+)
+def test_a_record_that_went_back_refuses_no_task_that_is_new(
+    of_first: int | None, decision: Action | Refusal
+) -> None:
+    write = Write(sink="s", task=2, batch=7)
+    for marker, tasks in ((None, 1), (5, 3)):
+        known = _marker(marker), _completed(5, tasks=tasks), _marker(of_first)
+        assert decide(write, *known) is decision
+        if isinstance(decision, Refusal):
+            assert f"batch {max(5, of_first or 0)}" in refused(write, decision, *known).found
+    assert decide(write, None, _completed(5, tasks=3), _marker(6)) is Refusal.LOST
+
+
 def test_the_first_batch_that_is_written_so_may_be_a_later_one() -> None:
     write = Write(sink="s", task=0, batch=7, first=7)
     assert decide(write, None, None) is Action.WRITE
