@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from dataclasses import dataclass, replace
 from functools import cache
 from types import TracebackType
@@ -62,6 +63,8 @@ _STEP_S: Final = 10.0
 """The time that one call may take before it is repeated."""
 _GRACE_S: Final = 5.0
 """The time in which a call itself should end after that."""
+_POLL_S: Final = 0.005
+_SESSION_MS: Final = "5000"
 _REPORT_S: Final = 0.2
 """The wait for the report of an error that has let a request time out."""
 _NEW_TOPIC_S: Final = 3.0
@@ -434,8 +437,16 @@ def _read_marker(properties: ClientProperties, sink: str, task: int, topic: str)
     return None if committed is None else read_marker(group, *committed)
 
 
-def _by_consumer(properties: ClientProperties, group: str, call: Callable[[Any], T]) -> T:
+def _by_consumer(
+    properties: ClientProperties,
+    group: str,
+    call: Callable[[Any], T],
+    *,
+    answers: list[KafkaError | None] | None = None,
+) -> T:
     """Call with a consumer that reads no records, until that succeeds. Raises KafkaException.
+    `answers`, if it commits: those to its commits. One that fails is closed before the next begins,
+    if that does not take too long: until then it may send its commit again.
 
     Not with an admin client: its request for offsets may end the process while their coordinator
     moves (librdkafka issues 3663 and 4605). Each attempt has its own consumer, which asks any
@@ -443,8 +454,18 @@ def _by_consumer(properties: ClientProperties, group: str, call: Callable[[Any],
     """
     early = _with_early_connections(properties)
     public = tuple(entry for entry in early.public if entry[0] not in PRODUCER_ONLY)
+    overrides: dict[str, Any] = {
+        "group.id": group,
+        # Wait for transactions that have ended and are not applied yet.
+        "isolation.level": "read_committed",
+    }
+    if answers is not None:
+        overrides["on_commit"] = lambda error, places: answers.append(error or places[0].error)
+        # So long a commit waits for a coordinator, also when the client is closed.
+        overrides["session.timeout.ms"] = _SESSION_MS
 
     def once() -> T:
+        is_unsettled = False
         refusals: list[KafkaError] = []
 
         def on_error(fault: KafkaError) -> None:
@@ -456,12 +477,12 @@ def _by_consumer(properties: ClientProperties, group: str, call: Callable[[Any],
             replace(properties, public=public),
             role=ClientRole.CONSUMER,
             on_error=on_error,
-            # Wait for transactions that have ended and are not applied yet.
-            overrides={"group.id": group, "isolation.level": "read_committed"},
+            overrides=overrides,
         )
         try:
             return call(consumer)
         except KafkaException:
+            is_unsettled = answers is not None
             # A refused login or group is reported, while the request only times out.
             message = consumer.poll(_REPORT_S)
             if message is not None and message.error() is not None:
@@ -470,7 +491,9 @@ def _by_consumer(properties: ClientProperties, group: str, call: Callable[[Any],
                 raise KafkaException(refusals[-1]) from None
             raise
         finally:
-            run_in_thread(consumer.close)
+            closed = run_in_thread(consumer.close)
+            if is_unsettled:
+                wait([closed], _STEP_S)
 
     return _retried(properties, once)
 
@@ -481,6 +504,22 @@ def _committed(consumer: Any, topic: str) -> TopicPartition:
     found: TopicPartition
     (found,) = consumer.committed([TopicPartition(topic, 0)], _STEP_S)
     return _checked(found)
+
+
+def _commit(consumer: Any, place: TopicPartition, answers: list[KafkaError | None]) -> None:
+    """Commit an offset by a consumer with these `answers`. Raises KafkaException.
+
+    In this thread: a client that another thread polls or closes may not return from a commit.
+    """
+    answers.clear()
+    until = time.monotonic() + _STEP_S
+    consumer.commit(offsets=[place], asynchronous=True)
+    while not answers:
+        if time.monotonic() >= until:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        consumer.poll(_POLL_S)
+    if answers[0] is not None:
+        raise KafkaException(answers[0])
 
 
 def _require_topic(consumer: Any, topic: str) -> None:
@@ -535,6 +574,7 @@ def record_completed(
     place = TopicPartition(topic, 0, completed.batch, metadata=write_completed(completed.tasks))
 
     surplus: list[int] = []
+    answers: list[KafkaError | None] = []
 
     def record(consumer: Any) -> None:
         before = _committed(consumer, topic)
@@ -543,11 +583,10 @@ def record_completed(
         # First, so that a driver that dies before the error does it again; kept, in case that the
         # answer to the commit is lost.
         surplus[:] = _surplus(properties, sink, topic, completed, before)
-        (made,) = _bounded(lambda: consumer.commit(offsets=[place], asynchronous=False))
-        _checked(made)
+        _commit(consumer, place, answers)
 
     try:
-        _by_consumer(properties, group, record)
+        _by_consumer(properties, group, record, answers=answers)
     except KafkaException as exception:
         subject = f"batch {completed.batch} of sink {sink}"
         secrets = secrets_of(properties)
