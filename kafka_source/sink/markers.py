@@ -121,6 +121,14 @@ def _newest(*found: Marker | CompletedBatch | None) -> int:
     return max([-1, *(one.batch for one in found if one is not None)])
 
 
+def tasks_left_out(completed: CompletedBatch, before: CompletedBatch | None) -> range:
+    """Return the tasks that a completed batch does not have, and an earlier attempt at it may have
+    had: those of the batch before, None if unknown, and the next one. If the last of these has
+    committed, there may be more."""
+    known = 0 if before is None else before.tasks
+    return range(completed.tasks, max(completed.tasks, known) + 1)
+
+
 # --- Errors ---------------------------------------------------------------------------------------
 
 

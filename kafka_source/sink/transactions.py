@@ -7,9 +7,9 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
@@ -48,6 +48,7 @@ from spark_ssp.kafka_source.sink.markers import (
     read_marker,
     refused,
     rows_differ,
+    tasks_left_out,
     write_completed,
     write_marker,
 )
@@ -63,6 +64,8 @@ _STEP_S: Final = 10.0
 """The time that one call may take before it is repeated."""
 _GRACE_S: Final = 5.0
 """The time in which a call itself should end after that."""
+_READERS: Final = 8
+"""The markers that a driver reads at once."""
 _POLL_S: Final = 0.005
 _SESSION_MS: Final = "5000"
 _REPORT_S: Final = 0.2
@@ -572,44 +575,59 @@ def record_completed(
     some of those have committed: their rows are there twice."""
     group = batches_id(sink)
     place = TopicPartition(topic, 0, completed.batch, metadata=write_completed(completed.tasks))
-
-    surplus: list[int] = []
+    look = _Surplus(properties, sink, topic, completed)
     answers: list[KafkaError | None] = []
 
     def record(consumer: Any) -> None:
         before = _committed(consumer, topic)
         if before.offset >= completed.batch:
             return
-        # First, so that a driver that dies before the error does it again; kept, in case that the
-        # answer to the commit is lost.
-        surplus[:] = _surplus(properties, sink, topic, completed, before)
+        # First, so that a driver that dies before the error does it again.
+        last = None if before.offset < 0 else read_completed(group, before.offset, before.metadata)
+        if surplus := look.tasks(last):
+            _log.warning("%s", divided_anew(sink, completed, surplus))
         _commit(consumer, place, answers)
 
     try:
         _by_consumer(properties, group, record, answers=answers)
     except KafkaException as exception:
-        subject = f"batch {completed.batch} of sink {sink}"
-        secrets = secrets_of(properties)
-        raise to_error(kafka_error(exception), subject=subject, secrets=secrets) from None
-    if surplus:
-        raise divided_anew(sink, completed, surplus)
+        # The record may be written all the same, and then nobody looks again.
+        if not look.found:
+            subject = f"batch {completed.batch} of sink {sink}"
+            secrets = secrets_of(properties)
+            raise to_error(kafka_error(exception), subject=subject, secrets=secrets) from None
+    if look.found:
+        raise divided_anew(sink, completed, look.found)
 
 
-def _surplus(
-    properties: ClientProperties,
-    sink: str,
-    topic: str,
-    completed: CompletedBatch,
-    before: TopicPartition,
-) -> list[int]:
-    """Return the tasks of the batch before that are not of this one, and have committed rows of it
-    all the same. None are looked for while the number of tasks stays."""
-    if before.offset < 0:
-        return []
-    last = read_completed(batches_id(sink), before.offset, before.metadata)
-    found: list[int] = []
-    for task in range(completed.tasks, last.tasks):
-        marker = _read_marker(properties, sink, task, topic)
-        if marker is not None and marker.batch == completed.batch and marker.rows:
-            found.append(task)
-    return found
+class _Surplus:
+    """Looks for the tasks that a batch does not have, and that have committed rows of it all the
+    same, in an earlier attempt. Begins with one that is always looked for, while the record is
+    read. Its methods raise KafkaException."""
+
+    def __init__(
+        self, properties: ClientProperties, sink: str, topic: str, completed: CompletedBatch
+    ) -> None:
+        self.found: list[int] | None = None
+        """The tasks, in order, once `tasks` has returned them."""
+        self._completed = completed
+        self._read = partial(_read_marker, properties, sink, topic=topic)
+        self._next = run_in_thread(partial(self._rows, completed.tasks))
+
+    def tasks(self, before: CompletedBatch | None) -> list[int]:
+        """Return the tasks. `before`: the batch before. Looks once, if the record is repeated."""
+        if self.found is None:
+            looked = tasks_left_out(self._completed, before)
+            with ThreadPoolExecutor(_READERS) as pool:
+                rows = [self._next.result(), *pool.map(self._rows, looked[1:])]
+            while rows[-1] is not None:
+                rows.append(self._rows(self._completed.tasks + len(rows)))
+            self.found = [task for task, some in enumerate(rows, self._completed.tasks) if some]
+        return self.found
+
+    def _rows(self, task: int) -> int | None:
+        """Return the number of rows of a task in the batch, None if it has not committed it."""
+        marker = self._read(task)
+        if marker is None or marker.batch != self._completed.batch:
+            return None
+        return marker.rows

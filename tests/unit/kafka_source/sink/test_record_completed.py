@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +15,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.sink import transactions
 from spark_ssp.kafka_source.sink.markers import CompletedBatch
-from spark_ssp.kafka_source.sink.transactions import batches_id, record_completed
+from spark_ssp.kafka_source.sink.transactions import batches_id, record_completed, task_id
 
 _SINK = "q/rows"
 _CLOSE_S = 0.2
@@ -26,9 +30,26 @@ class Groups:
     """Groups of a broker. `lost`: the commits to come that have no answer; their clients send
     them again until they are closed."""
 
+    read_s: float = 0.0
+    """The time that the read of an offset takes."""
     offsets: dict[str, tuple[int, str | None]] = field(default_factory=dict)
     lost: int = 0
     closing: list[threading.Event] = field(default_factory=list)
+    reads: Counter[str] = field(default_factory=Counter)
+    most_reading: int = 0
+    """The most consumers that have read at a time."""
+    _reading: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def reading(self, group: str) -> Iterator[None]:
+        with self._lock:
+            self.reads[group] += 1
+            self._reading += 1
+            self.most_reading = max(self.most_reading, self._reading)
+        yield
+        with self._lock:
+            self._reading -= 1
 
     def consumer(self, *_: Any, overrides: dict[str, Any], **__: Any) -> _Consumer:
         return _Consumer(self, overrides["group.id"], overrides.get("on_commit"))
@@ -50,6 +71,8 @@ class _Consumer:
         return SimpleNamespace(topics={topic: SimpleNamespace(error=None)})
 
     def committed(self, places: Sequence[TopicPartition], timeout: float) -> list[TopicPartition]:
+        with self._groups.reading(self._group):
+            time.sleep(self._groups.read_s)
         offset, metadata = self._groups.offsets.get(self._group, (-1001, ""))
         return [TopicPartition(places[0].topic, 0, offset, metadata=metadata)]
 
@@ -106,3 +129,62 @@ def test_a_record_without_an_answer_does_not_take_the_place_of_a_later_one(group
     (closed,) = groups.closing
     assert closed.wait(10)
     assert groups.offsets[batches_id(_SINK)][0] == 2
+
+
+def _committed(groups: Groups, batch: int, *tasks: int) -> None:
+    """Let tasks have committed a batch, each with as many rows as its number modulo 5."""
+    for task in tasks:
+        marker = json.dumps({"v": 1, "rows": task % 5, "digest": ""})
+        groups.offsets[task_id(_SINK, task)] = batch, marker
+
+
+@pytest.mark.parametrize(
+    ("before", "earlier", "tasks", "found"),
+    [
+        (2, 4, 2, "task 2, 3,"),
+        (None, 4, 2, "task 2, 3,"),
+        (8, 4, 2, "task 2, 3,"),
+        (4, 9, 2, "task 2, 3, 4, 6, 7, 8,"),  # task 5 has no rows
+        (2, 2, 2, None),
+    ],
+)
+def test_rows_of_tasks_that_a_batch_no_longer_has_are_found(
+    groups: Groups, before: int | None, earlier: int, tasks: int, found: str | None
+) -> None:
+    """Also if the batch before had fewer tasks, or there was none."""
+    if before is not None:
+        _committed(groups, 0, *range(before))
+        _complete(0, before)
+    _committed(groups, 1, *range(earlier))
+    if found is None:
+        _complete(1, tasks)
+    else:
+        with pytest.raises(IncompatibleStateError) as caught:
+            _complete(1, tasks)
+        assert caught.value.found.startswith(f"rows of {found}")
+    assert groups.offsets[batches_id(_SINK)][0] == 1
+    _complete(1, tasks)  # an error once
+
+
+def test_rows_that_are_there_twice_are_an_error_if_the_answer_to_the_record_is_lost(
+    groups: Groups, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may be written all the same, and then the next driver looks no more."""
+    _complete(0, tasks=4)
+    _committed(groups, 1, 2)
+    groups.lost = 1_000
+    with pytest.raises(IncompatibleStateError):
+        _complete(1, tasks=2)
+    assert "rows of task 2" in caplog.text  # for a driver that is killed before it raises
+
+
+def test_many_tasks_that_a_batch_no_longer_has_are_read_at_once_and_once(groups: Groups) -> None:
+    _complete(0, tasks=33)
+    groups.read_s = 0.02
+    groups.reads.clear()
+    groups.lost = 1
+    _complete(1, tasks=1)
+    assert groups.most_reading > 2
+    assert groups.reads == Counter(
+        {task_id(_SINK, task): 1 for task in range(1, 34)} | {batches_id(_SINK): 2}
+    )
