@@ -117,6 +117,16 @@ def decide(
     return Action.WRITE
 
 
+def continues(write: Write, marker: Marker | None) -> bool:
+    """Return whether a task writes by a client that its process has kept, from the client's last
+    marker, without reading anything.
+
+    Any other attempt has initialized the task's id before its own commit, and so fenced the client.
+    So unless the commit of this one fails, the task has not committed the batch.
+    """
+    return marker is not None and marker.batch == write.batch - 1
+
+
 def _newest(*found: Marker | CompletedBatch | None) -> int:
     return max([-1, *(one.batch for one in found if one is not None)])
 

@@ -42,6 +42,7 @@ from spark_ssp.kafka_source.sink.markers import (
     Refusal,
     RowDigest,
     Write,
+    continues,
     decide,
     divided_anew,
     read_completed,
@@ -147,37 +148,34 @@ class TransactionalTask:
     def begin(self) -> None:
         """Fence all other attempts, and decide whether rows are written. Raises
         IncompatibleStateError if they might be written twice."""
+        self.writes = self._continue() or self._decide() is Action.WRITE
+        if not self.writes:
+            _log.info("%s is committed already: its rows are compared, not written", self._write)
+
+    def _continue(self) -> bool:
+        """Take over the client of the batch before, if this process has it. It is fenced if another
+        attempt was begun since, and then its commit fails."""
+        kept = _take(self._properties, task_id(self._write.sink, self._write.task))
+        if kept is None or not continues(self._write, kept.marker()):
+            return False
+        kept.producer.begin_task()
+        self._client = kept
+        return True
+
+    def _decide(self) -> Action:
         write, group = self._write, batches_id(self._write.sink)
         found, _ = _read_offset(self._properties, group, self._place)
         completed = None if found is None else read_completed(group, *found)
-        decision: Action | Refusal | None = self._continue(completed)
-        of_first = None
-        if decision is None:
-            self._client = _open(self._properties, task_id(write.sink, write.task), self._place)
-            self._marker = self._client.marker()
-            decision = decide(write, self._marker, completed)
+        self._client = _open(self._properties, task_id(write.sink, write.task), self._place)
+        self._marker = self._client.marker()
+        known = self._marker, completed
+        decision, of_first = decide(write, *known), None
         if decision is Refusal.GAP:
             of_first = _read_marker(self._properties, write.sink, 0, self._place)
-            decision = decide(write, self._marker, completed, of_first)
+            decision = decide(write, *known, of_first)
         if isinstance(decision, Refusal):
-            raise refused(write, decision, self._marker, completed, of_first)
-        self.writes = decision is Action.WRITE
-        if not self.writes:
-            _log.info("%s is committed already: its rows are compared, not written", write)
-
-    def _continue(self, completed: CompletedBatch | None) -> Action | None:
-        """Take over the client of the batch before, if this process has it; return None if not. It
-        is fenced if another attempt was begun since, and then its commit fails."""
-        kept = _take(self._properties, task_id(self._write.sink, self._write.task))
-        if kept is not None:
-            kept.producer.begin_task()
-        marker = None if kept is None else kept.marker()
-        if kept is None or marker is None or completed is None or marker.batch != completed.batch:
-            return None
-        if decide(self._write, marker, completed) is not Action.WRITE:
-            return None
-        self._client, self._marker = kept, marker
-        return Action.WRITE
+            raise refused(write, decision, *known, of_first)
+        return decision
 
     def add(self, rows: Rows) -> None:
         """Add rows to the comparison. If `writes`, they are to be sent by `producer`, in the

@@ -149,6 +149,28 @@ def test_batches_may_follow_at_once(sink: Sink) -> None:
     assert sink.committed() == [str(batch) for batch in range(20)]
 
 
+def test_a_kept_client_reads_nothing_and_is_ended_by_any_other_attempt(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink.write(["a"], 0)
+    sink.complete(0)
+    of_other_process = dict(transactions._clients)
+    transactions._clients.clear()
+    sink.write(["b"], 1)
+    transactions._clients.clear()
+    transactions._clients.update(of_other_process)
+    with monkeypatch.context() as patch:
+        patch.setattr(transactions, "_read_offset", None)
+        with pytest.raises(ServiceUnavailableError):
+            sink.write(["b"], 1)
+    sink.write(["b"], 1)  # compared only
+    sink.complete(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(transactions, "_read_offset", None)
+        sink.write(["c"], 2)
+    assert sink.committed() == ["a", "b", "c"]
+
+
 def test_rows_that_differ_from_the_committed_ones_are_an_error_and_not_written(sink: Sink) -> None:
     sink.write(["a", "b"], 0)
     sink.write(["b", "a"], 0)  # A shuffle is read in any order.

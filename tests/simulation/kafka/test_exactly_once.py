@@ -16,6 +16,7 @@ from spark_ssp.kafka_source.sink.markers import (
     Marker,
     Refusal,
     Write,
+    continues,
     decide,
 )
 
@@ -79,8 +80,8 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """`written`: how often the rows of each batch and task are visible. `kept`: the batch of each
-    task's last commit, if a process has its client and no one has initialized the id since, or -1.
+    """`written`: how often the rows of each batch and task are visible. `kept`: the marker of each
+    task's last client, if a process has it and no one has initialized the id since, or -1.
     `late`: a record that is yet to be written. `logged`: the last batch in Spark's commit log.
     `faults`: those that may still happen."""
 
@@ -172,21 +173,20 @@ def _steps_of_attempt(query: Query, world: World, one: Attempt) -> Iterator[Worl
     match one.step:
         case Step.START:
             yield _moved(world, one, replace(one, step=Step.READ, completed=world.completed))
+            # Or its process has the client that has committed the batch before.
+            write = Write(sink="s", task=task, batch=one.batch)
+            if continues(write, _marker(world.kept[task])):
+                taken = replace(world, kept=_with(world.kept, task, -1))
+                yield _moved(taken, one, decided)
         case Step.READ:
             begun = replace(one, step=Step.INITIALIZED)
             yield _moved(_initialized(world, task), one, begun)
-            # Or its process has the client that has committed the batch before.
-            kept = world.kept[task]
-            if kept == one.completed >= 0:
-                found = _decision(query.tasks, task, one.batch, kept, one.completed, -1)
-                if found is Action.WRITE:
-                    taken = replace(world, kept=_with(world.kept, task, -1))
-                    yield _moved(taken, one, decided)
         case Step.INITIALIZED:
             # The marker does not change from now on, unless this attempt is fenced.
             found = _found(query, world, one)
             if found is Action.COMPARE:
-                yield from _reported(_moved(world, one), one)
+                kept = world.kept if one.fenced else _with(world.kept, task, one.batch)
+                yield from _reported(replace(_moved(world, one), kept=kept), one)
             else:
                 writes = found is Action.WRITE and not one.fenced
                 yield _moved(world, one, decided if writes else None)
