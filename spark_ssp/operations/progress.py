@@ -219,7 +219,29 @@ class Subscription:
         listener.close()
         # Without the lock: a server of Spark Connect that is gone is waited for, for minutes.
         with suppress(Exception):  # the session may have been stopped before
-            self._session.streams.removeListener(listener)
+            _remove(self._session, listener)
+
+
+def _remove(session: SparkSession, listener: StreamingQueryListener) -> None:
+    """Remove a listener that takes no more events.
+
+    With Spark Connect, the client waits for its thread of events while it holds the lock that this
+    thread takes for an event (`StreamingQueryListenerBus` of PySpark 4.0 to 4.3): an event that
+    comes then, such as the end of a query, would let both wait for ever. So the last events of the
+    last listener are left out.
+    """
+    bus = getattr(session.streams, "_sqlb", None)
+    if bus is not None and bus._listener_bus == [listener]:
+        bus.post_to_all = _leave_out
+    try:
+        session.streams.removeListener(listener)
+    finally:
+        if bus is not None:
+            vars(bus).pop("post_to_all", None)
+
+
+def _leave_out(_: object) -> None:
+    """Take the place of `post_to_all`."""
 
 
 def subscribe(session: SparkSession, name: str, consumer: Consumer) -> Subscription:

@@ -8,14 +8,16 @@ import logging
 import sys
 import threading
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pyspark.sql.connect.proto as pb2
 import pytest
 from prometheus_client import CollectorRegistry
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.streaming.query import StreamingQueryListenerBus
 from pyspark.sql.streaming.listener import (
     QueryIdleEvent,
     QueryProgressEvent,
@@ -173,6 +175,45 @@ def test_a_session_whose_server_does_not_answer_delays_no_other() -> None:
     answers.set()
     stopping.join()
     assert is_done
+
+
+def test_an_event_during_the_removal_from_spark_connect_does_not_hold_it_up() -> None:
+    """PySpark's bus of listeners would wait for the event, and this for the bus."""
+    removed = threading.Event()
+
+    def results() -> Iterator[dict[str, Any]]:
+        yield _events(listener_bus_listener_added=True)
+        assert removed.wait(60)
+        event = pb2.StreamingQueryListenerEvent(
+            event_type=pb2.StreamingQueryEventType.QUERY_TERMINATED_EVENT,
+            event_json=json.dumps(
+                {"id": RUN, "runId": RUN, "exception": None, "errorClassOnException": None}
+            ),
+        )
+        yield _events(events=[event])
+
+    client = SimpleNamespace(
+        execute_command=lambda _: removed.set(), execute_command_as_iterator=lambda _: results()
+    )
+    bus = StreamingQueryListenerBus(
+        cast("Any", SimpleNamespace(_session=SimpleNamespace(client=client)))
+    )
+    session = Session()
+    session.streams = SimpleNamespace(
+        _sqlb=bus, addListener=bus.append, removeListener=bus.remove, active=[]
+    )
+    published = publish_metrics(session.as_spark(), prometheus=CollectorRegistry())
+    stopping = threading.Thread(target=published.stop, daemon=True)
+    stopping.start()
+    stopping.join(20)
+    assert not stopping.is_alive()
+    assert bus._listener_bus == []
+    assert "post_to_all" not in vars(bus)
+
+
+def _events(**parts: Any) -> dict[str, Any]:
+    result = pb2.StreamingQueryListenerEventsResult(**parts)
+    return {"streaming_query_listener_events_result": result}
 
 
 # --- The listener ---------------------------------------------------------------------------------
