@@ -96,7 +96,7 @@ def stop_gracefully(
 
 
 def _batch(progress: Any) -> tuple[Any, ...]:
-    """Return what differs between the reports of two triggers."""
+    """Return the parts of a report that differ from one trigger to the next."""
     return progress["batchId"], progress["timestamp"]
 
 
