@@ -1,5 +1,5 @@
-"""Stops a query between two batches, so that neither its next start nor the next worker of its
-shards repeats anything."""
+"""Stops a query between two batches, so that its next start and the next worker of its shards have
+as little as possible to repeat."""
 
 from __future__ import annotations
 

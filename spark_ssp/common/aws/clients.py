@@ -143,7 +143,7 @@ def _core_session(options: ConnectionOptions) -> botocore.session.Session:
             "region",
             "no region, neither as an option nor in AWS's configuration",
             "the AWS region to work in",
-            "set region, for example us-east-1 (any for a local service), or AWS_REGION",
+            "set region to that of the stream, for example us-east-1, or AWS_REGION",
         )
     core.set_config_variable("region", region)
     credentials = _found(options, core)

@@ -214,7 +214,7 @@ class PlanningStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 "that was cut off",
                 expected="the offsets that the query has written",
                 next_step="run `spark-ssp checkpoint LOCATION` (extra cli) with the query's "
-                "checkpointLocation, delete the files that it names, and start the query again",
+                "checkpointLocation, copy the folder, do what it says, and start the query again",
             ) from None
 
     def close(self) -> None:

@@ -197,7 +197,7 @@ def _pyspark() -> Finding:
 def _java(environ: Mapping[str, str]) -> Finding:
     home = environ.get("JAVA_HOME")
     program = str(Path(home) / "bin" / "java") if home else shutil.which("java")
-    remedy = f"install Java {_OLDEST_JAVA} or newer, and set JAVA_HOME to it"
+    remedy = "install Java 17 or 21, and set JAVA_HOME to it"
     if program is None or not Path(program).exists():
         missing = f"none at JAVA_HOME={home}" if home else "neither JAVA_HOME nor java on the path"
         if _may_have_no_java(environ):
@@ -217,7 +217,7 @@ def _java(environ: Mapping[str, str]) -> Finding:
         return Finding("Java", Level.PROBLEM, f"Java {match[1]} at {program}", remedy)
     if int(match[1]) >= _TOO_NEW_JAVA and (pyspark_version() or "").startswith("4.0."):
         old = f"Java {match[1]}, on which Spark 4.0 does not start: getSubject is not supported"
-        return Finding("Java", Level.PROBLEM, old, "install Java 17 or 21, and set JAVA_HOME to it")
+        return Finding("Java", Level.PROBLEM, old, remedy)
     return Finding("Java", Level.OK, f"Java {match[1]}")
 
 
