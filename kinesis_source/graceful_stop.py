@@ -65,9 +65,6 @@ def stop_gracefully(
     try:
         while query.isActive and monotonic() < deadline:
             progress: Any = query.lastProgress
-            if drained and (not query.status["isTriggerActive"] or _batch(progress) != last):
-                stopped = True
-                break
             if progress is not None and not drained:
                 found = source_statuses(session, progress)
                 reported = reported or _has_reported(progress, found)
@@ -76,7 +73,9 @@ def stop_gracefully(
                 drained = reported and all(state == DrainStatus.DRAINED for state in states)
                 if drained:
                     last, pause = _batch(progress), _QUICK_POLL_S
-                    continue
+            if drained and (not query.status["isTriggerActive"] or _batch(progress) != last):
+                stopped = True
+                break
             sleep(max(0.0, min(pause, deadline - monotonic())))
             if tokens and not drained:
                 pause = min(2 * pause, _LONGEST_POLL_S)

@@ -6,7 +6,7 @@ import importlib
 import re
 import shlex
 import sys
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Final
 
 from spark_ssp.common.errors import UnsupportedError
@@ -33,8 +33,9 @@ def pyspark_version() -> str | None:
     """Return the version of the module, None without one: another than pip's may be first on the
     path."""
     try:
-        return str(importlib.import_module("pyspark").__version__)
-    except ModuleNotFoundError:
+        found: object = getattr(importlib.import_module("pyspark"), "__version__", None)
+        return version("pyspark") if found is None else str(found)
+    except (ModuleNotFoundError, PackageNotFoundError):
         return None
 
 

@@ -44,4 +44,4 @@ def test_no_credentials_anywhere(feed: Feed, options: dict[str, str], tmp_path: 
     with Driver(tmp_path / "driver", [without], environment=environment) as driver:
         (result,) = driver.results()
     assert "[access] AWS credentials: found no credentials" in result["failure"]
-    assert "set awsAccessKeyId and awsSecretAccessKey" in result["failure"]
+    assert "awsAccessKeyId and awsSecretAccessKey" in result["failure"]

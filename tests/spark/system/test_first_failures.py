@@ -153,7 +153,8 @@ def test_a_deleted_stream_and_a_torn_file(
         torn.touch()
         answer = job.run(right, checkpoint)
         assert "Incomplete log file" in answer
-        assert "command.md#damaged-files" in _section("troubleshooting", "Incomplete log file")
+        section = _section("troubleshooting", "A damaged checkpoint: `Incomplete log file`")
+        assert "command.md#damaged-files" in section
         torn.unlink()
         assert job.run(right, checkpoint) == "rows 0"
         kinesis.state.delete_stream("orders")

@@ -262,7 +262,12 @@ class Query:
         if self.looks <= self.replays_until:
             lags = [None for _ in lags]
         ours = [progress(encode(BEFORE_FIRST_BATCH), lag) for lag in lags]
-        return {"sources": [*self.extra_attributes, *ours]}
+        sources = [*self.extra_attributes, *ours]
+        return {"sources": sources, "batchId": 7, "timestamp": "2026-01-01T00:00:00.000Z"}
+
+    @property
+    def status(self) -> dict[str, bool]:
+        return {"isTriggerActive": False}
 
     def fail(self) -> None:
         self.isActive = False
