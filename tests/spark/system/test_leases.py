@@ -170,8 +170,9 @@ def test_a_query_of_any_source_is_stopped_between_two_batches(
 
     try:
         wait_until(lambda: batches("offsets") > batches("commits") > set(), "a batch", query)
+        running = batches("offsets") - batches("commits")
         assert stop_gracefully(query, timeout=60)
-        assert batches("offsets") == batches("commits")
+        assert running <= batches("commits")
     finally:
         query.stop()
 
