@@ -324,8 +324,8 @@ class GroupOffsets:
         begun = time.monotonic()
         while True:
             link = self._opened()
-            limits = send_limits(time.monotonic() - begun, timeout_s)
             now = time.monotonic()
+            limits = send_limits(now - begun, timeout_s)
             self._replaced = [
                 (closed, until)
                 for closed, until in self._replaced

@@ -601,6 +601,7 @@ def unknown(reason: str, remedy: str) -> Finding:
     return Finding(verdict=Verdict.UNKNOWN, reason=reason, remedy=remedy)
 
 
-def unreadable(error: SspError) -> Finding:
-    """Return the finding for something that could not be read."""
-    return unknown(f"{error.subject}: found {error.found}", error.next_step)
+def unreadable(error: SspError, missing: str = "") -> Finding:
+    """Return the finding for something that could not be read. `missing`: the beginning of its
+    reason, with what is not known for that."""
+    return unknown(f"{missing}{error.subject}: found {error.found}", error.next_step)

@@ -400,7 +400,7 @@ def _parts(
 def _is_unread(
     query: ObservedQuery, snapshot: QuerySnapshot, stream: StreamSnapshot, reader: Reader
 ) -> bool:
-    """Return whether leases have been unused for some time, by the last report that tells it."""
+    """Return whether leases had no owner for longer than `UNREAD_AFTER_MS` when last known."""
     begun_ms = query.unread_since.get((stream.name, reader))
     return begun_ms is not None and snapshot.time_ms - begun_ms >= UNREAD_AFTER_MS
 

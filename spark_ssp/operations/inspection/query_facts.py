@@ -18,7 +18,7 @@ from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import Offset
-from spark_ssp.operations.health import Finding, Limits, Part, Query, Verdict, unknown
+from spark_ssp.operations.health import Finding, Limits, Part, Query, Verdict, unknown, unreadable
 from spark_ssp.operations.inspection.checkpoint_folder import DamagedFileError, Folder
 from spark_ssp.operations.inspection.kafka_parts import kafka_parts
 from spark_ssp.operations.inspection.kinesis_parts import kinesis_parts
@@ -77,18 +77,14 @@ def read_query(folder: Folder, checkpoint: Checkpoint, around: Surroundings) -> 
         batches = batches_in(folder, checkpoint)
     except SspError as error:
         batches = Query(committed=checkpoint.committed)
-        reason = f"{error.subject}: found {error.found}"
-        findings.append(
-            unknown(f"the times of its batches are not known: {reason}", error.next_step)
-        )
+        findings.append(unreadable(error, "the times of its batches are not known: "))
     is_there = _are_streams_there(batches, around)
     for source in checkpoint.sources:
         try:
             before = earlier.get(source.index, Earlier())
             more, found = _read_source(source, before, around, is_there=is_there)
         except SspError as error:
-            reason = f"{error.subject}: found {error.found}"
-            more, found = [], [_not_measured(source, reason, error.next_step)]
+            more, found = [], [unreadable(error, _no_delay(source))]
         parts += more
         findings += found
     return replace(batches, parts=tuple(parts), findings=tuple(findings))
@@ -132,7 +128,8 @@ def _read_source(
     if not isinstance(newest, KafkaOffset | SparkOffset) or not newest.positions:
         return [], []
     if not around.kafka:
-        return [], [_not_measured(source, "no brokers were named", "give --bootstrap-servers")]
+        reason = f"{_no_delay(source)}no brokers were named"
+        return [], [unknown(reason, "give --bootstrap-servers")]
     topics = sorted({ssp.stream for ssp in newest.positions})
     return kafka_parts(
         connect(topic_options(topics, around.kafka)),
@@ -154,10 +151,8 @@ def damaged(error: DamagedFileError) -> Finding:
     )
 
 
-def _not_measured(source: Source, reason: str, remedy: str) -> Finding:
-    return unknown(
-        f"the delay of source {source.index} ({source.format}) is not known: {reason}", remedy
-    )
+def _no_delay(source: Source) -> str:
+    return f"the delay of source {source.index} ({source.format}) is not known: "
 
 
 def _committed_at(folder: Folder, batch: int) -> int | None:

@@ -783,7 +783,7 @@ def test_a_row_that_cannot_be_measured_is_named(
 def test_rows_of_a_namesake_are_not_those_of_a_query(
     orders: Orders, dead: list[int], more: list[str], not_read: dict[str, list[str]]
 ) -> None:
-    """A query ignores them: they neither take the place of its own rows nor are to be read."""
+    """A query ignores them: they do not replace its own rows, and it does not read their shards."""
     created, account = orders.cloud.created_ms("orders") // 1000, _arn(orders).split(":")[4]
     malformed = _of(created - 1, account, 1)
     del malformed["leaseCounter"]

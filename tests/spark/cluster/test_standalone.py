@@ -18,6 +18,8 @@ from tests.support.cluster.standalone import (
 from tests.support.kinesis.feeds import Feed
 from tests.support.spark.drivers import committed_rows
 
+_HOSTS = dict.fromkeys(("master", "worker-1", "worker-2"), "127.0.0.1")
+
 
 @pytest.mark.long
 @pytest.mark.core("standalone cluster")
@@ -28,8 +30,7 @@ def test_a_query_from_a_packed_environment_survives_a_lost_worker(
     feed.put("orders", 60)
     hold = tmp_path / "hold"
     output = tmp_path / "driver" / "output-0"
-    hosts = dict.fromkeys(("master", "worker-1", "worker-2"), "127.0.0.1")
-    with StandaloneCluster(tmp_path / "cluster", hosts) as cluster:
+    with StandaloneCluster(tmp_path / "cluster", _HOSTS) as cluster:
         workers = set(cluster.workers)
         driver = cluster_driver(
             tmp_path / "driver",
@@ -64,8 +65,7 @@ def test_executors_come_and_go_by_dynamic_allocation(
     """As `questions` says: idle executors are removed between two batches."""
     feed.create("orders", shards=2)
     output = tmp_path / "driver" / "output-0"
-    hosts = dict.fromkeys(("master", "worker-1", "worker-2"), "127.0.0.1")
-    with StandaloneCluster(tmp_path / "cluster", hosts) as cluster:
+    with StandaloneCluster(tmp_path / "cluster", _HOSTS) as cluster:
         driver = cluster_driver(
             tmp_path / "driver",
             [options | {"slots": "2"}],
