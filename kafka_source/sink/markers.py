@@ -10,15 +10,13 @@ guarantees. The protocol and its limits: docs/design/kafka-exactly-once.md.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import repeat
-from typing import Any, Final, TypeGuard
-from zlib import crc32
+from typing import Any, Final, cast
 
-import numpy as np
-from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
 
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.kafka_source.dedup.dedup_headers import HASH_BYTES, record_hash
@@ -213,34 +211,29 @@ def divided_anew(
 
 # --- The digest -----------------------------------------------------------------------------------
 
-_NULL: Final = 1 << 33
-"""In place of the checksum of a key or value that is null; larger than any."""
-
-
-_MIXED: Final = np.uint64(0x9E3779B97F4A7C15)
-"""Odd, with bits in no order: 2 ** 64 divided by the golden ratio."""
+_NULL: Final = 0x9E3779B97F4A7C15
+"""Changes the seed of the hash of a key or value that is null: 2 ** 64 divided by the golden ratio,
+whose bits are in no order."""
 
 
 class RowDigest:
     """The number of a task's rows and a digest of them, which does not depend on their order: Spark
     reads a shuffle in any, in batches of any size.
 
-    It is the sum of a hash of each row. Most rows have neither headers nor a partition, and take a
-    product of two checksums, a tenth of the time of `record_hash`. Different rows have one digest
-    by chance only, and nobody has a reason to bring that about: it finds a query that does not
-    repeat its rows.
+    It is the sum of a hash of each row. Most rows have neither headers nor a partition, and take
+    XXH3, a fraction of the time of `record_hash`. Different rows have one digest by chance only,
+    and nobody has a reason to bring that about: it finds a query that does not repeat its rows.
     """
 
     def __init__(self) -> None:
         self.rows = 0
-        self._plain = 0
-        self._other = 0
+        self._sum = 0
 
     def add(self, rows: Rows) -> None:
         """Add rows."""
         self.rows += rows.count
         if isinstance(rows.topics, str) and rows.partitions is None and rows.headers is None:
-            self._plain += _sum_of_plain(rows.topics, rows.keys, rows.values)
+            self._sum += _sum_of_plain(rows.topics, rows.keys, rows.values)
             return
         plain: dict[str, tuple[list[bytes | None], list[bytes | None]]] = {}
         for topic, key, value, partition, headers in rows:
@@ -250,15 +243,13 @@ class RowDigest:
                 values.append(value)
             else:
                 hashed = record_hash(topic, key, value, partition, headers)
-                self._other += int.from_bytes(hashed)
-        self._plain += sum(_sum_of_plain(topic, *parts) for topic, parts in plain.items())
+                self._sum += int.from_bytes(hashed)
+        self._sum += sum(_sum_of_plain(topic, *parts) for topic, parts in plain.items())
 
     @property
     def hex(self) -> str:
         """The digest, as hexadecimal digits."""
-        # Each sum by itself: whether one overflows depends on the batches.
-        found = self._plain % (1 << 64) + self._other
-        return f"{found % (1 << 8 * HASH_BYTES):0{2 * HASH_BYTES}x}"
+        return f"{self._sum % (1 << 8 * HASH_BYTES):0{2 * HASH_BYTES}x}"
 
     def equals(self, marker: Marker) -> bool:
         """Return whether the rows are those of a marker."""
@@ -268,36 +259,30 @@ class RowDigest:
 def _sum_of_plain(
     topic: str, keys: Sequence[bytes | None] | None, values: Sequence[bytes | None]
 ) -> int:
-    """Return the sum of the hashes of rows that have neither headers nor a partition, modulo
-    2 ** 64."""
-    seed = crc32(topic.encode())
-    contents = _checksums(values, seed) + (_lengths(values) << np.uint64(34))
-    factors = np.uint64(_NULL) if keys is None else _checksums(keys, seed)
-    hashes = contents * (factors << np.uint64(1) | np.uint64(1))
-    # Checksums are linear: without this, the sum mostly stays if two rows exchange a field.
-    hashes *= _MIXED
-    hashes ^= hashes >> np.uint64(32)
-    hashes *= _MIXED
-    return int(hashes.sum())
+    """Return the sum of the hashes of rows that have neither headers nor a partition: of a value,
+    seeded by that of its key."""
+    seed = xxh3_64_intdigest(topic.encode())
+    try:  # As if there were no null: less than half of the time.
+        return sum(map(_content_hash, values, _seeds(_content_hash, keys, seed)))
+    except TypeError:
+        return sum(map(_hash, values, _seeds(_hash, keys, seed)))
 
 
-def _lengths(parts: Sequence[bytes | None]) -> NDArray[np.uint64]:
-    """Return the lengths, plus one; 0 for null."""
-    if _without_null(parts):
-        return np.fromiter(map(len, parts), np.uint64, len(parts)) + np.uint64(1)
-    found = (0 if part is None else len(part) + 1 for part in parts)
-    return np.fromiter(found, np.uint64, len(parts))
+def _seeds(
+    hash_of: Callable[[bytes | None, int], int], keys: Sequence[bytes | None] | None, seed: int
+) -> Iterator[int]:
+    if keys is None:
+        return repeat(_hash(None, seed))
+    return map(hash_of, keys, repeat(seed))
 
 
-def _checksums(parts: Sequence[bytes | None], seed: int) -> NDArray[np.uint64]:
-    if _without_null(parts):
-        return np.fromiter(map(crc32, parts, repeat(seed)), np.uint64, len(parts))
-    found = (_NULL if part is None else crc32(part, seed) for part in parts)
-    return np.fromiter(found, np.uint64, len(parts))
+_content_hash = cast("Callable[[bytes | None, int], int]", xxh3_64_intdigest)
+"""The hash of a part that is not null; raises TypeError for null."""
 
 
-def _without_null(parts: Sequence[bytes | None]) -> TypeGuard[Sequence[bytes]]:
-    return None not in parts
+def _hash(part: bytes | None, seed: int) -> int:
+    """Return the hash of a part of a row; null differs from every content by its seed."""
+    return xxh3_64_intdigest(b"", seed ^ _NULL) if part is None else xxh3_64_intdigest(part, seed)
 
 
 # --- Stored form ----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ _SPDX: Final[Mapping[str, str]] = {
     "Apache-2.0": "Apache-2.0",
     "BSD": "BSD-3-Clause",
     "BSD License": "BSD-3-Clause",
+    "BSD-2-Clause": "BSD-2-Clause",
     "BSD-3-Clause": "BSD-3-Clause",
     "CC0": "CC0-1.0",
     "MIT": "MIT",

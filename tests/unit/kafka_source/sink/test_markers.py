@@ -160,7 +160,7 @@ def test_digests_are_equal_if_the_rows_are_in_any_order_and_batches(
 
 @pytest.mark.parametrize("key", [None, b"k"])
 def test_rows_that_exchange_a_field_have_another_digest(key: bytes | None) -> None:
-    """As by a join whose order is not fixed. The checksums of these have the same sum."""
+    """As by a join whose order is not fixed."""
 
     def row(order: int, courier: int) -> tuple[Any, ...]:
         value = f'{{"order":{order},"courier":{courier},"status":"assigned"}}'
