@@ -186,7 +186,7 @@ def _from_chain(chain: CredentialResolver, retry: RetrySettings) -> Credentials:
         # Not `get_credentials`, which would keep them: the session's own are those of `_Given`.
         credentials = chain.load_credentials()
         if credentials is None and _metadata_service_answers():
-            raise _NothingReturnedError(
+            raise NoCredentialsReturnedError(
                 provider="iam-role", error_msg="the machine's metadata service returned none"
             )
         return credentials
@@ -194,14 +194,14 @@ def _from_chain(chain: CredentialResolver, retry: RetrySettings) -> Credentials:
     retrier = Retrier(replace(retry, max_attempts=min(retry.max_attempts, _MAX_LOADS)))
     try:
         credentials = retrier.run(load, operation="the default chain", subject="AWS credentials")
-    except _NothingReturnedError:
+    except NoCredentialsReturnedError:
         credentials = None
     if credentials is None:
         raise no_credentials("no credentials")
     return credentials
 
 
-class _NothingReturnedError(CredentialRetrievalError):
+class NoCredentialsReturnedError(CredentialRetrievalError):
     """There is a metadata service, and botocore got no credentials from it: the machine has no
     role, or an answer took too long, which botocore does not distinguish."""
 

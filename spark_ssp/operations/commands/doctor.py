@@ -43,6 +43,7 @@ from spark_ssp.operations.inspection.access_checks import (
     findings_of,
 )
 from spark_ssp.operations.inspection.interpreters import (
+    GUIDE,
     OLDEST_PYSPARK,
     check_interpreters,
     defaults_file,
@@ -189,7 +190,7 @@ def _pyspark() -> Finding:
             "PySpark",
             Level.NOTE,
             f"{found}: limits of a batch need the option trigger, and lag is not in the progress",
-            "see docs/guide/kinesis-limits.md, or use PySpark 4.2 or newer",
+            f"see {GUIDE}kinesis-limits.md, or use PySpark 4.2 or newer",
         )
     return Finding("PySpark", Level.OK, found)
 
@@ -265,7 +266,7 @@ def _kafka_reads() -> Finding:
         Level.WARNING,
         f"{SLOW_READS}: {reason}",
         "upgrade spark-ssp, or install a version of confluent-kafka that it was tested with "
-        "(docs/guide/compatibility.md)",
+        f"({GUIDE}compatibility.md)",
     )
 
 
@@ -324,5 +325,5 @@ def _sockets(file: Path | None, text: str) -> Finding:
         Level.NOTE,
         f"{_SOCKETS}: {where}; a session may set it",
         f"set {_SOCKETS}=true, with a private spark.python.unix.domain.socket.dir: planning "
-        "and reading become faster (docs/guide/performance.md)",
+        f"and reading become faster ({GUIDE}performance.md)",
     )

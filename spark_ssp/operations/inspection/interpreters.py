@@ -24,6 +24,9 @@ OLDEST_PYSPARK: Final = 4
 _DEFAULT: Final = "python3"
 _MODULES: Final = ("spark_ssp", "pyspark_kafka_ssp", "pyspark_kinesis_ssp")
 _TIMEOUT_S: Final = 60
+_SLOW: Final = f"no answer within {_TIMEOUT_S} s"
+GUIDE: Final = "https://github.com/spark-ssp/spark-ssp/blob/main/docs/guide/"
+"""The address of the guide, which an installed package does not have."""
 _PROGRAM: Final = """
 import os, sys
 answer = os.fdopen(os.dup(1), "w")
@@ -143,6 +146,9 @@ def _of_lookup(lookup: Interpreter, found: _Answer) -> Iterator[Finding]:
 
 def _finding(check: str, interpreter: Interpreter, found: _Answer | str) -> Finding:
     where = f"{interpreter.program} (by {interpreter.setting})"
+    if found == _SLOW:
+        again = "run this again: the machine is busy, or the interpreter hangs"
+        return Finding(check, Level.WARNING, f"{where}: {_SLOW}", again)
     problem, remedy = _problem(found, interpreter)
     if problem is not None:
         return Finding(check, Level.PROBLEM, f"{where}: {problem}", remedy)
@@ -166,7 +172,7 @@ def _problem(found: _Answer | str, interpreter: Interpreter) -> tuple[str | None
     return None, ""
 
 
-_SEE: Final = "see docs/guide/format-not-found.md"
+_SEE: Final = f"see {GUIDE}format-not-found.md"
 _REMEDY: Final = (
     "set PYSPARK_PYTHON to the interpreter that has spark-ssp, and unset PYSPARK_DRIVER_PYTHON, "
     f"before Spark starts; {_SEE}"
@@ -187,7 +193,9 @@ def _asked(program: str, packages: Sequence[str]) -> _Answer | str:
             errors="replace",
             timeout=_TIMEOUT_S,
         )
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except subprocess.TimeoutExpired:
+        return _SLOW
+    except OSError as error:
         return f"did not start ({type(error).__name__})"
     try:
         document = json.loads(result.stdout)

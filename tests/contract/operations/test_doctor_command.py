@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from spark_ssp.operations.commands import doctor
+from spark_ssp.operations.inspection import interpreters
 from spark_ssp.operations.inspection.interpreters import task_interpreter
 from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.contract.operations.conftest import KEYS, Cloud
@@ -113,6 +114,18 @@ def test_an_interpreter_that_does_not_find_the_formats(
     assert result.code == 1
     assert found in problems["Python of the JVM"]["found"]
     assert "PYSPARK_PYTHON" in problems["Python of the JVM"]["remedy"]
+
+
+def test_a_slow_interpreter_is_not_a_wrong_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python3"
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PYSPARK_PYTHON", str(program))
+    monkeypatch.setattr(interpreters, "_TIMEOUT_S", 0.1)
+    levels = {one["check"]: one["level"] for one in run("doctor", "--json").document()}
+    assert levels["Python of the JVM"] == "warning"
 
 
 @pytest.mark.parametrize(
