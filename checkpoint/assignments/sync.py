@@ -22,7 +22,7 @@ from spark_ssp.checkpoint.assignments.store import (
     AssignmentStore,
     store_subject,
 )
-from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
 from spark_ssp.grouping.identifiers import SystemStreamPartition
@@ -218,9 +218,9 @@ class AssignmentSync:
         return decision
 
     def _contradiction_error(self, found: Contradiction) -> AssignmentContradictionError:
-        afresh = "start it on a new checkpoint location to take over the store's tasks"
+        afresh = f"to take over the store's tasks, start it on {NEW_CHECKPOINT}"
         if found.about == GROUPER:
-            afresh = "start it on a new checkpoint location, with grouper and tasks as in the store"
+            afresh = f"start it, with grouper and tasks as in the store, on {NEW_CHECKPOINT}"
         return AssignmentContradictionError(
             store_subject(self._store.uri),
             found=f"{found.about}: {found.stored!r} in the store, {found.own!r} in this query",

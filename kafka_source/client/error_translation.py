@@ -16,6 +16,7 @@ from typing import Final
 from confluent_kafka import KafkaError, KafkaException
 
 from spark_ssp.common.errors import (
+    NEW_CHECKPOINT,
     AccessError,
     DataLossError,
     InvalidRequestError,
@@ -241,7 +242,7 @@ def to_error(
                 found=found,
                 expected="an existing topic and partition",
                 next_step="check its name and kafka.bootstrap.servers; if it was deleted, start a "
-                "new query with a new checkpoint",
+                f"new query with {NEW_CHECKPOINT}",
             )
         case ErrorKind.OUT_OF_RANGE | ErrorKind.TRUNCATED:
             return DataLossError(
@@ -249,7 +250,7 @@ def to_error(
                 found=found,
                 expected="a position within the partition's log",
                 next_step="set failOnDataLoss to false to continue after the gap, or start a new "
-                "query with a new checkpoint",
+                f"query with {NEW_CHECKPOINT}",
             )
         case ErrorKind.PERMANENT:
             return InvalidRequestError(

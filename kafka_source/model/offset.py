@@ -32,7 +32,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
 from spark_ssp.common.versioned_json import Codec, Json, VersionedDocument, whole_number
 from spark_ssp.grouping.assignment import (
     NO_ASSIGNMENT,
@@ -52,8 +52,8 @@ _DOCUMENT: Final = VersionedDocument(
     article="an",
     noun="offset",
     full_name="a kafka-ssp offset",
-    next_step="run the query with the spark-ssp version that wrote this checkpoint, or start it on "
-    "a new checkpoint location",
+    next_step="run the query with the spark-ssp version that wrote this checkpoint, or start it "
+    f"on {NEW_CHECKPOINT}",
 )
 Positions = Mapping[SystemStreamPartition, int]
 """The offset of the next record to read, by partition."""
@@ -107,7 +107,7 @@ def without_topics(offset: Offset, topics: Collection[StreamName]) -> Offset:
             "option dropTopics",
             found=f"every topic of the checkpoint: {', '.join(sorted(dropped))}",
             expected="at least one topic that the query continues to read",
-            next_step="start the query on a new checkpoint location",
+            next_step=f"start the query on {NEW_CHECKPOINT}",
         )
     streams = [SystemStream(system=SYSTEM, stream=topic) for topic in kept]
     return Offset(

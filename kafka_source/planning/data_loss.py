@@ -7,7 +7,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spark_ssp.common.errors import DataLossError
+from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.topic import TopicId
 
@@ -31,7 +31,7 @@ def report_data_loss(
     losses: Sequence[DataLoss],
     *,
     fail: bool,
-    otherwise: str = "start a new query with a new checkpoint",
+    otherwise: str = f"start a new query with {NEW_CHECKPOINT}",
 ) -> None:
     """Raise DataLossError if there are `losses` and `fail` is failOnDataLoss, else log each.
     `otherwise` is the next step for users who do not accept them."""
@@ -50,7 +50,7 @@ _MAX_SHOWN = 3
 
 
 def raise_data_loss(
-    losses: Sequence[DataLoss], otherwise: str = "start a new query with a new checkpoint"
+    losses: Sequence[DataLoss], otherwise: str = f"start a new query with {NEW_CHECKPOINT}"
 ) -> None:
     """Raise DataLossError if there are `losses`; `otherwise` is as for `report_data_loss`."""
     if not losses:

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import (
     REGROUP_OR_AFRESH,
@@ -255,7 +255,7 @@ def create_grouping(options: KafkaOptions, label: str = "") -> FixedTasks:
             found=f"fixed tasks, by the grouper {label}",
             expected="a task for each partition, since minPartitions or maxRecordsPerPartition "
             "splits partitions",
-            next_step="remove these options, or start with a new checkpoint",
+            next_step=f"remove these options, or start with {NEW_CHECKPOINT}",
         )
     return FixedTasks(
         grouper=_grouper(name, options),

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
 from spark_ssp.common.versioned_json import Json, whole_number
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import FixedTasks
@@ -69,7 +69,7 @@ def _decode_spark(document: Json) -> SparkOffset:
             _SUBJECT,
             found=f"neither an offset of kafka-ssp nor one of Spark's Kafka source ({error})",
             expected='{"v": 2, "topics": ...}, or positions by topic and partition',
-            next_step="start the query on a new checkpoint location",
+            next_step=f"start the query on {NEW_CHECKPOINT}",
         ) from error
     return SparkOffset(positions={ssp: positions[ssp] for ssp in sorted(positions)})
 
@@ -170,7 +170,7 @@ def _first_batch() -> IncompatibleStateError:
         "knows",
         expected="a checkpoint with at least one finished batch",
         next_step='run the query with format("kafka") until a batch is finished, for example with '
-        "the trigger availableNow; or start on a new checkpoint location, with the JSON in the "
+        f"the trigger availableNow; or start on {NEW_CHECKPOINT}, with the JSON in the "
         "file sources/0/0 of this one (after its first line, v1) as startingOffsets",
     )
 

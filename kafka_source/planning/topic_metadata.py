@@ -23,7 +23,12 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Protocol
 
-from spark_ssp.common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
+from spark_ssp.common.errors import (
+    NEW_CHECKPOINT,
+    DataLossError,
+    ServiceUnavailableError,
+    StreamNotFoundError,
+)
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.grouping.assignment import TaskAssignment, counts_up_to
 from spark_ssp.grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
@@ -541,5 +546,5 @@ def check_same_offsets(
             found=f"offsets that differ from the checkpoint: {abbreviate(wrong)}",
             expected="the same records at the same offsets",
             next_step="wait until the copy is complete; or, if it has other offsets, start a "
-            "new query with a new checkpoint, from a startingTimestamp",
+            f"new query with {NEW_CHECKPOINT}, from a startingTimestamp",
         )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from spark_ssp.common.columns import Column
-from spark_ssp.common.errors import InvalidRequestError
+from spark_ssp.common.errors import NEW_CHECKPOINT, InvalidRequestError
 from spark_ssp.grouping.identifiers import SystemStreamPartition
 from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.model.topic import kafka_name
@@ -130,7 +130,7 @@ def _micros(records: RecordColumns, _: TaskRange) -> pa.Array:
             found=f"the time {values[row]}, out of range for Spark's timestamps",
             expected="milliseconds since 1970",
             next_step="correct the producer, which may write microseconds or nanoseconds; start "
-            "after this record by startingOffsets, with a new checkpoint",
+            f"after this record by startingOffsets, with {NEW_CHECKPOINT}",
         )
     return numeric_column(_MICROS, values * 1000)
 

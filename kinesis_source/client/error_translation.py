@@ -21,6 +21,7 @@ from spark_ssp.common.aws.error_translation import (
     safe_text,
 )
 from spark_ssp.common.errors import (
+    NEW_CHECKPOINT,
     InvalidRequestError,
     ServiceUnavailableError,
     SspError,
@@ -181,7 +182,7 @@ def shard_not_found(call: ApiCall, found: str) -> ShardNotFoundError:
         found=f"{found} in {call.place}",
         expected="a shard that ListShards names",
         next_step="set failOnDataLoss=false to continue without the shard's records, which have "
-        "passed the stream's retention; if the stream was recreated, start with a new checkpoint",
+        f"passed the stream's retention; if the stream was recreated, start with {NEW_CHECKPOINT}",
     )
 
 

@@ -24,7 +24,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.errors import NEW_CHECKPOINT, ServiceUnavailableError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
@@ -330,7 +330,7 @@ class LeaseSession:
             next_step = (
                 "set failOnDataLoss to false to continue after the gap; or delete the row "
                 f"{self._lease_keys().key(key)} from lease table {self._leases.table}, which a new "
-                "query would find again, and start a new query with a new checkpoint"
+                f"query would find again, and start a new query with {NEW_CHECKPOINT}"
             )
             report(key, fail=self._options.fail_on_data_loss, next_step=next_step)
             self._lost.add(key)

@@ -19,7 +19,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StreamIdentifier,
     lease_key,
 )
-from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
 from spark_ssp.kinesis_source.model.shard import (
     Shard,
@@ -127,7 +127,7 @@ def recreated_error(subject: str, *, table: str) -> IncompatibleStateError:
         f"{subject} in lease table {table}",
         found="progress in a stream that was deleted; another of the same name took its place",
         expected="the stream that the leases were written for",
-        next_step="choose a new applicationName and a new checkpoint location",
+        next_step=f"choose a new applicationName and {NEW_CHECKPOINT}",
     )
 
 

@@ -34,6 +34,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from spark_ssp.common.errors import NEW_CHECKPOINT
 from spark_ssp.common.versioned_json import Codec, Json, VersionedDocument, whole_number
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.shard import (
@@ -59,8 +60,8 @@ _DOCUMENT: Final = VersionedDocument(
     article="an",
     noun="offset",
     full_name="a kinesis-ssp offset",
-    next_step="run the query with the spark-ssp version that wrote this checkpoint, or start it on "
-    "a new checkpoint location",
+    next_step="run the query with the spark-ssp version that wrote this checkpoint, or start it "
+    f"on {NEW_CHECKPOINT}",
 )
 
 _SHAPE = frozenset({"v", "slots", "streams", "ssp"})

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
-from spark_ssp.common.errors import DataLossError, SspError
+from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, SspError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text, time_text
 from spark_ssp.grouping.identifiers import SequenceNumber, ShardKey, StreamName
@@ -221,9 +221,9 @@ def report_skipped_batches(keys: Sequence[ShardKey], *, fail: bool) -> None:
         found="a checkpoint without the batches that read the rest of it",
         expected="every batch in the checkpoint, as Spark writes it unless the query's option "
         "asyncProgressTrackingEnabled is set",
-        next_step="leave out asyncProgressTrackingEnabled and start the query on a new checkpoint "
-        "location with a startingPosition at a time before the missing batches (records since then "
-        "are read again), or set failOnDataLoss to false to continue without the rest",
+        next_step="leave out asyncProgressTrackingEnabled and start the query on "
+        f"{NEW_CHECKPOINT}, from a startingPosition at a time before the missing batches (records "
+        "since then are read again), or set failOnDataLoss to false to continue without the rest",
         fail=fail,
     )
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
@@ -223,7 +223,7 @@ def _other_streams(
         f"{', '.join(sorted(offset.streams))}",
         expected="every stream of the checkpoint (more may be added)",
         next_step=f"add {', '.join(names or sorted(offset.streams))}{drop if names else ','} or "
-        "start on a new checkpoint location",
+        f"start on {NEW_CHECKPOINT}",
     )
 
 
@@ -238,7 +238,7 @@ def check_leases(offset: Offset, table: str | None) -> list[str]:
             found=f"none; the checkpoint is of a query that shared its shards by lease table "
             f"{', '.join(tables)}",
             expected="the applicationName (or leaseTable) of the checkpoint",
-            next_step="set it again, or start on a new checkpoint location",
+            next_step=f"set it again, or start on {NEW_CHECKPOINT}",
         )
     return [name for name in tables if name != table]
 
@@ -264,7 +264,7 @@ def start_state(key: ShardKey, start: Offset, end: Offset) -> ShardState | None:
             f"offset of stream {key.stream}",
             found="a stream that is new in this batch, without its start",
             expected="a start in the first offset that has the stream",
-            next_step="start the query on a new checkpoint location",
+            next_step=f"start the query on {NEW_CHECKPOINT}",
         )
     point = option.by_shard.get(key, option.default)
     if point is None or isinstance(point, Latest):

@@ -26,7 +26,7 @@ from enum import Enum, auto
 from functools import partial
 from typing import Final
 
-from spark_ssp.common.errors import DataLossError, SspError
+from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, SspError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
@@ -379,7 +379,7 @@ class GivenPositions:
         remedy = remedies[giver]
         if giver is not Giver.OPTION and state.position == self._option.by_shard.get(key):
             # From which the lease was created, or which waited in the checkpoint for its parents.
-            remedy = _DELETE_ROW if giver is Giver.LEASE else _NEW_CHECKPOINT
+            remedy = _DELETE_ROW if giver is Giver.LEASE else _AFRESH
             return f"{remedies[Giver.OPTION]}; and {remedy}"
         if giver is Giver.CHECKPOINT and self._table is not None:
             return f"{remedy} and with another applicationName"
@@ -390,17 +390,17 @@ _DELETE_ROW: Final = (
     "stop all workers and delete the shard's row in the table, after which the shard is read from "
     "the query's checkpoint, or from its oldest record"
 )
-_NEW_CHECKPOINT: Final = "start the query on a new checkpoint location"
+_AFRESH: Final = f"start the query on {NEW_CHECKPOINT}"
 _FOREIGN: Final = {
     Giver.OPTION: "correct the shard's position in startingPosition, or leave it out",
     Giver.CHECKPOINT: "make streamName, region and endpointUrl name the stream that the checkpoint "
-    f"was written for, or {_NEW_CHECKPOINT}",
+    f"was written for, or {_AFRESH}",
     Giver.LEASE: _DELETE_ROW,
 }
 """The remedy for a position of another shard or stream, by its giver."""
 _TRIMMED: Final = {
     Giver.OPTION: "choose a later position for the shard in startingPosition, or leave it out",
-    Giver.CHECKPOINT: "start a new query with a new checkpoint",
+    Giver.CHECKPOINT: f"start a new query with {NEW_CHECKPOINT}",
     Giver.LEASE: _DELETE_ROW,
 }
 

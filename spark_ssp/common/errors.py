@@ -12,6 +12,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
+NEW_CHECKPOINT: Final = "a new checkpoint location, and with a new folder if its sink writes files"
+"""For the remedies that need one. Its batches are numbered from 0, and Spark's file sink leaves out
+the rows of every batch whose number the folder has."""
+
 _SHOWN_LENGTH: Final = 80
 
 

@@ -27,6 +27,7 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final
 
+from spark_ssp.common.errors import NEW_CHECKPOINT
 from spark_ssp.common.versioned_json import Codec, Json, VersionedDocument, whole_number
 from spark_ssp.grouping.groupers import Grouping, grouper_of, tasks_of
 from spark_ssp.grouping.identifiers import (
@@ -44,8 +45,8 @@ _DOCUMENT: Final = VersionedDocument(
     article="an",
     noun="assignment",
     full_name="a task assignment",
-    next_step="use the spark-ssp version that wrote it, or start with a new checkpoint location "
-    "and, if there is an assignmentStore, a new one",
+    next_step="use the spark-ssp version that wrote it, or start with another assignmentStore, if "
+    f"there is one, and {NEW_CHECKPOINT}",
 )
 
 

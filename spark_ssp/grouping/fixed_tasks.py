@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
-from spark_ssp.common.errors import IncompatibleStateError, SspError
+from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError, SspError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.options.plugins import PluginSpec
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment, counts_up_to, is_whole
@@ -231,10 +231,10 @@ def _listed(owners: Owners) -> str:
 
 
 _REGROUP: Final = "set onPartitionCountChange to regroup if the query keeps no state by task"
-REGROUP_OR_AFRESH: Final = f"{_REGROUP}; else start it on a new checkpoint location"
+REGROUP_OR_AFRESH: Final = f"{_REGROUP}; else start it on {NEW_CHECKPOINT}"
 """For a stream whose records were all written with one count."""
 _COPY: Final = (
-    "copy the stream by key into a new one, and read that on a new checkpoint location: more "
+    f"copy the stream by key into a new one, and read that on {NEW_CHECKPOINT}: more "
     "partitions do not bring the records back that were written with this count"
 )
 """Adding partitions up to the next multiple would be accepted, but records of one key would be in
@@ -246,5 +246,5 @@ def _another_grouper(before: str, now: str) -> IncompatibleStateError:
         "options grouper and tasks",
         found=f"{now!r}; the tasks of this query were made by {before!r}",
         expected="the same grouper and number of tasks as before",
-        next_step="put them back, or start on a new checkpoint location",
+        next_step=f"put them back, or start on {NEW_CHECKPOINT}",
     )

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from spark_ssp.common.errors import SspError
+from spark_ssp.common.errors import NEW_CHECKPOINT, SspError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text
 
@@ -299,7 +299,7 @@ def not_the_same(
         reason=f"{what} was {change} since the query read it, so that its next start fails, or "
         f"{otherwise}",
         remedy=f"check {check} first; if it is gone, {option} takes it out of the checkpoint, and "
-        "to read the new one, start the query on a new checkpoint",
+        f"to read the new one, start the query on {NEW_CHECKPOINT}",
     )
 
 

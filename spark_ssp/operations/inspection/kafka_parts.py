@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from spark_ssp.common.errors import NEW_CHECKPOINT
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import KafkaService, TopicDescription
 from spark_ssp.kafka_source.model.offset import Offset
@@ -153,7 +154,7 @@ def _beyond(ssp: SystemStreamPartition, position: int | None, end: int | None) -
         verdict=Verdict.FAILED,
         reason=f"{kafka_name(ssp)} ends at {end}, before the position {position}: its log was cut, "
         "or it is another topic of the same name",
-        remedy="start the query on a new checkpoint, from earliest if all records are new",
+        remedy=f"start the query on {NEW_CHECKPOINT}, from earliest if all records are new",
     )
 
 

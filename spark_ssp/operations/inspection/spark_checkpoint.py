@@ -418,7 +418,17 @@ class Recovery:
         batches = abbreviate([str(batch) for batch in self.repeated], _NAMED_FILES)
         return (
             f"restore the file from a backup; or {text}, and the records of batch {batches}, whose "
-            "rows were written, come again"
+            f"rows were written, come again with later ones{self._unless_left_out}"
+        )
+
+    @property
+    def _unless_left_out(self) -> str:
+        if self.batch in self.repeated:
+            return ""
+        return (
+            ", which a sink that knows its batches by number, such as Spark's file sink, leaves "
+            "out: first take them out of the sink, or start another query there "
+            "(--as-starting-position, after the deletion)"
         )
 
 

@@ -4,12 +4,14 @@ record; queries pass a bad record and a damaged checkpoint as the guide says."""
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.kafka.queries import KafkaSink, check_read_once
 from tests.support.kafka.topics import KafkaTopics, Record
@@ -87,6 +89,58 @@ def test_a_query_continues_when_the_files_are_deleted_that_the_command_names(
     assert {batch: sorted(rows) for batch, rows in again.batches.items()} == {
         last: sorted(sink.batches[last])
     }
+
+
+def _forget(table: Path, batch: int) -> None:
+    """Take a batch out of the table of Spark's file sink."""
+    log = table / "_spark_metadata" / str(batch)
+    for line in log.read_text().splitlines()[1:]:
+        Path(urlsplit(json.loads(line)["path"]).path).unlink()
+    log.unlink()
+    (log.parent / f".{batch}.crc").unlink(missing_ok=True)
+
+
+def _to_files(source: DataFrame, table: Path, checkpoint: Path) -> None:
+    writer = source.select("data").writeStream.format("parquet").trigger(availableNow=True)
+    query = writer.option("checkpointLocation", str(checkpoint)).start(str(table))
+    assert query.awaitTermination(120)
+
+
+@pytest.mark.parametrize("followed", [False, True])
+def test_a_batch_that_is_planned_again_has_to_be_taken_out_of_the_files(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path, followed: bool
+) -> None:
+    feed.create("orders", shards=1)
+    table, checkpoint = tmp_path / "table", tmp_path / "checkpoint"
+    for _ in range(2):
+        feed.put("orders", 10)
+        _to_files(load(spark, options), table, checkpoint)
+    last = max(int(path.name) for path in (checkpoint / "offsets").glob("[0-9]*"))
+    for log in ("offsets", "commits"):
+        (checkpoint / log / str(last)).unlink()
+        (checkpoint / log / f".{last}.crc").unlink()
+    feed.put("orders", 10)
+    if followed:
+        _forget(table, last)
+    _to_files(load(spark, options), table, checkpoint)
+    found = sorted(bytes(row.data) for row in spark.read.parquet(str(table)).collect())
+    if followed:
+        assert found == sorted(record.data for record in feed.records)
+    else:
+        assert len(found) == 20  # Spark has left out the new rows.
+
+
+def test_a_new_checkpoint_needs_a_new_folder(
+    spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Path
+) -> None:
+    feed.create("orders", shards=1)
+    feed.put("orders", 10)
+    _to_files(load(spark, options), tmp_path / "table", tmp_path / "first")
+    feed.put("orders", 10)
+    _to_files(load(spark, options), tmp_path / "table", tmp_path / "second")
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 10
+    _to_files(load(spark, options), tmp_path / "other", tmp_path / "third")
+    assert spark.read.parquet(str(tmp_path / "other")).count() == 20
 
 
 def test_kafka(
