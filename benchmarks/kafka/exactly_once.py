@@ -58,7 +58,8 @@ def _write(options: SinkOptions, sink: str, task: int, batch: int, records: int,
     rows = _rows(records, size)
     began = time.perf_counter()
     if options.is_exactly_once:
-        write_in_transaction(rows, _COLUMNS, options, Write(sink=sink, task=task, batch=batch))
+        write = Write(sink=sink, task=task, batch=batch)
+        write_in_transaction(rows, _COLUMNS, options, write, "run")
     else:
         write_rows(rows, _COLUMNS, options, None)
     return round((time.perf_counter() - began) * 1e6)

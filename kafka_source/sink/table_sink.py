@@ -31,6 +31,7 @@ from spark_ssp.common.spark.batch_plan import (
     ADAPTIVE_STREAM,
     TaskWrite,
     require_fixed_division,
+    run_of_task,
     task_of_batch_write,
     task_of_query,
 )
@@ -154,7 +155,7 @@ def _write(
             first=options.exactly_once_from,
             has_gaps=has_gaps,
         )
-        rows = write_in_transaction(batches, columns, options, write_once)
+        rows = write_in_transaction(batches, columns, options, write_once, run_of_task())
         return WriteResult(rows, sink=write_once.sink, batch=write_once.batch)
     write = None
     if options.include_repeat_headers:

@@ -125,13 +125,16 @@ class TransactionalTask:
         properties: ClientProperties,
         write: Write,
         topic: str,
+        run: str | None,
         *,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`topic`: the one whose partition 0 the markers name."""
+        """`topic`: the one whose partition 0 the markers name. `run`: the run of the query, within
+        which a client is kept; None: unknown, so none is."""
         self._write = write
         self._properties = properties
         self._place = topic
+        self._run = run
         self._monotonic = monotonic
         self._limit_s = int(properties.config()[TRANSACTION_TIMEOUT]) / 1000
         self._client: _Client | None = None
@@ -154,9 +157,10 @@ class TransactionalTask:
 
     def _continue(self) -> bool:
         """Take over the client of the batch before, if this process has it. It is fenced if another
-        attempt was begun since, and then its commit fails."""
+        attempt was begun since, and then its commit fails: mostly in an earlier run, whose clients
+        are not used."""
         kept = _take(self._properties, task_id(self._write.sink, self._write.task))
-        if kept is None or not continues(self._write, kept.marker()):
+        if kept is None or kept.run != self._run or not continues(self._write, kept.marker()):
             return False
         kept.producer.begin_task()
         self._client = kept
@@ -214,7 +218,8 @@ class TransactionalTask:
     ) -> None:
         client = self._client
         if error is None:
-            if client is not None:
+            if client is not None and self._run is not None:
+                client.run = self._run
                 _keep(self._properties, client)
             return
         fault = self._abort()
@@ -351,6 +356,8 @@ class _Client:
     producer: RecordProducer
     group: Any
     committed: Committed | None = None
+    run: str | None = None
+    """The run of the query in which it is kept."""
 
     @property
     def transactions(self) -> Any:

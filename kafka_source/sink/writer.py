@@ -28,13 +28,20 @@ _ROWS_PER_POLL: Final = 1_000
 
 
 def write_in_transaction(
-    batches: Iterable[pa.RecordBatch], columns: SinkColumns, options: SinkOptions, write: Write
+    batches: Iterable[pa.RecordBatch],
+    columns: SinkColumns,
+    options: SinkOptions,
+    write: Write,
+    run: str | None,
 ) -> int:
     """Write the rows in one transaction, unless they are committed already, and return their
-    number. Raises SspError with topic and partition, never with the content of a row; then no row
-    is visible to readers of committed records, unless the outcome of the commit is unknown, which
-    the next attempt finds out."""
-    with TransactionalTask(options.client, write, marker_topic(options)) as task:
+    number. `run` is that of the query, None if unknown.
+
+    Raises SspError with topic and partition, never with the content of a row; then no row is
+    visible to readers of committed records, unless the outcome of the commit is unknown, which the
+    next attempt finds out.
+    """
+    with TransactionalTask(options.client, write, marker_topic(options), run) as task:
         task.begin()
         for batch in batches:
             rows = rows_of(batch, columns, options.topic)

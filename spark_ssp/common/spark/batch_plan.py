@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 _QUERY: Final = "sql.streaming.queryId"
 _BATCH: Final = "streaming.sql.batchId"
+_GROUP: Final = "spark.jobGroup.id"
+"""Of a streaming query, the id of its run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +94,12 @@ def micro_batch_of_task() -> MicroBatch | None:
         return None
     query, batch = task.getLocalProperty(_QUERY), task.getLocalProperty(_BATCH)
     return None if query is None or batch is None else MicroBatch(query=query, batch=int(batch))
+
+
+def run_of_task() -> str | None:
+    """Return the run of the query that the current task belongs to; None if that is unknown."""
+    task = TaskContext.get()
+    return None if task is None else task.getLocalProperty(_GROUP)
 
 
 def least_tasks() -> int:

@@ -49,16 +49,21 @@ class Sink:
             {**broker.options, **given, "topic": topic, "deliveryGuarantee": "exactly-once"}
         )
         self.name = f"{uuid.uuid4().hex}/{topic}"
+        self.run = "run"
 
     def attempt(self, batch: int, task: int = 0) -> Write:
         return Write(sink=self.name, task=task, batch=batch)
 
     def task(self, batch: int, task: int = 0) -> TransactionalTask:
-        return TransactionalTask(self.options.client, self.attempt(batch, task), self.topic)
+        return TransactionalTask(
+            self.options.client, self.attempt(batch, task), self.topic, self.run
+        )
 
     def write(self, values: Sequence[str], batch: int, task: int = 0) -> int:
         rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
-        return write_in_transaction([rows], _VALUE, self.options, self.attempt(batch, task))
+        return write_in_transaction(
+            [rows], _VALUE, self.options, self.attempt(batch, task), self.run
+        )
 
     def complete(self, batch: int, tasks: int = 1) -> None:
         completed = CompletedBatch(batch=batch, tasks=tasks)
@@ -171,6 +176,20 @@ def test_a_kept_client_reads_nothing_and_is_ended_by_any_other_attempt(
     assert sink.committed() == ["a", "b", "c"]
 
 
+def test_another_run_does_not_use_the_clients_of_an_earlier_one(sink: Sink) -> None:
+    """Another process has written the batch since, and only the record of it was lost."""
+    sink.write(["a"], 0)
+    sink.complete(0)
+    of_other_process = dict(transactions._clients)
+    transactions._clients.clear()
+    sink.write(["b"], 1)
+    transactions._clients.clear()
+    transactions._clients.update(of_other_process)
+    sink.run = "another run"
+    assert sink.write(["b"], 1) == 1  # compared only
+    assert sink.committed() == ["a", "b"]
+
+
 def test_rows_that_differ_from_the_committed_ones_are_an_error_and_not_written(sink: Sink) -> None:
     sink.write(["a", "b"], 0)
     sink.write(["b", "a"], 0)  # A shuffle is read in any order.
@@ -226,7 +245,8 @@ def test_a_topic_that_was_expanded_is_written_to_all_its_partitions(
     rows = pa.RecordBatch.from_pydict({"value": pa.array(values, pa.string())})
     for batch in range(2):
         # The value is the key, too.
-        write_in_transaction([rows], SinkColumns(key=0, value=0), sink.options, sink.attempt(batch))
+        columns = SinkColumns(key=0, value=0)
+        write_in_transaction([rows], columns, sink.options, sink.attempt(batch), sink.run)
         sink.complete(batch)
         if batch == 0:
             topics.expand(sink.topic, 4)
@@ -234,7 +254,7 @@ def test_a_topic_that_was_expanded_is_written_to_all_its_partitions(
 
 
 def test_a_missing_marker_topic_is_named(sink: Sink) -> None:
-    task = TransactionalTask(sink.options.client, sink.attempt(0), "no-such-topic")
+    task = TransactionalTask(sink.options.client, sink.attempt(0), "no-such-topic", sink.run)
     with pytest.raises(StreamNotFoundError) as caught:
         task.begin()
     assert "markerTopic" in caught.value.subject
@@ -247,7 +267,9 @@ def test_a_missing_marker_topic_is_not_created() -> None:
         options = {"bootstrap.servers": broker.bootstrap_servers}
         with KafkaTopics(options) as topics:
             sink = Sink(broker, topics.create(1))
-            task = TransactionalTask(sink.options.client, sink.attempt(0), "no-such-topic")
+            task = TransactionalTask(
+                sink.options.client, sink.attempt(0), "no-such-topic", sink.run
+            )
             with pytest.raises(StreamNotFoundError):
                 task.begin()
         assert "no-such-topic" not in AdminClient(options).list_topics(timeout=10).topics

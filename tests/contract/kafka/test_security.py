@@ -293,7 +293,7 @@ def test_a_sink_that_writes_exactly_once_needs_what_the_guide_says() -> None:
 
         def write(batch: int) -> None:
             attempt = Write(sink=sink, task=0, batch=batch)
-            write_in_transaction([rows], SinkColumns(value=0), options, attempt)
+            write_in_transaction([rows], SinkColumns(value=0), options, attempt, "run")
             completed = CompletedBatch(batch=batch, tasks=1)
             record_completed(options.client, sink, topic, completed)
 

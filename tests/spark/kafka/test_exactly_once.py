@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_ssp.common.errors import IncompatibleStateError
-from spark_ssp.common.spark.batch_plan import ADAPTIVE_STREAM
+from spark_ssp.common.spark.batch_plan import ADAPTIVE_STREAM, run_of_task
 from spark_ssp.common.spark.pyspark_api import WRITES_ARROW
 from tests.support.kafka.copying import copying
 from tests.support.kafka.topics import KafkaTopics, Record
@@ -32,6 +34,22 @@ def _committed(spark: SparkSession, broker: KafkaBroker, topic: str) -> Counter[
         .load()
     )
     return Counter(bytes(row.value) for row in frame.collect())
+
+
+def test_a_task_knows_the_run_of_its_query(spark: SparkSession) -> None:
+    """By which it knows whether a client that its process has kept may be used."""
+
+    def run_of(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"run": pa.array([run_of_task()], pa.string())})
+
+    rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
+    writer = rows.mapInArrow(run_of, "run string").writeStream.format("memory").queryName("runs")
+    for _ in range(2):
+        query = start_patiently(writer.trigger(once=True).start)
+        await_end(query)
+        found = {row.run for row in spark.table("runs").collect()}
+        assert found == {str(query.runId)}
 
 
 @pytest.mark.core("Kafka sink")

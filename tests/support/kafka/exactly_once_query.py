@@ -148,7 +148,7 @@ def _attempt(options: SinkOptions, sink: str, batch: int, task: int, harm: Harm 
 
     with _harmed(harm):
         write = Write(sink=sink, task=task, batch=batch)
-        count = write_in_transaction(frames(), _COLUMNS, options, write)
+        count = write_in_transaction(frames(), _COLUMNS, options, write, "run")
     if harm is not None:
         harm.reach(Point.COMMITTED)
     return count
