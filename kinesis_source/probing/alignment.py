@@ -24,6 +24,7 @@ from typing import Final
 from spark_ssp.common.logs import Detail
 from spark_ssp.common.times import duration_text, time_text
 from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -45,6 +46,7 @@ from spark_ssp.kinesis_source.probing.batch_end_probe import (
     to_result,
 )
 from spark_ssp.kinesis_source.probing.fixed_targets import FixedTargets
+from spark_ssp.kinesis_source.probing.intake_rate import count
 from spark_ssp.kinesis_source.probing.latest_probe import LATEST_STRIDE_MS, WIDENING_FACTOR
 from spark_ssp.kinesis_source.probing.position_advance import (
     LatestRecord,
@@ -275,9 +277,19 @@ class _Search:
             found_by_time=True,
             at_latest=False,
             closed=not self.has_more,
-            expected=None,
+            expected=self._expected(result),
             cursor=cursor,
         )
+
+    def _expected(self, result: ProbeResult) -> ExpectedSize | None:
+        """Return the estimated size up to the best record. Without it a task requests a full page,
+        which may block the shard for seconds."""
+        rows = result.records
+        intake = result.cursor.intake or count(rows, None, None)
+        if intake is None or not rows:
+            return None
+        counted = ExpectedSize(records=len(rows), size_bytes=sum(row.size_bytes for row in rows))
+        return intake.expected(max(0, self.best.arrival - rows[-1].arrival), counted)
 
 
 # --- The batch -----------------------------------------------------------------------------------

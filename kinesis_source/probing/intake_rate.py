@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Protocol
 
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import EpochMillis
 
 INTAKE_BYTES_PER_MS: Final = (1 << 20) / 1000
@@ -23,6 +24,9 @@ LONGEST_TRUST: Final = 32
 """The most batches that may end by time between two counts."""
 FADING: Final = 0.8
 """The weight of the largest record that was counted before."""
+MARGIN: Final = 1.01
+"""A task requests the estimate times this, plus its square root, as for random arrivals: a second
+call for the rest costs more."""
 QUOTA_TOLERANCE: Final = 1.5
 """A rate above the quota by this factor shows a service that does not enforce it."""
 
@@ -82,6 +86,16 @@ class Intake:
         """Return how many records and bytes the shard takes in within `millis`."""
         share = max(0, millis) / self.millis
         return round(self.records * share), round(self.size_bytes * share)
+
+    def expected(self, millis: int, counted: ExpectedSize) -> ExpectedSize:
+        """Return the size of a range for its task: what was `counted`, plus the intake of `millis`
+        after that."""
+        records, size = self.within(millis)
+        margin = MARGIN + 1 / math.sqrt(max(1, records))
+        return ExpectedSize(
+            records=counted.records + math.ceil(records * margin) + 1,
+            size_bytes=(counted.size_bytes or 0) + math.ceil(size * margin),
+        )
 
     def record_end(self, size: int) -> Intake:
         """Note that one more batch has ended by time, with a record of this size. If it is larger

@@ -10,7 +10,6 @@ Generators, as `probe_protocol.py` describes them; no I/O.
 
 from __future__ import annotations
 
-import math
 from bisect import bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
@@ -70,9 +69,6 @@ ENOUGH = 0.75
 """If the records read contain this part of the limit, the batch ends with them."""
 BURST_MS = 1000
 """A shard accepts at once what it did not take in during the second before (Kinesis quotas)."""
-MARGIN = 1.01
-"""A task requests the estimate times this, plus its square root, as for random arrivals: a second
-call for the rest costs more."""
 EXCESS = 1.1
 """The largest batch, in units of its limit, if the rate of the shard rises: with a burst it is
 1.25, in the mean of ten batches."""
@@ -408,13 +404,8 @@ def _estimated(
     intake = result.cursor.intake
     if intake is None or result.end is None:
         return result
-    records, size = intake.within(min(result.end.arrival, target + intake.gap_ms) - since)
-    margin = MARGIN + 1 / math.sqrt(max(1, records))
-    expected = ExpectedSize(
-        records=counted.records + math.ceil(records * margin) + 1,
-        size_bytes=(counted.size_bytes or 0) + math.ceil(size * margin),
-    )
+    millis = min(result.end.arrival, target + intake.gap_ms) - since
     cursor = replace(
         result.cursor, intake=intake.record_end(result.end.size_bytes), window_end_ms=target
     )
-    return replace(result, expected=expected, cursor=cursor)
+    return replace(result, expected=intake.expected(millis, counted), cursor=cursor)

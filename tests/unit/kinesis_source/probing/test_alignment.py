@@ -20,6 +20,7 @@ from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     OpenIterator,
     PageView,
+    ProbeResult,
     RecordRef,
     Request,
     Response,
@@ -180,19 +181,52 @@ def test_a_search_ends_although_records_are_not_in_the_order_of_their_arrivals()
         )
         for n, arrival in enumerate(arrivals)
     ]
-    start = ShardState(position=records[1].position)
-    now, until = EpochMillis(400_000), EpochMillis(200_000)
+    found = _last_until(records, after=records[1], until=200_000, record_bytes=40_000)
+    assert found.end == records[2]
+
+
+def test_a_task_is_told_the_size_of_a_range_that_was_cut_by_time() -> None:
+    """Without it the task requests a page of 10 MB, which blocks the shard for five seconds."""
+    records = [
+        RecordRef(
+            sequence_number=SequenceNumber(str(1000 + n)),
+            last_sub=0,
+            arrival=EpochMillis(10 * n),
+            size_bytes=1_000,
+        )
+        for n in range(10_000)
+    ]
+    found = _last_until(records, after=records[0], until=50_000, record_bytes=1_000)
+    assert found.end is not None
+    assert 49_000 <= found.end.arrival <= 50_000
+    count = found.end.order - records[0].order
+    assert found.expected is not None
+    assert count <= found.expected.records <= 1.1 * count
+    assert found.expected.size_bytes is not None
+    assert 1_000 * count <= found.expected.size_bytes <= 1_100 * count
+
+
+def _last_until(
+    records: list[RecordRef], *, after: RecordRef, until: int, record_bytes: float
+) -> ProbeResult:
+    """Search a shard of these records for the last one until a time."""
+    start, now = ShardState(position=after.position), EpochMillis(400_000)
     steps = find_last_until(
-        start, ShardCursor(record_bytes=40_000.0), now, DAY_MS, EpochMillis(199_000), until
+        start,
+        ShardCursor(record_bytes=record_bytes),
+        now,
+        DAY_MS,
+        EpochMillis(until - 1_000),
+        EpochMillis(until),
     )
-    request, found = next(steps), None
+    request = next(steps)
     for _ in range(100):
         try:
             request = steps.send(_answer(request, records, now))
         except StopIteration as ended:
-            found = ended.value.end
-            break
-    assert found == records[2]
+            found: ProbeResult = ended.value
+            return found
+    raise AssertionError("the search does not end")
 
 
 def _answer(request: Request, records: list[RecordRef], now: EpochMillis) -> Response:
