@@ -245,21 +245,41 @@ def rated_shares(
     """Return each shard's share of the limits in an aligned batch; shards that are `left_behind`
     hold no other back.
 
-    Ends that are found by time have even shares, so that they span the same time whatever the
-    rates, and none of them is searched beyond the first of these ends. The shares of the others
-    follow their rates; a shard whose rate is unknown counts with the mean.
+    The shares follow the rates; a shard whose rate is unknown counts with the mean. Ends that are
+    found by time divide theirs evenly, so that they span the same time, and none of them is
+    searched beyond the first of these ends.
     """
-    even = even_shares(keys, limits)
-    ends = {key: end_by_time(cursors[key], even[key]) for key in keys}
+    shares = even_shares(keys, limits)
+    shares |= _by_rate(keys, limits, cursors, shares)
+    shares |= _leveled(
+        {
+            key: share
+            for key, share in shares.items()
+            if end_by_time(cursors[key], share) is not None
+        }
+    )
+    ends = {key: end_by_time(cursors[key], shares[key]) for key in keys}
     goals = [
         end
         for key, end in ends.items()
         if end is not None and key not in left_behind and _is_ahead(end, cursors[key])
     ]
-    counted = [key for key in keys if ends[key] is None]
-    shares = even | _by_rate(counted, limits, cursors, even)
     goal = min(goals, default=None)
     return {key: replace(share, until=goal) for key, share in shares.items()} if goal else shares
+
+
+def _leveled(shares: Mapping[ShardKey, LimitShare]) -> dict[ShardKey, LimitShare]:
+    """Divide the sum of shares evenly."""
+    count = len(shares)
+    sizes = [share.size_bytes for share in shares.values() if share.size_bytes is not None]
+    return {
+        key: replace(
+            share,
+            records=sum(each.records for each in shares.values()) // count,
+            size_bytes=sum(sizes) // count if sizes else None,
+        )
+        for key, share in shares.items()
+    }
 
 
 def until_first_end(share: LimitShare, cursors: Mapping[ShardKey, ShardCursor]) -> LimitShare:

@@ -297,7 +297,7 @@ def _can_skip_count(start: ShardState, cursor: ShardCursor, share: LimitShare) -
         and not at_latest
         and cursor.position == start.position
         and isinstance(start.position, AfterRecord)
-        and cursor.reached_ms is not None
+        and _begin_ms(cursor) is not None
         and cursor.intake is not None
         and cursor.intake.is_trusted
         and _ends_by_time(cursor, share)
@@ -309,7 +309,7 @@ def _by_time(
 ) -> Generator[Request, Response, ProbeResult | ShardCursor]:
     """Find the first record at the end of the batch's time. If that is near the latest record or
     finds nothing, return the cursor: a page from the start is needed."""
-    position, reached = start.position, cursor.reached_ms
+    position, reached = start.position, _begin_ms(cursor)
     if not isinstance(position, AfterRecord) or reached is None:
         return cursor
     target = end_by_time(cursor, share)
@@ -334,12 +334,20 @@ def end_by_time(cursor: ShardCursor, share: LimitShare) -> EpochMillis | None:
     """Return the time at which a batch ends that is found by time; None if its end is not. The time
     begins where that of the batch before had to end, up to a second before the start: a shard may
     take in at once what it did not take in meanwhile."""
-    reached, intake = cursor.reached_ms, cursor.intake
+    reached, intake = _begin_ms(cursor), cursor.intake
     if reached is None or intake is None or not _ends_by_time(cursor, share):
         return None
     begin = max(cursor.window_end_ms or reached, reached - BURST_MS)
     span = intake.span_ms(share.records, share.size_bytes, excess=share.excess)
     return _until(EpochMillis(begin + span), share)
+
+
+def _begin_ms(cursor: ShardCursor) -> EpochMillis | None:
+    """Return the arrival of the record at the cursor's position, or of the one that follows it if
+    only that is known; None if neither is."""
+    if cursor.reached_ms is None and cursor.lookahead is not None:
+        return cursor.lookahead.records[0].arrival
+    return cursor.reached_ms
 
 
 def _until(time: EpochMillis, share: LimitShare) -> EpochMillis:

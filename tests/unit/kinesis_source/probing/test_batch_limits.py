@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -20,6 +21,7 @@ from spark_ssp.kinesis_source.probing.batch_limits import (
     rated_shares,
 )
 from spark_ssp.kinesis_source.probing.intake_rate import Intake
+from spark_ssp.kinesis_source.probing.limited_end_probe import end_by_time
 from spark_ssp.kinesis_source.probing.probe_protocol import RecordRef, ShardCursor
 from tests.support.kinesis.shards import key
 
@@ -225,3 +227,25 @@ def test_shares_follow_the_rates_of_the_shards() -> None:
     assert [shares[shard].records for shard in keys] == [375, 125, 250, 250]
     unknown = rated_shares(keys, Limits(max_bytes=4_000), dict.fromkeys(keys, ShardCursor()))
     assert {share.size_bytes for share in unknown.values()} == {1_000}
+
+
+def test_ends_that_are_found_by_time_span_the_same_time() -> None:
+    """By their rates alone, the busiest shard would be read beyond the others, and cut for them."""
+    keys = [key(n) for n in range(8)]
+    rates = [600.0, 300.0] + [10.0] * 6
+    cursors = {
+        shard: ShardCursor(
+            reached_ms=EpochMillis(0),
+            record_bytes=1_000.0,
+            intake=Intake(records=rate, size_bytes=1_000 * rate, millis=1_000.0, largest=1_000),
+        )
+        for shard, rate in zip(keys, rates, strict=True)
+    }
+    limit = 64_000_000
+    shares = rated_shares(keys, Limits(max_bytes=limit), cursors)
+    sizes = [shares[shard].size_bytes or 0 for shard in keys]
+    assert sizes[0] == sizes[1] == pytest.approx(limit * 450 / 960, rel=0.01)
+    assert sizes[2:] == [pytest.approx(limit * 10 / 960, rel=0.01)] * 6
+    assert sum(sizes) <= limit
+    end = end_by_time(cursors[keys[0]], replace(shares[keys[0]], until=None))
+    assert {share.until for share in shares.values()} == {end}

@@ -187,6 +187,21 @@ def test_one_probe_by_time_finds_the_end() -> None:
     assert finding.cursor.proven
 
 
+def test_the_time_of_a_shard_that_was_cut_to_nothing_begins_with_its_next_record() -> None:
+    """Its end is searched by time as before, although the record at its start is not known."""
+    assert KNOWN_RATE.position is not None
+    rest = Lookahead(
+        position=KNOWN_RATE.position, records=(row(101, REACHED),), cached_iterator=None
+    )
+    memory = replace(KNOWN_RATE, reached_ms=None, lookahead=rest)
+    finding = play(
+        ahead(QUIET, memory, size=2000 * 1024),
+        (opened(at(AIM)), "i"),
+        (fetched("i", 1), page([row(2100, AIM, size=1024)], onward="j", behind=5)),
+    )
+    assert (finding.records, finding.found_by_time) == ((), True)
+
+
 @pytest.mark.parametrize(("before", "begin"), [(300, 300), (9000, 1000)])
 def test_a_gap_before_the_start_is_part_of_the_time(before: int, begin: int) -> None:
     """A shard takes in at once what it did not take in during the second before."""
