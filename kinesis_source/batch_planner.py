@@ -255,7 +255,8 @@ class BatchPlanner:
             self.leases.pause()
             return None
         self._recall(start)
-        self._end_finder.wait(start.states, limits)
+        if not self._end_finder.wait(start.states, limits):
+            return None
         began = self._monotonic()
         while True:
             end, awaited = self._search(

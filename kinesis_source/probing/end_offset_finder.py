@@ -125,9 +125,10 @@ class EndOffsetFinder:
         """True if no shard advanced although records are unread: ends are not searched at the same
         instant next time, which a shard without records until then may never reach."""
 
-    def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> None:
+    def wait(self, states: Mapping[ShardKey, ShardState], limits: Limits) -> bool:
         """Sleep until one of the shards may be probed, unless no probe is needed; until all may, if
-        they wait for each other."""
+        they wait for each other. Return False if they have to wait for longer than one sleep: the
+        shards that are due would be probed in vain."""
         is_held = self._is_held
         if not self.targets.are_fixed or limits.is_bounded or is_held:
             ended = {key for key, state in states.items() if isinstance(state.position, ShardEnd)}
@@ -136,8 +137,11 @@ class EndOffsetFinder:
             waited = states.keys() - ended
             if together:
                 waited = waited - self._left_behind or waited
-            self._prober.limiter.wait(waited, for_all=together)
+            ready = self._prober.limiter.wait(waited, for_all=together)
+            if together and not ready and not self.targets.are_fixed:
+                return False
         self._are_far = False
+        return True
 
     def resolve_latest(
         self, keys: Collection[ShardKey], now: EpochMillis

@@ -81,15 +81,17 @@ class ProbeRateLimiter:
         """Return whether the shard may be probed now."""
         return self._due.get(key, float("-inf")) <= self._monotonic()
 
-    def wait(self, keys: Collection[ShardKey], *, for_all: bool = False) -> None:
+    def wait(self, keys: Collection[ShardKey], *, for_all: bool = False) -> bool:
         """Sleep until one of the shards may be probed, or all of them; otherwise Spark calls again
-        immediately. Never for long: Spark can only end the query in between."""
-        if keys:
-            due = (self._due.get(key, float("-inf")) for key in keys)
-            at = max(due) if for_all else min(due)
-            delay = min(at - self._monotonic(), LONGEST_SLEEP_S)
-            if delay > 0:
-                self._sleep(delay)
+        immediately. Never for long: Spark can only end the query in between. Return whether the
+        time was long enough."""
+        if not keys:
+            return True
+        due = (self._due.get(key, float("-inf")) for key in keys)
+        left = (max(due) if for_all else min(due)) - self._monotonic()
+        if left > 0:
+            self._sleep(min(left, LONGEST_SLEEP_S))
+        return left <= LONGEST_SLEEP_S
 
     def wait_for_tasks(self, keys: Collection[ShardKey]) -> None:
         """Sleep until the shards answer tasks again, which may be seconds after a page that was

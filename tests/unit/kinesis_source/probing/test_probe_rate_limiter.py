@@ -135,8 +135,21 @@ def test_waiting_is_bounded(time: Time) -> None:
     time.now += 3600
     paces.record_probe(A, calls=1)
     time.now -= 3600
-    paces.wait([A])
+    assert not paces.wait([A]), "too short"
     assert time.slept == [1.0]
+
+
+def test_waiting_for_all_ends_with_the_last_shard_that_is_due(time: Time) -> None:
+    paces = pacing(time)
+    paces.record_probe(A, calls=1)
+    time.now += 0.1
+    paces.record_probe(B, calls=1)
+    assert paces.wait([A, B], for_all=True)
+    assert time.slept == [pytest.approx(0.4)]
+    paces.record_probe(B, calls=5)
+    assert paces.wait([A, B]), "one of them is due"
+    assert not paces.wait([A, B], for_all=True)
+    assert len(time.slept) == 2
 
 
 def test_a_throttled_shard_is_left_alone_and_takes_no_harm(time: Time) -> None:
