@@ -32,6 +32,11 @@ CATALOGUE: Final = (
     Benchmark(name="leases.hand_overs", minutes=8, small="--leases 2 --failover 1 --rounds 1"),
     Benchmark(name="kinesis.catch_up", minutes=2, small="--limits 2 --seconds 10"),
     Benchmark(name="kinesis.catch_up_http", minutes=6, small="--limits 1.25 --seconds 5"),
+    Benchmark(
+        name="kinesis.aligned",
+        minutes=25,
+        small="--records 200 --megabytes 1 --shards 4 --minutes 0.5",
+    ),
     Benchmark(name="kinesis.planning", minutes=3, small="--shards 1 2 --rounds 1"),
     Benchmark(
         name="kinesis.triggers",

@@ -31,6 +31,14 @@ PURE: Final[Mapping[str, Arguments]] = {
     "planning.partition_planning": {"partitions": 400, "tasks": [8], "rounds": 1},
     "planning.pipeline_planning": {"operators": 80, "rounds": 1},
     "kinesis.catch_up": {"limits": [2.0], "seconds": 10.0},
+    "kinesis.aligned": {
+        "records": [200],
+        "megabytes": [1],
+        "shards": 4,
+        "minutes": 0.5,
+        "per_second": [0.5, 75.0],
+        "size": 4000,
+    },
 }
 """They need nothing."""
 
