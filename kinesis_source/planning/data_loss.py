@@ -151,8 +151,8 @@ _counts: Final[Counter[str]] = Counter()
 
 
 _NEXT_STEP: Final = (
-    "set failOnDataLoss to false to continue after the gap, or start a new query with a new "
-    "checkpoint"
+    "set failOnDataLoss to false to continue after the gap, or start a new query with "
+    f"{NEW_CHECKPOINT}"
 )
 
 

@@ -18,13 +18,14 @@ from pathlib import Path
 from typing import Final
 
 from spark_ssp.common.errors import printable
+from spark_ssp.common.times import seconds_text
 from spark_ssp.operations.inspection.access_checks import Finding, Level
 
 OLDEST_PYSPARK: Final = 4
 _DEFAULT: Final = "python3"
 _MODULES: Final = ("spark_ssp", "pyspark_kafka_ssp", "pyspark_kinesis_ssp")
 _TIMEOUT_S: Final = 60
-_SLOW: Final = f"no answer within {_TIMEOUT_S} s"
+_SLOW: Final = f"no answer within {seconds_text(_TIMEOUT_S)}"
 GUIDE: Final = "https://github.com/spark-ssp/spark-ssp/blob/main/docs/guide/"
 """The address of the guide, which an installed package does not have."""
 _PROGRAM: Final = """

@@ -11,6 +11,7 @@ import pytest
 from spark_ssp.checkpoint.assignments.open import open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentContradictionError, AssignmentStore
 from spark_ssp.common.errors import (
+    NEW_CHECKPOINT,
     DataLossError,
     IncompatibleStateError,
     InvalidOptionsError,
@@ -92,7 +93,7 @@ def test_another_grouper(kafka: FakeKafka) -> None:
     query.restart(kafka_options(grouper="ssp"))
     kafka.expand("orders", 4)
     assert refused(query, IncompatibleStateError) == (
-        "put them back, or start on a new checkpoint location"
+        f"put them back, or start on {NEW_CHECKPOINT}"
     )
     assert read_on(FakeQuery(kafka, query.options)) == 10
     query.restart(kafka_options())
@@ -151,7 +152,7 @@ def test_a_contradiction_to_the_store(
     query.restart()
     step = refused(query, AssignmentContradictionError)
     assert "name another assignmentStore for this query" in step
-    assert "or start it on a new checkpoint location to take over the store's tasks" in step
+    assert f"or to take over the store's tasks, start it on {NEW_CHECKPOINT}" in step
     assert step.endswith("or, if no other query needs it, empty the store")
     afresh = FakeQuery(kafka, store=store)
     assert {task for task, *_ in afresh.batch() or []} == {"Partition 0", "Partition 1"}
@@ -170,7 +171,7 @@ def test_a_contradiction_about_the_grouper(kafka: FakeKafka, store: AssignmentSt
     query.store = store
     query.restart()
     step = refused(query, AssignmentContradictionError)
-    assert "on a new checkpoint location, with grouper and tasks as in the store" in step
+    assert f"with grouper and tasks as in the store, on {NEW_CHECKPOINT}" in step
     refused(FakeQuery(kafka, query.options, store=store), IncompatibleStateError)
     assert read_on(FakeQuery(kafka, kafka_options(grouper="partition"), store=store)) == 10
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError
+from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError, InvalidOptionsError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -171,7 +171,7 @@ def test_the_checkpoint_of_another_stream_is_refused_by_the_options_name() -> No
     assert str(caught.value) == (
         "[incompatible-state] option streamName (or streamARN): found clicks; the checkpoint is "
         "of orders; expected every stream of the checkpoint (more may be added). Next step: add "
-        "orders, or start on a new checkpoint location"
+        f"orders, or start on {NEW_CHECKPOINT}"
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from spark_ssp.common.errors import (
+    NEW_CHECKPOINT,
     AccessError,
     DataLossError,
     IncompatibleStateError,
@@ -44,8 +45,8 @@ from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 
 NEXT_STEP = (
-    "set failOnDataLoss to false to continue after the gap, or start a new query with a new "
-    "checkpoint"
+    "set failOnDataLoss to false to continue after the gap, or start a new query with "
+    f"{NEW_CHECKPOINT}"
 )
 
 
@@ -556,4 +557,4 @@ def test_not_all_streams_can_be_dropped() -> None:
     world.restart(streams=(CLICKS,), drop_streams=(ORDERS.name,))
     with pytest.raises(IncompatibleStateError) as caught:
         world.trigger()
-    assert caught.value.next_step == "add orders, or start on a new checkpoint location"
+    assert caught.value.next_step == f"add orders, or start on {NEW_CHECKPOINT}"

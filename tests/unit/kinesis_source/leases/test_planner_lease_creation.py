@@ -9,7 +9,7 @@ import pytest
 
 from spark_ssp.checkpoint.leases.lease import StartAtLatest, StartAtTrimHorizon
 from spark_ssp.checkpoint.leases.lease_serializer import encode
-from spark_ssp.common.errors import DataLossError, IncompatibleStateError
+from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, IncompatibleStateError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import (
     AtTimestamp,
@@ -129,7 +129,7 @@ def test_a_checkpoint_with_leases_is_refused_without_an_application(company: Com
     with pytest.raises(IncompatibleStateError, match="applicationName") as raised:
         plain.trigger()
     assert "orders-etl" in raised.value.found
-    assert raised.value.next_step == "set it again, or start on a new checkpoint location"
+    assert raised.value.next_step == f"set it again, or start on {NEW_CHECKPOINT}"
     put = company.put(40)
     again = company.join("anne")
     again.offset = anne.offset
@@ -508,7 +508,7 @@ def test_what_the_other_errors_about_leases_advise_works(company: Company) -> No
     company.state.create_stream("orders", 4)
     with pytest.raises(IncompatibleStateError) as raised:
         company.join("carl").trigger()
-    assert raised.value.next_step == "choose a new applicationName and a new checkpoint location"
+    assert raised.value.next_step == f"choose a new applicationName and {NEW_CHECKPOINT}"
     company.table = Table()
     put = company.put(40)
     assert sorted(company.work(company.join("carl"), rounds=20)) == sorted(put)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
 from spark_ssp.grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.offset import (
     BEFORE_FIRST_BATCH,
@@ -399,7 +399,7 @@ def test_a_stream_that_the_query_does_not_read_is_an_error_that_names_the_option
         "[incompatible-state] option streamName (or streamARN): found clicks, orders; the "
         "checkpoint is of old, orders; expected every stream of the checkpoint (more may be "
         "added). Next step: add old; or, if the query no longer needs the unread records, set "
-        "dropStreams to old; or start on a new checkpoint location"
+        f"dropStreams to old; or start on {NEW_CHECKPOINT}"
     )
 
 
