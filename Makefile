@@ -25,7 +25,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help demo pipeline test check quick long soak interop bench release-check site lock wheel clean lint compiled machine node
+.PHONY: help demo pipeline test check quick long soak interop defects bench release-check site lock wheel clean lint compiled machine node
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ soak: node $(READY) ## run the long simulations and kills: twenty times the hist
 
 interop: node $(READY) ## run queries and workers of three versions of the KCL on one lease table: half an hour
 	$(BIN)/python -m pytest -m "interop or not interop" tests/interop
+
+defects: $(READY) ## plant defects into a copy of the product, each of which the histories must find: an hour
+	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m tests.support.planted_defects
 
 bench: $(READY) ## measure the product and its peers, into bench-output/: more than an hour
 	$(BIN)/python -m benchmarks

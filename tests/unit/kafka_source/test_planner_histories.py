@@ -147,6 +147,18 @@ def _to_the_end(query: FakeQuery) -> list[Read]:
     False,
     [("expand", ("clicks", 3)), ("put", [("clicks", 1)])],
 )
+@example(  # Two generations are unread, and a limit admits a part of one.
+    {"clicks": 1, "orders": 1},
+    4,
+    None,
+    False,
+    [
+        ("put", [("clicks", 1)] * 6),
+        ("expand", ("clicks", 2)),
+        ("learn", ("clicks", 1)),
+        ("put", [("clicks", 1)] * 6),
+    ],
+)
 def test_each_record_is_read_once_and_in_order_by_the_task_of_its_key(
     counts: dict[str, int],
     limit: int | None,
