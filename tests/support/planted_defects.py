@@ -52,7 +52,10 @@ SUITES: Final[Mapping[Kind, Sequence[str]]] = {
         "tests/unit/kafka_source/test_missing_topics.py",
         "tests/unit/kafka_source/reading/test_range_progress.py",
     ),
-    Kind.EXACTLY_ONCE: ("tests/simulation/kafka",),
+    Kind.EXACTLY_ONCE: (
+        "tests/simulation/kafka",
+        "tests/unit/kafka_source/sink/test_markers.py",
+    ),
     Kind.SINK: ("tests/unit/kinesis_source/sink/test_delivery.py",),
 }
 
