@@ -251,14 +251,15 @@ def rated_shares(
     """
     shares = even_shares(keys, limits)
     shares |= _by_rate(keys, limits, cursors, shares)
-    shares |= _leveled(
+    by_time = _leveled(
         {
             key: share
             for key, share in shares.items()
             if end_by_time(cursors[key], share) is not None
         }
     )
-    ends = {key: end_by_time(cursors[key], shares[key]) for key in keys}
+    shares |= by_time
+    ends = {key: end_by_time(cursors[key], share) for key, share in by_time.items()}
     goals = [
         end
         for key, end in ends.items()
@@ -270,16 +271,12 @@ def rated_shares(
 
 def _leveled(shares: Mapping[ShardKey, LimitShare]) -> dict[ShardKey, LimitShare]:
     """Divide the sum of shares evenly."""
-    count = len(shares)
+    if not shares:
+        return {}
+    records = sum(share.records for share in shares.values()) // len(shares)
     sizes = [share.size_bytes for share in shares.values() if share.size_bytes is not None]
-    return {
-        key: replace(
-            share,
-            records=sum(each.records for each in shares.values()) // count,
-            size_bytes=sum(sizes) // count if sizes else None,
-        )
-        for key, share in shares.items()
-    }
+    size = sum(sizes) // len(shares) if sizes else None
+    return {key: replace(share, records=records, size_bytes=size) for key, share in shares.items()}
 
 
 def until_first_end(share: LimitShare, cursors: Mapping[ShardKey, ShardCursor]) -> LimitShare:
