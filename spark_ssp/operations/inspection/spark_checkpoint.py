@@ -416,20 +416,19 @@ class Recovery:
         if not self.repeated:
             return text
         batches = abbreviate([str(batch) for batch in self.repeated], _NAMED_FILES)
+        more = _PLANNED_ANEW if max(self.repeated) > self.batch else ""
         return (
             f"restore the file from a backup; or {text}, and the records of batch {batches}, whose "
-            f"rows were written, come again with later ones{self._unless_left_out}"
+            f"rows were written, come again{more}"
         )
 
-    @property
-    def _unless_left_out(self) -> str:
-        if self.batch in self.repeated:
-            return ""
-        return (
-            ", which a sink that knows its batches by number, such as Spark's file sink, leaves "
-            "out: first take them out of the sink, or start another query there "
-            "(--as-starting-position, after the deletion)"
-        )
+
+_PLANNED_ANEW: Final = (
+    " with later ones, which a sink that knows its batches by number, such as Spark's file sink, "
+    "leaves out: first take them out of the sink, or start another query there "
+    "(--as-starting-position, after the deletion)"
+)
+"""A batch after the last intact one is not run as it was."""
 
 
 def find_recovery(

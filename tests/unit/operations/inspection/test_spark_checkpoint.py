@@ -162,8 +162,11 @@ def test_the_way_out_of_a_damaged_checkpoint(
     delete: tuple[str, ...],
     repeated: tuple[int, ...],
 ) -> None:
-    assert find_recovery(offsets, commits, lambda name: name not in bad) == Recovery(
+    found = find_recovery(offsets, commits, lambda name: name not in bad)
+    assert found == Recovery(
         batch=batch, is_committed=is_committed, delete=delete, repeated=repeated
     )
+    # Only a batch that is planned anew has other records, which a sink may leave out.
+    assert ("file sink" in str(found)) == any(f"offsets/{n}" in delete for n in repeated)
     everything = {f"{log}/{n}" for log in ("offsets", "commits") for n in range(50)}
     assert find_recovery(offsets, commits, lambda name: name not in everything) is None
