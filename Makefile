@@ -75,7 +75,7 @@ soak: node $(READY) ## run the long simulations and kills: twenty times the hist
 interop: node $(READY) ## run queries and workers of three versions of the KCL on one lease table: half an hour
 	$(BIN)/python -m pytest -m "interop or not interop" tests/interop
 
-defects: $(READY) ## plant defects into a copy of the product, each of which the histories must find: an hour
+defects: $(READY) ## plant defects into a copy of the product, each of which the tests of its part must find: an hour
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m tests.support.planted_defects
 
 bench: $(READY) ## measure the product and its peers, into bench-output/: more than an hour

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError
 from spark_ssp.grouping.identifiers import StreamName
@@ -27,11 +28,14 @@ class DataLoss:
     """The topic, if the query no longer reads any of it: `dropTopics` accepts that."""
 
 
+_AFRESH: Final = f"start a new query with {NEW_CHECKPOINT}"
+
+
 def report_data_loss(
     losses: Sequence[DataLoss],
     *,
     fail: bool,
-    otherwise: str = f"start a new query with {NEW_CHECKPOINT}",
+    otherwise: str = _AFRESH,
 ) -> None:
     """Raise DataLossError if there are `losses` and `fail` is failOnDataLoss, else log each.
     `otherwise` is the next step for users who do not accept them."""
@@ -49,9 +53,7 @@ def report_data_loss(
 _MAX_SHOWN = 3
 
 
-def raise_data_loss(
-    losses: Sequence[DataLoss], otherwise: str = f"start a new query with {NEW_CHECKPOINT}"
-) -> None:
+def raise_data_loss(losses: Sequence[DataLoss], otherwise: str = _AFRESH) -> None:
     """Raise DataLossError if there are `losses`; `otherwise` is as for `report_data_loss`."""
     if not losses:
         return

@@ -154,16 +154,22 @@ def test_batches_may_follow_at_once(sink: Sink) -> None:
     assert sink.committed() == [str(batch) for batch in range(20)]
 
 
-def test_a_kept_client_reads_nothing_and_is_ended_by_any_other_attempt(
-    sink: Sink, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def _write_in_two_processes(sink: Sink) -> None:
+    """Write `a` in batch 0, and `b` in batch 1 by another process; the first has kept its
+    client."""
     sink.write(["a"], 0)
     sink.complete(0)
-    of_other_process = dict(transactions._clients)
+    kept = dict(transactions._clients)
     transactions._clients.clear()
     sink.write(["b"], 1)
     transactions._clients.clear()
-    transactions._clients.update(of_other_process)
+    transactions._clients.update(kept)
+
+
+def test_a_kept_client_reads_nothing_and_is_ended_by_any_other_attempt(
+    sink: Sink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write_in_two_processes(sink)
     with monkeypatch.context() as patch:
         patch.setattr(transactions, "_read_offset", None)
         with pytest.raises(ServiceUnavailableError):
@@ -178,13 +184,7 @@ def test_a_kept_client_reads_nothing_and_is_ended_by_any_other_attempt(
 
 def test_another_run_does_not_use_the_clients_of_an_earlier_one(sink: Sink) -> None:
     """Another process has written the batch since, and only the record of it was lost."""
-    sink.write(["a"], 0)
-    sink.complete(0)
-    of_other_process = dict(transactions._clients)
-    transactions._clients.clear()
-    sink.write(["b"], 1)
-    transactions._clients.clear()
-    transactions._clients.update(of_other_process)
+    _write_in_two_processes(sink)
     sink.run = "another run"
     assert sink.write(["b"], 1) == 1  # compared only
     assert sink.committed() == ["a", "b"]

@@ -252,7 +252,7 @@ def catch_up(
         parsed,
         service,
         monotonic=lambda: clock.now_ms() / 1000,
-        sleep=_sleeping(clock),
+        sleep=sleeping(clock),
     )
     timing = Clock(
         monotonic=lambda: clock.now_ms() / 1000, wait=_waiting(clock), random=lambda: 0.5
@@ -291,7 +291,9 @@ def catch_up(
     )
 
 
-def _sleeping(clock: ManualClock) -> Callable[[float], None]:
+def sleeping(clock: ManualClock) -> Callable[[float], None]:
+    """Return a sleep that only advances the clock."""
+
     def sleep(seconds: float) -> None:
         clock.advance(math.ceil(seconds * 1000))
 

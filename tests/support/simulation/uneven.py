@@ -2,8 +2,8 @@
 are calculated.
 
 The service answers within the quotas of AWS for each shard. The driver's calls share 32 threads, as
-in the product; the tasks of a batch read all shards side by side, each with the number of records
-that the planner tells it to expect, and Spark adds `OVERHEAD_MS`. Triggers follow one another.
+in the product; the tasks of a batch read all shards side by side, in fetches of the sizes that
+the planner expects, and Spark adds `OVERHEAD_MS`. Triggers follow one another.
 """
 
 from __future__ import annotations
@@ -35,12 +35,14 @@ from spark_ssp.testing.kinesis import ManualClock
 from spark_ssp.testing.kinesis.state.errors import KinesisError
 from spark_ssp.testing.kinesis.state.limits import RateLimiter
 from tests.support.fakes.formula_kinesis import PAGE_BYTES, FormulaKinesis, index_of
+from tests.support.simulation.catch_up import (
+    BYTES_PER_MS,
+    FETCHING_MS,
+    OPENING_MS,
+    STREAM,
+    sleeping,
+)
 
-STREAM = "orders"
-OPENING_MS = 10
-FETCHING_MS = 20
-BYTES_PER_MS = 100_000
-"""The rate at which an answer is transferred."""
 THREADS = probe_runner.MAX_PROBE_THREADS
 THROTTLED_MS = 250
 """The time after which a task repeats a call that was throttled."""
@@ -207,7 +209,7 @@ class BacklogReader:
             parsed,
             self.service,
             monotonic=lambda: self.clock.now_ms() / 1000,
-            sleep=lambda seconds: self._pass(math.ceil(seconds * 1000)),
+            sleep=sleeping(self.clock),
         )
         limits = Limits(
             max_records=parsed.max_records_per_trigger, max_bytes=parsed.max_bytes_per_trigger
@@ -237,9 +239,6 @@ class BacklogReader:
         since = self.clock.now_ms() - CAUGHT_UP_MS
         return all(self.service.arrival(*part) >= since for part in self.read.items())
 
-    def _pass(self, milliseconds: int) -> None:
-        self.clock.advance(milliseconds)
-
     def _run_tasks(self, ranges: Sequence[ShardRange]) -> None:
         """Read all shards of a batch side by side."""
         began = self.clock.advance(OVERHEAD_MS)
@@ -260,20 +259,20 @@ class BacklogReader:
         # The record before the range is read again.
         repeated = int(first > 0)
         sizer = FetchSizer(10_000, shard.expected)
-        self._pass(OPENING_MS)
+        self.clock.advance(OPENING_MS)
         while sizer.fetched < count:
             limit = sizer.record_limit(repeated=repeated)
             there = self.service.count(shard.shard) - first - sizer.fetched + repeated
             fetched = min(limit, there, PAGE_BYTES // self.record_bytes)
             size = fetched * self.record_bytes
             while True:
-                self._pass(FETCHING_MS)
+                self.clock.advance(FETCHING_MS)
                 self.task_calls += 1
                 if self.service.admits(shard.shard):
                     break
-                self._pass(THROTTLED_MS)
+                self.clock.advance(THROTTLED_MS)
             self.service.answer(shard.shard, size)
-            self._pass(size // BYTES_PER_MS)
+            self.clock.advance(size // BYTES_PER_MS)
             sizer.record_page(fetched - repeated, size)
             repeated = 0
         self.read[shard.shard] = first + count

@@ -26,7 +26,7 @@ class _Unavailable:
 
 
 def test_a_stream_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each failure costs all retries of a call. One error tells it; other streams are measured."""
+    """Each failure costs all retries of a call. One is reported; other streams are measured."""
     service = _Unavailable()
     monkeypatch.setattr(streams, "connect", lambda connection: service)
     monkeypatch.setattr(streams, "_THREADS", 1)
