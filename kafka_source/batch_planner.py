@@ -297,22 +297,26 @@ class BatchPlanner:
                 ssp.partition: None if one is None else one.time_ms for ssp, one in oldest.items()
             }
             for suspicion in suspected_counts(expansion, times):
-                if suspicion.is_likely(self._records_before(suspicion)):
+                if suspicion.is_likely(self._early_records(suspicion)):
                     _log.warning("%s", suspicion.warning())
                     break
 
-    def _records_before(self, suspicion: SuspectedCount) -> dict[int, int]:
-        """Return, by partition, the number of records older than the end of the suspected count."""
+    def _early_records(self, suspicion: SuspectedCount) -> dict[int, int]:
+        """Return, by partition, the number of records between the times of the suspected count."""
         stream = suspicion.expansion.stream.stream
         early = [partition_of(stream, number) for number in suspicion.early]
-        ends = self._service.list_offsets(early, LogicalOffset.LATEST)
-        if suspicion.until_ms is not None:
-            until = self._service.list_offsets(
-                early, AtTime(time_ms=EpochMillis(suspicion.until_ms))
-            )
-            ends = {ssp: end if until.get(ssp) is None else until[ssp] for ssp, end in ends.items()}
-        starts = self._service.list_offsets(early, LogicalOffset.EARLIEST)
-        return {ssp.partition: (ends.get(ssp) or 0) - (starts.get(ssp) or 0) for ssp in early}
+        latest = self._service.list_offsets(early, LogicalOffset.LATEST)
+        ends = {ssp: offset or 0 for ssp, offset in latest.items()}
+
+        def offsets_at(time: int) -> dict[SystemStreamPartition, int]:
+            found = self._service.list_offsets(early, AtTime(time_ms=EpochMillis(time)))
+            offsets = {ssp: found.get(ssp) for ssp in ends}
+            # A partition whose records are all older has no offset of that time.
+            return {ssp: ends[ssp] if at is None else at for ssp, at in offsets.items()}
+
+        starts = offsets_at(suspicion.from_ms)
+        until = ends if suspicion.until_ms is None else offsets_at(suspicion.until_ms)
+        return {ssp.partition: until[ssp] - starts[ssp] for ssp in ends}
 
     def _limits(self, context: BatchContext, limits: ReadLimits | None) -> ReadLimits:
         if limits is None or limits.max_bytes is None:

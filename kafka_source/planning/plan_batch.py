@@ -329,10 +329,12 @@ class Expansion:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuspectedCount:
     """A count that the topic may have had: partitions `old` to `count` have older records than all
-    later ones, whose oldest record has the time `until_ms`; None if they are empty."""
+    later ones, whose oldest record has the time `until_ms`; None if they are empty. From `from_ms`
+    on, each of the early partitions has a record."""
 
     expansion: Expansion
     count: int
+    from_ms: int
     until_ms: int | None
 
     @property
@@ -341,11 +343,13 @@ class SuspectedCount:
         return range(self.expansion.old, self.count)
 
     def is_likely(self, records: Mapping[int, int]) -> bool:
-        """Return whether this number of records in each of `early` before `until_ms` is unlikely to
-        be chance: evenly spread keys would rarely miss all other new partitions."""
-        if not all(records.get(partition) for partition in self.early):
-            return False
-        share = len(self.early) / (self.expansion.new - self.expansion.old)
+        """Return whether this number of records in each of `early`, from `from_ms` to `until_ms`,
+        is unlikely to be chance: evenly spread keys would rarely miss all other partitions of the
+        next multiple, the smallest count that needs no warning. Older records do not count: they
+        may be of a count before."""
+        old, new = self.expansion.old, self.expansion.new
+        harmless = min(new, -(-self.count // old) * old)
+        share = len(self.early) / (harmless - old)
         return sum(records.values()) * math.log(share) <= math.log(_CHANCE)
 
     def warning(self) -> str:
@@ -392,8 +396,8 @@ def suspected_counts(
     producers, and keys may be few: the result is a suspicion, for a warning.
     """
     oldest_times = _oldest_from(expansion, first_times)
-    widest: tuple[int, int] | None = None
-    last: int | None = None
+    widest: tuple[int, SuspectedCount] | None = None
+    last: SuspectedCount | None = None
     latest = -1
     for count in range(expansion.old + 1, expansion.new):
         time = first_times.get(count - 1)
@@ -403,16 +407,12 @@ def suspected_counts(
         until = oldest_times[count]
         if count % expansion.old == 0:
             continue
+        found = SuspectedCount(expansion=expansion, count=count, from_ms=latest, until_ms=until)
         if until is None:
-            last = count if last is None else last
+            last = last or found
         elif until > latest and (widest is None or until - latest > widest[0]):
-            widest = until - latest, count
-    counts = [] if widest is None else [widest[1]]
-    counts += [] if last is None else [last]
-    return tuple(
-        SuspectedCount(expansion=expansion, count=count, until_ms=oldest_times[count])
-        for count in counts
-    )
+            widest = until - latest, found
+    return (*(() if widest is None else (widest[1],)), *(() if last is None else (last,)))
 
 
 def _oldest_from(
