@@ -9,6 +9,12 @@ import pytest
 from tests.support.spark.benchmark_runs import SERVED, check, run_of
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.long) if name == "kinesis.sink" else name
+        for name in SERVED
+    ],
+)
 def test_it_runs(name: str, tmp_path: Path) -> None:
     check(run_of(name)(**SERVED[name]), name, SERVED[name], tmp_path)

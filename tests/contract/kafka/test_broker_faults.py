@@ -39,7 +39,7 @@ def topics(cluster: KafkaBrokers) -> Iterator[KafkaTopics]:
 # --- The requests of the driver -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["kill", "freeze"])
+@pytest.mark.parametrize("fault", ["kill", pytest.param("freeze", marks=pytest.mark.long)])
 def test_each_request_is_answered_while_any_broker_is_away(
     cluster: KafkaBrokers, topics: KafkaTopics, fault: str
 ) -> None:
@@ -82,7 +82,7 @@ def test_each_request_is_answered_while_any_broker_is_away(
 # --- Everything that talks to Kafka ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["kill", "freeze"])
+@pytest.mark.parametrize("fault", [pytest.param("kill", marks=pytest.mark.long), "freeze"])
 def test_nothing_ends_and_nothing_is_lost_while_a_broker_is_away(
     cluster: KafkaBrokers, fault: str
 ) -> None:

@@ -141,6 +141,7 @@ def test_an_end_that_is_not_there(reading: TaskReading, topics: KafkaTopics) -> 
     assert found == [(0, n) for n in range(5, 10)]
 
 
+@pytest.mark.long
 def test_a_broker_that_is_away() -> None:
     """Both consumers are in the middle of a range when it stops. What they know of leaders then is
     of later epochs than those of a topic that is created again, which is read all the same."""

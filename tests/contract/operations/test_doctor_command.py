@@ -255,6 +255,7 @@ def test_the_identity_by_sts(orders: Cloud, moto: str) -> None:
     assert identity["found"].startswith("arn:aws:sts::123456789012:assumed-role/r/")
 
 
+@pytest.mark.long
 def test_an_unreachable_sts_is_a_problem_only_for_a_role(orders: Cloud) -> None:
     """A query calls STS only to assume a role."""
     environment = {

@@ -52,6 +52,7 @@ def secure() -> Iterator[SecureKafka]:
         yield found
 
 
+@pytest.mark.long
 def test_a_broker_goes_and_comes_back_under_a_query(
     spark: SparkSession, secure: SecureKafka, tmp_path: Path
 ) -> None:

@@ -177,6 +177,7 @@ def _expected(page: str, section: str, *texts: str) -> Iterator[list[str]]:
         assert text in _section(page, section)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark_environment", "feed")
 def test_the_interpreter_java_and_files_of_the_job(right: dict[str, str], tmp_path: Path) -> None:
     """The other tests are the remedy: their environment differs by the cause alone."""

@@ -394,6 +394,7 @@ def test_a_table_that_is_out_of_reach(
     check_exactly_once(sink, feed.records)
 
 
+@pytest.mark.long
 def test_a_client_of_spark_connect_stops_its_query_gracefully(
     feed: Feed, options: dict[str, str], table: Table, tmp_path: Path
 ) -> None:
