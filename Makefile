@@ -11,6 +11,9 @@ PYTHON ?= python3
 WORKERS ?= 3
 # The commit from which `make quick` takes the changes.
 SINCE ?= HEAD
+# The parts of `make nightly`, all by default, and the seed of its random histories, a new one.
+PARTS ?=
+SEED ?=
 BIN := $(CURDIR)/.venv/bin
 READY := .venv/.ready
 LOCKS := requirements/bootstrap.txt requirements/dev.txt
@@ -25,7 +28,7 @@ ifdef PIP_INDEX_URL
 export UV_DEFAULT_INDEX ?= $(PIP_INDEX_URL)
 endif
 
-.PHONY: help demo pipeline test check quick long soak interop defects bench release-check site lock wheel clean lint compiled machine node
+.PHONY: help demo pipeline test check quick long soak interop defects nightly bench release-check site lock wheel clean lint compiled machine node
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +80,9 @@ interop: node $(READY) ## run queries and workers of three versions of the KCL o
 
 defects: $(READY) ## plant defects into a copy of the product, each of which the tests of its part must find: an hour
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m tests.support.planted_defects
+
+nightly: node $(READY) ## run all of the above that CI has no time for, and keep the results in nightly/: five hours
+	$(BIN)/python -m tests.support.nightly $(PARTS) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY) ## measure the product and its peers, into bench-output/: more than an hour
 	$(BIN)/python -m benchmarks
