@@ -76,6 +76,28 @@ def test_a_limit_causes_no_spread() -> None:
     assert {one.spread_ms for one in seconds(world, 30, max_records=20)} == {0}
 
 
+def test_a_trigger_ends_without_a_call_while_a_shard_has_to_wait() -> None:
+    world = World(min_fetch_period_ms=5_000)
+    put = world.put(100, every_ms=100)
+    few = Limits(max_records=20)
+    read: list[str] = []
+    idle = 0
+    for _ in range(60):
+        world.calls()
+        world.slept.clear()
+        batch = world.trigger(few)
+        assert sum(world.slept) <= 1, "Spark can end the query in between"
+        if batch is None:
+            idle += 1
+            assert world.calls().get("GetRecords", 0) == 0
+        else:
+            read += batch.read
+        if len(read) == len(put):
+            break
+    assert sorted(read) == sorted(put)
+    assert idle >= 10
+
+
 def test_a_shard_that_cannot_be_read_holds_others_back_until_the_timeout() -> None:
     world = World(alignment_timeout_ms=TIMEOUT_MS)
     put = world.put(20)
