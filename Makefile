@@ -11,7 +11,7 @@ PYTHON ?= python3
 WORKERS ?= 3
 # The commit from which `make quick` takes the changes.
 SINCE ?= HEAD
-# The parts of `make nightly`, all by default, and the seed of its random histories, a new one.
+# The parts of `make nightly`, all by default, and the seed of its simulations, a new one.
 PARTS ?=
 SEED ?=
 BIN := $(CURDIR)/.venv/bin
@@ -115,7 +115,7 @@ lock: $(READY) ## renew requirements/*.txt after a change of dependencies
 		pyproject.toml -o requirements/dev.txt
 
 clean: ## remove everything that these commands made
-	rm -rf .venv .cache .hypothesis dist build demo-output bench-output spark-warehouse metastore_db derby.log
+	rm -rf .venv .cache .hypothesis dist build demo-output bench-output nightly spark-warehouse metastore_db derby.log
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 machine: node

@@ -293,10 +293,16 @@ class BatchPlanner:
                 for number in range(expansion.old, expansion.new)
             ]
             oldest = self._service.first_records(new, EpochMillis(0))
+            ends = self._service.list_offsets(new, LogicalOffset.LATEST)
             times = {
                 ssp.partition: None if one is None else one.time_ms for ssp, one in oldest.items()
             }
-            for suspicion in suspected_counts(expansion, times):
+            trimmed = {
+                ssp.partition
+                for ssp, one in oldest.items()
+                if (ends.get(ssp) if one is None else one.offset)
+            }
+            for suspicion in suspected_counts(expansion, times, trimmed=trimmed):
                 if suspicion.is_likely(self._early_records(suspicion)):
                     _log.warning("%s", suspicion.warning())
                     break

@@ -15,7 +15,7 @@ of generations.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -310,6 +310,8 @@ def _expansion(options: KafkaOptions) -> PartitionExpansionAlgorithm:
 # --- Partition counts between two fetches -------------------------------------------------------
 
 _CHANCE: Final = 1 / 1_000
+_MOST_SUSPECTED: Final = 8
+"""Counts for which the brokers are asked, by three requests each."""
 """The largest probability of a false alarm at which a warning is logged."""
 
 
@@ -382,12 +384,15 @@ def count_expansions(before: TaskAssignment, now: TaskAssignment) -> int:
 
 
 def suspected_counts(
-    expansion: Expansion, first_times: Mapping[int, int | None]
+    expansion: Expansion,
+    first_times: Mapping[int, int | None],
+    *,
+    trimmed: Collection[int] = (),
 ) -> tuple[SuspectedCount, ...]:
-    """Return the counts in between that the times of the oldest records suggest, at most two: the
-    one with the longest time before later partitions were written to, and the one after which all
-    are empty. `first_times` has the time of the oldest record of each partition; None if it has
-    none.
+    """Return the counts in between that the times of the oldest records suggest: those with the
+    longest time before later partitions were written to, and last the one after which all are
+    empty. `first_times` has the time of the oldest record of each partition; None if it has none.
+    `trimmed` are partitions whose first records are gone: the time that they began is unknown.
 
     A topic that grows from 4 to 8 partitions between two fetches of its metadata may have had 6.
     Records written then are distributed by `hash(key) mod 6`, so some are in partitions of other
@@ -396,8 +401,8 @@ def suspected_counts(
     producers, and keys may be few: the result is a suspicion, for a warning.
     """
     oldest_times = _oldest_from(expansion, first_times)
-    widest: tuple[int, SuspectedCount] | None = None
-    last: SuspectedCount | None = None
+    found: list[SuspectedCount] = []
+    last: list[SuspectedCount] = []
     latest = -1
     for count in range(expansion.old + 1, expansion.new):
         time = first_times.get(count - 1)
@@ -405,14 +410,15 @@ def suspected_counts(
             break  # The age of an empty partition is unknown.
         latest = max(latest, time)
         until = oldest_times[count]
-        if count % expansion.old == 0:
+        if count % expansion.old == 0 or any(count <= number for number in trimmed):
             continue
-        found = SuspectedCount(expansion=expansion, count=count, from_ms=latest, until_ms=until)
+        one = SuspectedCount(expansion=expansion, count=count, from_ms=latest, until_ms=until)
         if until is None:
-            last = last or found
-        elif until > latest and (widest is None or until - latest > widest[0]):
-            widest = until - latest, found
-    return (*(() if widest is None else (widest[1],)), *(() if last is None else (last,)))
+            last = last or [one]
+        elif until > latest:
+            found.append(one)
+    found.sort(key=lambda one: one.from_ms - (one.until_ms or 0))
+    return (*found[:_MOST_SUSPECTED], *last)
 
 
 def _oldest_from(

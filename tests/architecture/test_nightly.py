@@ -68,6 +68,8 @@ def test_results_are_kept_from_run_to_run(tmp_path: Path) -> None:
         ("= 12 passed, 2 errors in 3.20s =", 0, (12, 2, 0), True),
         ("= 12 passed, 1 skipped in 3.20s =", 0, (12, 0, 1), True),
         ("12 passed in 3.20s\nmake: [Makefile:58: long] Error 1 (ignored)", 0, (12, 0, 0), True),
+        ("3 passed in 1.0s\nmake: [Makefile:4: long] Killed (ignored)", 0, (3, 0, 0), True),
+        ("make: [Makefile:4: soak] Aborted (core dumped) (ignored)", 0, (0, 0, 0), True),
         ("", 1, (0, 0, 0), True),
         ("", None, (0, 0, 0), True),
         ("kill: 20 runs; lost 0", 0, (0, 0, 0), False),

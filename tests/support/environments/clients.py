@@ -38,7 +38,9 @@ def _passes(version: str) -> bool:
     )
     # Before the environment's own packages.
     ours = {**os.environ, "PYTHONPATH": str(client(version))}
-    command = [sys.executable, "-m", "pytest", "--quiet", *parts]
+    # Long tests too, but for the faults of the sink, which take minutes with each client.
+    chosen = ["-m", "not soak and not interop and not release", "-k", "not exactly_once_faults"]
+    command = [sys.executable, "-m", "pytest", "--quiet", *chosen, *parts]
     return subprocess.run(command, cwd=_ROOT, env=ours, check=False).returncode == 0
 
 

@@ -22,9 +22,9 @@ class Traffic:
         self.now = 1_000
         self.random = random.Random(seed)
 
-    def put(self, records: int) -> None:
+    def put(self, records: int, every_ms: int = 1_000) -> None:
         for _ in range(records):
-            self.now += 1_000
+            self.now += every_ms
             key = self.random.randrange(200)
             partition = key % len(self.kafka.topics["orders"].logs)
             self.kafka.put(
@@ -40,6 +40,7 @@ def told(
     at_last: int = 60,
     options: KafkaOptions | None = None,
     seed: int = 7,
+    pause_at_last_ms: int = 1_000,
 ) -> list[str]:
     """What is said of a topic that had these counts, of which the query saw the first and the
     last, with so many records put at each."""
@@ -51,7 +52,10 @@ def told(
     for place, count in enumerate(counts):
         if place:
             kafka.expand("orders", count)
-        traffic.put(at_last if count == counts[-1] else records)
+        if count == counts[-1]:
+            traffic.put(at_last, pause_at_last_ms)
+        else:
+            traffic.put(records)
     query.restart()
     query.counts()
     query.restart()
@@ -68,6 +72,15 @@ def test_a_count_that_is_no_multiple_and_was_written_with_is_warned_of_once(
     first, odd, *_ = counts
     assert f"topic orders grew from {first} to {counts[-1]} partitions" in line
     assert f"if it had {odd} partitions in between, which is no multiple of {first}" in line
+
+
+def test_a_topic_that_is_quiet_after_the_last_expansion_hides_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for seed in range(20):
+        caplog.clear()
+        (line,) = told(caplog, 4, 6, 8, 16, seed=seed, pause_at_last_ms=300_000)
+        assert "if it had 6 partitions in between" in line
 
 
 @pytest.mark.parametrize("counts", [(4, 8), (2, 4, 8), (4, 8, 12), (2, 6, 12), (1, 2, 3), (5, 40)])
@@ -102,12 +115,18 @@ def test_nor_is_it_where_no_key_can_be_in_the_wrong_task(
     assert told(caplog, 4, 6, 8, options=kafka_options(**options)) == []
 
 
-def test_of_several_counts_the_widest_gap_speaks_for_one_and_an_empty_rest_for_another() -> None:
+def test_the_widest_gap_is_suspected_first_and_an_empty_rest_last() -> None:
     expansion = Expansion(stream=stream("orders"), old=4, new=12)
     times: dict[int, int | None] = {4: 10, 5: 12, 6: 20, 7: 900, 8: 1_000, 9: 950, 10: 990}
-    found, other = suspected_counts(expansion, times)
-    assert (found.count, found.from_ms, found.until_ms) == (7, 20, 900)
-    assert (other.count, other.from_ms, other.until_ms) == (11, 1_000, None)
+    suspected = suspected_counts(expansion, times)
+    assert [(one.count, one.from_ms, one.until_ms) for one in suspected] == [
+        (7, 20, 900),
+        (6, 12, 20),
+        (5, 10, 12),
+        (11, 1_000, None),
+    ]
+    assert [one.count for one in suspected_counts(expansion, times, trimmed={6})] == [7, 11]
+    found = suspected[0]
     # 8 is the next count that needs no warning: 0.75 ** 25 < 0.001 <= 0.75 ** 24.
     assert found.is_likely({4: 14, 5: 10, 6: 1})
     assert not found.is_likely({4: 14, 5: 9, 6: 1})
