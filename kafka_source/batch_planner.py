@@ -293,7 +293,8 @@ class BatchPlanner:
                 for number in range(expansion.old, expansion.new)
             ]
             oldest = self._service.first_records(new, EpochMillis(0))
-            ends = self._service.list_offsets(new, LogicalOffset.LATEST)
+            latest = self._service.list_offsets(new, LogicalOffset.LATEST)
+            ends = {ssp: offset or 0 for ssp, offset in latest.items()}
             times = {
                 ssp.partition: None if one is None else one.time_ms for ssp, one in oldest.items()
             }
@@ -303,26 +304,26 @@ class BatchPlanner:
                 if (ends.get(ssp) if one is None else one.offset)
             }
             for suspicion in suspected_counts(expansion, times, trimmed=trimmed):
-                if suspicion.is_likely(self._early_records(suspicion)):
+                if suspicion.is_likely(self._early_records(suspicion, ends)):
                     _log.warning("%s", suspicion.warning())
                     break
 
-    def _early_records(self, suspicion: SuspectedCount) -> dict[int, int]:
-        """Return, by partition, the number of records between the times of the suspected count."""
-        stream = suspicion.expansion.stream.stream
-        early = [partition_of(stream, number) for number in suspicion.early]
-        latest = self._service.list_offsets(early, LogicalOffset.LATEST)
-        ends = {ssp: offset or 0 for ssp, offset in latest.items()}
+    def _early_records(
+        self, suspicion: SuspectedCount, ends: Mapping[SystemStreamPartition, int]
+    ) -> dict[int, int]:
+        """Return, by partition, the number of records between the times of the suspected count.
+        `ends` are the latest offsets of the new partitions."""
+        early = {ssp: end for ssp, end in ends.items() if ssp.partition in suspicion.early}
 
         def offsets_at(time: int) -> dict[SystemStreamPartition, int]:
             found = self._service.list_offsets(early, AtTime(time_ms=EpochMillis(time)))
-            offsets = {ssp: found.get(ssp) for ssp in ends}
+            offsets = {ssp: found.get(ssp) for ssp in early}
             # A partition whose records are all older has no offset of that time.
-            return {ssp: ends[ssp] if at is None else at for ssp, at in offsets.items()}
+            return {ssp: early[ssp] if at is None else at for ssp, at in offsets.items()}
 
         starts = offsets_at(suspicion.from_ms)
-        until = ends if suspicion.until_ms is None else offsets_at(suspicion.until_ms)
-        return {ssp.partition: until[ssp] - starts[ssp] for ssp in ends}
+        until = early if suspicion.until_ms is None else offsets_at(suspicion.until_ms)
+        return {ssp.partition: until[ssp] - starts[ssp] for ssp in early}
 
     def _limits(self, context: BatchContext, limits: ReadLimits | None) -> ReadLimits:
         if limits is None or limits.max_bytes is None:

@@ -310,9 +310,9 @@ def _expansion(options: KafkaOptions) -> PartitionExpansionAlgorithm:
 # --- Partition counts between two fetches -------------------------------------------------------
 
 _CHANCE: Final = 1 / 1_000
-_MOST_SUSPECTED: Final = 8
-"""Counts for which the brokers are asked, by three requests each."""
 """The largest probability of a false alarm at which a warning is logged."""
+_MOST_SUSPECTED: Final = 8
+"""Counts for which the brokers are asked, by two requests each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -401,6 +401,7 @@ def suspected_counts(
     producers, and keys may be few: the result is a suspicion, for a warning.
     """
     oldest_times = _oldest_from(expansion, first_times)
+    last_trimmed = max(trimmed, default=0)
     found: list[SuspectedCount] = []
     last: list[SuspectedCount] = []
     latest = -1
@@ -410,7 +411,7 @@ def suspected_counts(
             break  # The age of an empty partition is unknown.
         latest = max(latest, time)
         until = oldest_times[count]
-        if count % expansion.old == 0 or any(count <= number for number in trimmed):
+        if count % expansion.old == 0 or count <= last_trimmed:
             continue
         one = SuspectedCount(expansion=expansion, count=count, from_ms=latest, until_ms=until)
         if until is None:

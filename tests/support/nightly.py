@@ -40,8 +40,8 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "release": ("make", "release-check"),
     "benchmarks": (*_MODULE, "benchmarks", "--small"),
 }
-"""The command of each part, run at the root of the checkout. `make` goes on after a suite that
-fails, if the part has several."""
+"""The command of each part, run at the root of the checkout. A part of several suites continues
+after one that fails."""
 
 LIMIT_S: Final = 4 * 3600.0
 """The time after which a part is killed, and has failed."""
