@@ -1,4 +1,6 @@
-"""Offsets, version 1: the position of every shard at a moment, by slot, then stream, then shard.
+"""Offsets: the position of every shard at a moment, by slot, then stream, then shard.
+
+Version 1:
 
     {"v": 1, "slots": 2,
      "streams": {"orders": {"created": 1700000000000}},
@@ -24,6 +26,15 @@
   this query has read further than their checkpoints. Comparisons of positions ignore it.
 * The offset before a query's first batch is empty: no streams, no slots.
 
+Version 2 is written for more than MOST_READABLE entries, since Spark keeps the offsets of a hundred
+batches in the driver's memory, and writes two into each checkpoint and three into each report:
+
+    {"v": 2, "slots": 64, "streams": {"orders": {"created": 1700000000000}},
+     "shards": {"orders": {"ssp": 9998, "waiting": 2}}, "packed": "eNrl…"}
+
+`shards` counts the entries, and `packed` has them, and the families of a placement, as
+`packed_entries.py` describes.
+
 Spark compares offsets as text and PySpark writes a dict in insertion order. So every level is
 inserted in sorted order, and equal offsets are equal text.
 """
@@ -31,12 +42,14 @@ inserted in sorted order, and equal offsets are equal text.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spark_ssp.common.errors import NEW_CHECKPOINT
 from spark_ssp.common.versioned_json import Codec, Json, VersionedDocument, whole_number
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.kinesis_source.model import packed_entries
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -53,7 +66,12 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 
-OFFSET_VERSION = 1
+READABLE: Final = 1
+"""The version for few shards."""
+PACKED: Final = 2
+"""The version for many."""
+MOST_READABLE: Final = 256
+"""Entries that are written one by one, about 32 KB of them."""
 
 _DOCUMENT: Final = VersionedDocument(
     subject="checkpoint of a kinesis-ssp query",
@@ -64,7 +82,14 @@ _DOCUMENT: Final = VersionedDocument(
     f"on {NEW_CHECKPOINT}",
 )
 
-_SHAPE = frozenset({"v", "slots", "streams", "ssp"})
+_SHAPES: Final = (
+    frozenset({"v", "slots", "streams", "ssp"}),
+    frozenset({"v", "slots", "streams", "packed"}),
+)
+_SSP: Final = "ssp"
+_WAITING: Final = "waiting"
+_DEPARTED: Final = "departed"
+_FAMILIES: Final = "families"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,27 +126,78 @@ BEFORE_FIRST_BATCH = Offset()
 
 def encode(offset: Offset) -> Json:
     """Return the offset as the JSON document that Spark stores."""
+    entries = len(offset.states) + len(offset.waiting) + len(offset.lost_shards)
+    if entries <= MOST_READABLE:
+        return _encode_readable(offset)
+    document = _encode_packed(offset)
+    return {**document, "packed": packed_entries.seal(document["packed"])}
+
+
+def _encode_readable(offset: Offset) -> Json:
     document: Json = {
-        "v": OFFSET_VERSION,
+        "v": READABLE,
         "slots": offset.slots,
         "streams": {name: _encode_stream(offset.streams[name]) for name in sorted(offset.streams)},
-        "ssp": _encode_slots(offset),
+        _SSP: _encode_slots(offset),
     }
     if offset.waiting:
-        document["waiting"] = _encode_shards(offset.waiting)
+        document[_WAITING] = _encode_shards(offset.waiting)
     if offset.lost_shards:
-        document["departed"] = _encode_shards(offset.lost_shards)
+        document[_DEPARTED] = _encode_shards(offset.lost_shards)
     return document
+
+
+def _encode_packed(offset: Offset) -> Json:
+    """Return the document of version 2, with its tables as JSON."""
+    parts: dict[StreamName, dict[str, dict[ShardId, Json]]] = {}
+    for key, state in offset.states.items():
+        entry = {"slot": offset.assignment[key], **encode_state(state)}
+        parts.setdefault(key.stream, {}).setdefault(_SSP, {})[key.shard] = entry
+    for part, states in ((_WAITING, offset.waiting), (_DEPARTED, offset.lost_shards)):
+        for key, state in states.items():
+            entry = encode_state(state)
+            parts.setdefault(key.stream, {}).setdefault(part, {})[key.shard] = entry
+    counts = {
+        name: {part: len(parts[name][part]) for part in sorted(parts[name])}
+        for name in sorted(parts)
+    }
+    streams: Json = {}
+    for name in sorted(offset.streams):
+        document = streams[name] = _encode_stream(offset.streams[name])
+        if "placement" in document:
+            families = document["placement"].pop(_FAMILIES)
+            parts.setdefault(name, {})[_FAMILIES] = {
+                ShardId(shard): {"first": first, "last": last}
+                for shard, (first, last) in families.items()
+            }
+    return {
+        "v": PACKED,
+        "slots": offset.slots,
+        "streams": streams,
+        "shards": counts,
+        "packed": {
+            name: {
+                part: packed_entries.tables_of(parts[name][part]) for part in sorted(parts[name])
+            }
+            for name in sorted(parts)
+        },
+    }
 
 
 def is_offset(document: object) -> bool:
     """Return whether a document of any source has the shape of a kinesis-ssp offset."""
-    return isinstance(document, dict) and document.keys() >= _SHAPE
+    return isinstance(document, dict) and any(document.keys() >= shape for shape in _SHAPES)
 
 
 def decode(document: Any) -> Offset:
     """Parse a stored offset. Raises IncompatibleStateError unless this version can read it."""
-    return _DOCUMENT.read(document, {OFFSET_VERSION: Codec(parse=_decode_v1, write=encode)})
+    return _DOCUMENT.read(
+        _opened(document),
+        {
+            READABLE: Codec(parse=_decode_readable, write=_encode_readable),
+            PACKED: Codec(parse=_decode_packed, write=_encode_packed),
+        },
+    )
 
 
 # --- Writing -------------------------------------------------------------------------------------
@@ -140,7 +216,7 @@ def _encode_stream(entry: StreamEntry) -> Json:
     if entry.placement is not None:
         document["placement"] = {
             "since": entry.placement.since,
-            "families": {
+            _FAMILIES: {
                 shard: [str(family.first), str(family.last)]
                 for shard, family in sorted(entry.placement.families.items())
             },
@@ -205,11 +281,48 @@ def _encode_start(start: StartingPosition) -> Json:
 # --- Reading -------------------------------------------------------------------------------------
 
 
-def _decode_v1(document: Json) -> Offset:
+def _opened(document: Any) -> Any:
+    """Return a document of version 2 with its tables as JSON, in which it is compared: the same
+    tables may be other text. One that cannot be opened is refused as another layout."""
+    if isinstance(document, dict) and isinstance(document.get("packed"), str):
+        with suppress(ValueError):
+            return {**document, "packed": packed_entries.opened(document["packed"])}
+    return document
+
+
+def _decode_packed(document: Json) -> Offset:
+    if not isinstance(document["packed"], dict):
+        raise ValueError("packed cannot be opened")
+    slots: dict[str, Json] = {}
+    readable: Json = {
+        "slots": document["slots"],
+        "streams": dict(document["streams"]),
+        _SSP: slots,
+        _WAITING: {},
+        _DEPARTED: {},
+    }
+    for name, parts in document["packed"].items():
+        for part, tables in parts.items():
+            entries = packed_entries.entries_of(tables)
+            if part == _FAMILIES:
+                stream = readable["streams"][name]
+                families = {shard: [each["first"], each["last"]] for shard, each in entries.items()}
+                placement = {**stream["placement"], _FAMILIES: families}
+                readable["streams"][name] = {**stream, "placement": placement}
+            elif part == _SSP:
+                for shard, entry in entries.items():
+                    slot = str(whole_number(entry.pop("slot")))
+                    slots.setdefault(slot, {}).setdefault(name, {})[shard] = entry
+            else:
+                readable[part][name] = entries
+    return _decode_readable(readable)
+
+
+def _decode_readable(document: Json) -> Offset:
     slots = whole_number(document["slots"])
     states: dict[ShardKey, ShardState] = {}
     assignment: dict[ShardKey, SlotId] = {}
-    for text, shards in document["ssp"].items():
+    for text, shards in document[_SSP].items():
         slot = SlotId(int(text))
         if not 0 <= slot < slots:
             raise ValueError(f"slot {slot} of {slots}")
@@ -232,8 +345,8 @@ def _decode_v1(document: Json) -> Offset:
         },
         assignment=assignment,
         states=states,
-        waiting=_decode_shards(document.get("waiting", {})),
-        lost_shards=_decode_shards(document.get("departed", {})),
+        waiting=_decode_shards(document.get(_WAITING, {})),
+        lost_shards=_decode_shards(document.get(_DEPARTED, {})),
     )
     _check_whole(offset)
     return offset
@@ -274,7 +387,7 @@ def _decode_placement(document: Json) -> KeyPlacement:
     return KeyPlacement(
         since=EpochMillis(whole_number(document["since"])),
         families={
-            ShardId(shard): _hash_range(*family) for shard, family in document["families"].items()
+            ShardId(shard): _hash_range(*family) for shard, family in document[_FAMILIES].items()
         },
     )
 

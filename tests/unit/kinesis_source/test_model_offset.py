@@ -1,23 +1,29 @@
-"""Offsets, version 1: what was written once must be read for ever, and equal offsets be equal text.
-The files `tests/golden/offset_v1_*.json` are checkpoints as PySpark writes them. They are never
-written by a test: a change of one of them is a change of what users have on disk."""
+"""Offsets: what was written once must be read for ever, and equal offsets be equal text. The files
+`tests/golden/offset_*.json` are checkpoints as PySpark writes them. They are never written by a
+test: a change of one of them is a change of what users have on disk."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import IncompatibleStateError
-from spark_ssp.common.versioned_json import OffsetCache
+from spark_ssp.common.versioned_json import Json, OffsetCache
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
+from spark_ssp.kinesis_source.model import offset as offset_module
+from spark_ssp.kinesis_source.model import packed_entries
 from spark_ssp.kinesis_source.model.offset import (
     BEFORE_FIRST_BATCH,
+    MOST_READABLE,
     Offset,
     StreamEntry,
     decode,
@@ -250,7 +256,7 @@ def _golden(name: str) -> str:
 
 
 def test_each_golden_file_has_its_value() -> None:
-    files = {path.stem.removeprefix("offset_v1_") for path in GOLDEN.glob("offset_*.json")}
+    files = {path.stem.removeprefix("offset_v1_") for path in GOLDEN.glob("offset_v1_*.json")}
     assert files == set(EXPECTED)
 
 
@@ -268,10 +274,16 @@ def test_a_golden_offset_is_written_to_the_letter(name: str) -> None:
 # --- Equal offsets are equal text -----------------------------------------------------------------
 
 
+@pytest.mark.parametrize("most_readable", [0, MOST_READABLE])
 @given(offset=offsets(), random=st.randoms(use_true_random=False))
 def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
-    offset: Offset, random: Any
+    most_readable: int, offset: Offset, random: Any
 ) -> None:
+    with patch.object(offset_module, "MOST_READABLE", most_readable):
+        _check_text(offset, random)
+
+
+def _check_text(offset: Offset, random: Any) -> None:
     text = json.dumps(encode(offset))
     assert decode(json.loads(text)) == offset
 
@@ -309,7 +321,7 @@ def test_offsets_that_are_kept_do_not_hide_an_edited_one() -> None:
     document = recent.encode(BEFORE_FIRST_BATCH)
     assert recent.decode({**document}) is BEFORE_FIRST_BATCH
     with pytest.raises(IncompatibleStateError):
-        recent.decode({**document, "v": 2})
+        recent.decode({**document, "v": 3})
 
 
 def test_slots_are_sorted_as_numbers() -> None:
@@ -322,20 +334,106 @@ def test_slots_are_sorted_as_numbers() -> None:
     assert list(encode(offset)["ssp"]) == [str(slot) for slot in range(11)]
 
 
-def test_an_offset_of_10_000_shards_takes_at_most_200_bytes_a_shard() -> None:
-    """Where each shard has all that an entry can hold for longer than one batch."""
-    shards = 10_000
-    number = SequenceNumber("9" * 56)
-    state = ShardState(
-        position=AfterRecord(sequence_number=number, sub=999), last_caught_up_ms=SEEN
-    )
-    offset = Offset(
-        slots=shards,
+# --- Many shards ----------------------------------------------------------------------------------
+
+
+def _many(shards: int) -> Offset:
+    """An offset with the sequence numbers of the service: the creation of the shard, a count, the
+    time and the shard's number as fields of bits, of which count and time are random."""
+    random = Random(shards)
+    states = {}
+    for n in range(shards):
+        fields = (0x5BF4E5C2, n % 16, random.randrange(1 << 36), 0x5C181EEA + random.randrange(60))
+        number = int("2{:09x}{:x}{:016x}00{:09x}{:08x}2".format(*fields, n), 16)
+        states[key(n)] = ShardState(
+            position=AfterRecord(
+                sequence_number=SequenceNumber(str(number)), sub=random.choice((0, 0, 0, 12))
+            ),
+            last_caught_up_ms=EpochMillis(SEEN + random.randrange(3_000)),
+        )
+    return Offset(
+        slots=64,
         streams={ORDERS: StreamEntry(created=CREATED)},
-        assignment={key(n): SlotId(n) for n in range(shards)},
-        states={key(n): state for n in range(shards)},
+        assignment={key(n): SlotId(random.randrange(64)) for n in range(shards)},
+        states=states,
     )
-    assert len(json.dumps(encode(offset))) <= 200 * shards
+
+
+def _resharded() -> Offset:
+    """300 shards of two streams, in all states, and the proof of where the records are placed."""
+    offset = _many(300)
+    first = ShardState(position=ShardEnd(), last_caught_up_ms=SEEN)
+    taken_over = ShardState(
+        position=after(2),
+        first=NUMBERS[1],
+        resume_from=ShardState(position=at(1_763_700_000_000)),
+    )
+    states = {key(0): first, key(1): taken_over, key(0, CLICKS): ShardState(position=at(0))}
+    families = {key(n).shard: HashRange(first=n << 100, last=MAX_HASH_KEY) for n in range(2, 9)}
+    placed = KeyPlacement(since=SEEN, families=families)
+    return replace(
+        offset,
+        streams={
+            CLICKS: StreamEntry(created=CREATED, start=StartingPosition(default=at(0))),
+            ORDERS: StreamEntry(created=CREATED, leases="orders-etl", placement=placed),
+        },
+        assignment={**offset.assignment, key(0, CLICKS): SlotId(63)},
+        states={**offset.states, **states},
+        waiting={key(300): ShardState(position=TrimHorizon(), last_caught_up_ms=SEEN)},
+        lost_shards={key(301): ShardState(position=after(3, 17))},
+    )
+
+
+def test_a_golden_offset_of_many_shards_reads_as_it_was_meant() -> None:
+    stored = json.loads((GOLDEN / "offset_v2_resharded.json").read_text())
+    written = encode(_resharded())
+    assert decode(stored) == decode(written) == _resharded()
+    # Two versions of zlib write other text for the same tables.
+    packed = [packed_entries.opened(document.pop("packed")) for document in (stored, written)]
+    assert packed[0] == packed[1]
+    assert stored == written
+    assert stored["shards"] == {
+        "clicks": {"ssp": 1},
+        "orders": {"departed": 1, "ssp": 300, "waiting": 1},
+    }
+
+
+def test_an_offset_of_10_000_shards_takes_at_most_20_bytes_a_shard() -> None:
+    offset = _many(10_000)
+    text = json.dumps(encode(offset))
+    assert len(text) <= 20 * 10_000
+    assert decode(json.loads(text)) == offset
+
+
+def test_the_entries_of_few_shards_are_readable_and_known_to_older_releases() -> None:
+    assert [encode(_many(count))["v"] for count in (MOST_READABLE, MOST_READABLE + 1)] == [1, 2]
+
+
+def _packed(edit: Callable[[Any], None]) -> Json:
+    document = encode(_resharded())
+    tables = packed_entries.opened(document["packed"])
+    edit(tables)
+    return {**document, "packed": packed_entries.seal(tables)}
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        encode(_resharded()) | {"packed": "eNrl"},
+        encode(_resharded()) | {"packed": "no base64"},
+        encode(_resharded()) | {"packed": 7},
+        encode(_resharded()) | {"shards": {"orders": {"ssp": 302}}},
+        encode(_resharded()) | {"more": 1},
+        _packed(lambda tables: tables["orders"].update(later=[])),
+        _packed(lambda tables: tables["orders"]["ssp"][0]["columns"].update(later={"all": 1})),
+        _packed(lambda tables: tables["orders"]["ssp"][0].update(rows=7)),
+        _packed(lambda tables: tables["orders"]["ssp"].append(tables["orders"]["ssp"][0])),
+        _packed(lambda tables: tables["orders"]["ssp"][0].update(shards={"later": 1})),
+        _packed(lambda tables: tables["orders"]["ssp"][0]["columns"].pop("slot")),
+    ],
+)
+def test_an_edited_offset_of_many_shards_is_refused(document: Json) -> None:
+    assert _refusal(document).expected == "the layout of version 2"
 
 
 # --- Offsets that are none of ours ----------------------------------------------------------------
@@ -363,14 +461,20 @@ def _refusal(document: object) -> IncompatibleStateError:
 )
 def test_another_sources_offset_is_refused(document: object) -> None:
     error = _refusal(document)
-    assert (error.found, error.expected) == ("no version", 'a kinesis-ssp offset with "v": 1')
+    assert (error.found, error.expected) == (
+        "no version",
+        'a kinesis-ssp offset with "v": 1 or 2',
+    )
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, True, 1.0, [1]])
+@pytest.mark.parametrize("version", [0, 3, "1", None, True, 1.0, [1]])
 def test_an_unknown_version_is_refused_by_its_name(version: object) -> None:
     document = json.loads(_golden("plain")) | {"v": version}
     error = _refusal(document)
-    assert (error.found, error.expected) == (f"offset version {version!r}", "version 1")
+    assert (error.found, error.expected) == (
+        f"offset version {version!r}",
+        "version 1 or 2",
+    )
     assert "spark-ssp version that wrote this checkpoint" in error.next_step
 
 
