@@ -95,7 +95,9 @@ class ReaderActivity:
 
 # --- Entries of the status ------------------------------------------------------------------------
 
-MAX_LISTED_SHARDS: Final = 100
+MAX_LISTED_SHARDS: Final = 50
+"""With these, a stream's part of a report stays below 16 KB at any number of shards: Spark keeps a
+hundred reports, and an event log has every one."""
 MAX_LISTED_OWNERS: Final = 20
 
 NewShards = Mapping[ShardKey, tuple[ShardId, ...]]

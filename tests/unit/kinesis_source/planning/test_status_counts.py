@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+
 from spark_ssp.checkpoint.leases.lease import Lease, Processed, Progress, ShardEnded
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName, WorkerId
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import SequenceNumber, ShardEnd, ShardState, TrimHorizon
+from spark_ssp.kinesis_source.probing.alignment import Alignment
+from spark_ssp.kinesis_source.probing.shard_lag import MAX_REPORTED_SHARDS, progress_entry
 from spark_ssp.kinesis_source.reader_activity import (
     MAX_LISTED_OWNERS,
     MAX_LISTED_SHARDS,
+    alignment_entry,
     count_reshards,
     lease_entry,
     new_shards,
@@ -81,6 +86,26 @@ def test_the_lists_of_a_large_reshard_are_bounded() -> None:
     entry = shard_entry(ORDERS, offset(*many), listing, [], recent)
     assert len(entry["closedShards"]) == len(entry["parents"]) == MAX_LISTED_SHARDS
     assert entry["shards"]["closed"] == len(many)
+
+
+def test_the_part_of_a_stream_stays_below_16_kb_at_any_number_of_shards() -> None:
+    shards = range(5_000, 10_000)
+    listing = {shard_id(n): listed(n, n, closed=True) for n in shards}
+    merged = {key(n): (shard_id(n), shard_id(n + 1)) for n in shards}
+    week = 7 * 86_400_000
+    rows = [
+        lease(n, f"{n:04d}-{'driver' * 8}", Processed(sequence_number=SequenceNumber("7")))
+        for n in shards
+    ]
+    alignment = Alignment(spread_ms=week, holds_back=key(7_000), left_behind=frozenset(merged))
+    entry = {
+        **progress_entry({shard_id(n): week - n for n in shards}),
+        **shard_entry(ORDERS, offset(*shards), listing, [], merged),
+        **lease_entry(rows, list(listing), stale=len(rows)),
+        **alignment_entry(ORDERS, alignment),
+    }
+    assert len(json.dumps({ORDERS: entry})) < 16_000
+    assert entry["shardsNotShown"] == len(shards) - MAX_REPORTED_SHARDS
 
 
 def lease(number: int, owner: str | None, progress: Progress) -> Lease:
