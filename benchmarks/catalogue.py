@@ -44,6 +44,11 @@ CATALOGUE: Final = (
         small="--shards 1 --slots 1 --seconds 1 --rounds 1",
     ),
     Benchmark(
+        name="kinesis.many_shards",
+        minutes=40,
+        small="--shards 4 --slots 1 --batches 2",
+    ),
+    Benchmark(
         name="kinesis.backlog",
         minutes=6,
         small="--shards 1 --records 1000 --over 1 --silence 0 --rounds 1",

@@ -14,6 +14,7 @@ same through botocore instead of the direct calls (`spark_ssp.common.aws.botocor
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from collections import Counter
@@ -23,6 +24,7 @@ from typing import Final
 from benchmarks.kinesis.service import STREAM, kinesis_service
 from benchmarks.support.report import Report, Spread, ratio, spread
 from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.spark.gc_freeze import PLANNER_THRESHOLDS
 from spark_ssp.common.versioned_json import OffsetCache
 from spark_ssp.grouping.identifiers import HashRange, ShardId, StreamName
 from spark_ssp.kinesis_source.batch_planner import BatchPlanner
@@ -164,6 +166,9 @@ def parts(shards: int, *, slots: int, rounds: int, idle: bool = False) -> Parts:
     known, start = OffsetCache(encode, decode), json.dumps(encode(BEFORE_FIRST_BATCH))
     offsets: list[float] = []
     planning: list[float] = []
+    # As in the process of a stream reader.
+    collected = gc.get_threshold()
+    gc.set_threshold(*PLANNER_THRESHOLDS)
     try:
         for number in range(WARM_UP + rounds):
             service.idle = idle and number >= WARM_UP
@@ -175,6 +180,7 @@ def parts(shards: int, *, slots: int, rounds: int, idle: bool = False) -> Parts:
             offsets.append(of_offsets)
             planning.append(of_planning)
     finally:
+        gc.set_threshold(*collected)
         planner.close()
     return Parts(offsets=spread(offsets[WARM_UP:]), planning=spread(planning[WARM_UP:]))
 

@@ -1,0 +1,153 @@
+"""Thousands of busy shards: the time of a trigger, the driver's part, and what offsets take.
+
+    python -m benchmarks.kinesis.many_shards [--shards 1000 10000] [--slots 4] [--batches 200]
+
+Each shard receives one record of 200 B a second, and a trigger begins when the one before has
+ended. `planner CPU` is that of the process on the driver that holds the source's reader. `heap` is
+what the JVM holds after a full collection, before the measured batches and after them: Spark keeps
+the reports of a hundred batches, three offsets in each. `checkpoint` has the offsets of each batch.
+`calls` and the processor time of the service, which runs on the same machine, are of driver and
+tasks together: with few cores the service takes a good part of a trigger.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from benchmarks.kinesis.service import kinesis_service
+from benchmarks.kinesis.triggers import last_batch, wait_for_batches
+from benchmarks.support.processes import cpu_seconds, used_since
+from benchmarks.support.report import Report, quantile
+from benchmarks.support.sessions import checkpoint_in, local_spark
+
+WARM_UP = 10
+"""Batches that do not count."""
+
+
+def run(
+    spark: SparkSession, folder: Path, *, shards: Sequence[int], slots: int, batches: int
+) -> Report:
+    """Measure `batches` batches of a query over each number of shards."""
+    report = Report(
+        name="kinesis.many_shards",
+        command="python -m benchmarks.kinesis.many_shards "
+        f"--shards {' '.join(map(str, shards))} --slots {slots} --batches {batches}",
+        columns=(
+            "shards",
+            "trigger ms: median, p99",
+            "planning ms",
+            "planner CPU ms a trigger",
+            "JVM",
+            "workers",
+            "service",
+            "calls a shard and trigger",
+            "heap MiB before, after",
+            "checkpoint KB a batch",
+        ),
+    )
+    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")  # Spark's default
+    for count in shards:
+        _measure(report, spark, folder, count, slots, batches)
+    return report
+
+
+def _measure(
+    report: Report, spark: SparkSession, folder: Path, shards: int, slots: int, batches: int
+) -> None:
+    checkpoint = checkpoint_in(folder, f"{shards}-busy")
+    with kinesis_service(shards) as service:
+        service.produce(shards)
+        query = (
+            spark.readStream.format("kinesis-ssp")
+            .options(**service.options(), slots=str(slots))
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", checkpoint)
+            .start()
+        )
+        wait_for_batches(query, WARM_UP)
+        heap = _heap_mib(spark)
+        calls, of_service, used = service.calls(), service.cpu_seconds(), cpu_seconds()
+        first = last_batch(query)
+        # A hundred reports are kept: read often enough, none is missed.
+        progress: dict[int, dict[str, Any]] = {}
+        for _ in range(0, batches, 20):
+            wait_for_batches(query, min(20, batches))
+            for entry in query.recentProgress:
+                if first < entry["batchId"] and entry["numInputRows"] > 0:
+                    progress[entry["batchId"]] = entry["durationMs"]
+        milliseconds = {role: 1000 * value for role, value in used_since(used).items()}
+        asked = sum(service.calls().values()) - sum(calls.values())
+        of_service = 1000 * (service.cpu_seconds() - of_service)
+        heap_after = _heap_mib(spark)
+        done = last_batch(query) - first
+        query.stop()
+    stored = _stored_bytes(Path(checkpoint))
+    triggers = [float(entry["triggerExecution"]) for entry in progress.values()]
+    planning = [float(entry["latestOffset"]) for entry in progress.values()]
+    report.add(
+        f"{shards:,}",
+        f"{quantile(triggers, 0.5):,.0f}, {quantile(triggers, 0.99):,.0f}",
+        f"{quantile(planning, 0.5):,.0f}, {quantile(planning, 0.99):,.0f}",
+        f"{milliseconds['planner'] / done:,.0f}",
+        f"{milliseconds['jvm'] / done:,.0f}",
+        f"{milliseconds['workers'] / done:,.0f}",
+        f"{of_service / done:,.0f}",
+        f"{asked / done / shards:.2f}",
+        f"{heap:.0f}, {heap_after:.0f}",
+        f"{stored / 1000:,.0f}",
+        shards=shards,
+        batches=done,
+        triggers_ms=triggers,
+        planning_ms=planning,
+        cpu_ms_per_trigger={role: value / done for role, value in milliseconds.items()},
+        service_cpu_ms_per_trigger=of_service / done,
+        calls_per_shard=asked / done / shards,
+        heap_mib=[heap, heap_after],
+        checkpoint_bytes_per_batch=stored,
+    )
+
+
+def _heap_mib(spark: SparkSession) -> float:
+    """Return the heap that is in use after a full collection."""
+    jvm: Any = spark._jvm
+    for _ in range(2):
+        jvm.java.lang.System.gc()
+    memory = jvm.java.lang.Runtime.getRuntime()
+    return float(memory.totalMemory() - memory.freeMemory()) / (1 << 20)
+
+
+def _stored_bytes(checkpoint: Path) -> float:
+    """Return the bytes that Spark keeps of a batch in a checkpoint: its offsets and its commit."""
+    batches = [path for path in (checkpoint / "offsets").iterdir() if path.name.isdecimal()]
+    files = [*batches, *(checkpoint / "commits").iterdir()]
+    return sum(path.stat().st_size for path in files) / len(batches)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--shards", type=int, nargs="+", default=[1_000, 10_000])
+    parser.add_argument("--slots", type=int, default=4)
+    parser.add_argument("--batches", type=int, default=200)
+    arguments = parser.parse_args()
+    spark = local_spark(arguments.slots)
+    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
+        report = run(
+            spark,
+            Path(folder),
+            shards=arguments.shards,
+            slots=arguments.slots,
+            batches=arguments.batches,
+        )
+    spark.stop()
+    report.publish()
+
+
+if __name__ == "__main__":
+    main()
