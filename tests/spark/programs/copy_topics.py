@@ -12,9 +12,11 @@ from tests.support.kafka.copying import copying
 
 
 def main() -> None:
-    options = json.load(sys.stdin)["queries"][0]["options"]
+    task = json.load(sys.stdin)
+    options = task["queries"][0]["options"]
     spark = (
-        SparkSession.builder.master("local[2]")
+        SparkSession.builder.master(task["session"])
+        .config(map=task["settings"])
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.ui.enabled", "false")

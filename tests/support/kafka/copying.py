@@ -22,8 +22,10 @@ _COLUMNS: Final = "key binary, value binary"
 def copying(spark: SparkSession, options: Mapping[str, str]) -> DataStreamWriter:
     """`options`: `brokers`, `from`, `to`, `checkpoint`, and `gate`, a file without which no task
     but the first writes anything. `delivery`: the sink's guarantee; without it, rows are
-    identified by headers."""
-    gate = options["gate"]
+    identified by headers. `format`: of source and sink, by default kafka-ssp. `harm`: a file with
+    which the first attempt of each task but the first fails after half of its rows."""
+    gate, harm = options["gate"], options.get("harm")
+    kind = options.get("format", "kafka-ssp")
     if "delivery" in options:
         spark.conf.set(ADAPTIVE_STREAM, "false")
 
@@ -34,10 +36,15 @@ def copying(spark: SparkSession, options: Mapping[str, str]) -> DataStreamWriter
         while task.partitionId() > 0 and not Path(gate).exists():
             assert time.monotonic() < deadline, "the gate stayed closed"
             time.sleep(0.05)
-        yield from batches
+        is_harmed = harm is not None and Path(harm).exists()
+        for batch in batches:
+            if is_harmed and task.partitionId() > 0 and task.attemptNumber() == 0:
+                yield batch.slice(0, batch.num_rows // 2)
+                raise RuntimeError("a task fails")
+            yield batch
 
     source: Any = (
-        spark.readStream.format("kafka-ssp")
+        spark.readStream.format(kind)
         .option("kafka.bootstrap.servers", options["brokers"])
         .option("subscribe", options["from"])
         .option("startingOffsets", "earliest")
@@ -48,10 +55,10 @@ def copying(spark: SparkSession, options: Mapping[str, str]) -> DataStreamWriter
     writer: DataStreamWriter = (
         source.select("key", "value")
         .mapInArrow(behind_the_gate, _COLUMNS)
-        .writeStream.format("kafka-ssp")
+        .writeStream.format(kind)
         .option("kafka.bootstrap.servers", options["brokers"])
         .option("topic", options["to"])
-        .options(**_guarantee(options.get("delivery")))
+        .options(**({} if kind == "kafka" else _guarantee(options.get("delivery"))))
         .option("checkpointLocation", options["checkpoint"])
         .trigger(availableNow=True)
     )
