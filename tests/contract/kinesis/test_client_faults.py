@@ -12,6 +12,7 @@ from spark_ssp.kinesis_source.client.api import ExpiredIteratorError, ThrottledE
 from spark_ssp.kinesis_source.model.shard import ShardIterator, StreamRef, TrimHorizon
 from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
+    Call,
     DropConnection,
     EmptyPage,
     ExpiredIterator,
@@ -81,6 +82,35 @@ def test_an_impatient_call_tries_once(faulty: tuple[Subject, Faults], fault: Fau
     with pytest.raises(ThrottledError):
         subject.kinesis.describe(stream, retry=False)
     assert injected.hits == 3
+
+
+def test_a_listing_of_ten_thousand_shards_is_whole(faulty: tuple[Subject, Faults]) -> None:
+    subject, faults = faulty
+    stream = subject.stream(10_000)
+    by_arn = StreamRef(name=stream.name, arn=subject.kinesis.describe(stream).arn)
+    everything = [f"shardId-{number:012}" for number in range(10_000)]
+    calls: list[Call] = []
+
+    def listed(ref: StreamRef) -> tuple[list[str], int]:
+        calls.clear()
+        return [shard.shard_id for shard in subject.kinesis.list_shards(ref)], len(calls)
+
+    def count_and_let_the_sixth_token_expire(call: Call) -> bool:
+        calls.append(call)
+        if expiring and len(calls) == 6:
+            subject.service.advance(301_000)
+        return False
+
+    expiring = False
+    faults.add(
+        Throttle(), operation="ListShards", when=count_and_let_the_sixth_token_expire, count=None
+    )
+    assert listed(by_arn) == (everything, 10)
+    throttled = faults.add(Throttle(), operation="ListShards", nth=5, count=3)
+    assert listed(by_arn) == (everything, 10 + 3)
+    assert throttled.hits == 3
+    expiring = True
+    assert listed(stream) == (everything, 6 + 1 + 10)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)

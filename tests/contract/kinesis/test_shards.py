@@ -165,6 +165,10 @@ def test_a_next_token_stands_alone(service: Service) -> None:
     token = service.client.list_shards(StreamName=stream, MaxResults=1)["NextToken"]
     both = refusal(service.client.list_shards, StreamName=stream, NextToken=token)
     assert both == "InvalidArgumentException"
+    arn = service.summary(stream)["StreamARN"]
+    for other in ({"StreamARN": arn}, {"ShardFilter": {"Type": "AT_LATEST"}}):
+        found = refusal(service.client.list_shards, NextToken=token, **other)
+        assert found == "InvalidArgumentException", other
     service.advance(301_000)
     if service.has(Quirk.NEXT_TOKEN_LIVES_ON):
         service.client.list_shards(NextToken=token)

@@ -23,6 +23,8 @@ class Limits:
     returned at once and blocks the shard for as long as the rate would have needed."""
     get_shard_iterator_per_shard: int | None = None
     list_shards_per_stream: int | None = None
+    list_streams_per_account: int | None = None
+    describe_limits_per_account: int | None = None
     describe_stream_per_account: int | None = None
     describe_stream_summary_per_account: int | None = None
     write_records_per_shard: int | None = None
@@ -51,6 +53,8 @@ class Limits:
             read_bytes_per_shard=2 * 1024 * 1024,
             get_shard_iterator_per_shard=5,
             list_shards_per_stream=1000,
+            list_streams_per_account=5,
+            describe_limits_per_account=1,
             describe_stream_per_account=10,
             describe_stream_summary_per_account=20,
             write_records_per_shard=1000,
@@ -70,6 +74,7 @@ class Limits:
 
 _CAPS: Final = {
     "DeregisterStreamConsumer": "deregister_consumer_per_stream",
+    "DescribeLimits": "describe_limits_per_account",
     "DescribeStream": "describe_stream_per_account",
     "DescribeStreamConsumer": "describe_consumer_per_stream",
     "DescribeStreamSummary": "describe_stream_summary_per_account",
@@ -77,6 +82,7 @@ _CAPS: Final = {
     "GetShardIterator": "get_shard_iterator_per_shard",
     "ListShards": "list_shards_per_stream",
     "ListStreamConsumers": "list_consumers_per_stream",
+    "ListStreams": "list_streams_per_account",
     "MergeShards": "reshards_per_account",
     "RegisterStreamConsumer": "register_consumer_per_account",
     "SplitShard": "reshards_per_account",

@@ -68,6 +68,8 @@ def test_two_mebibytes_per_shard_and_second(strict: KinesisState, clock: ManualC
         ("ListShards", ORDERS, 1000, "LimitExceededException"),
         ("DescribeStream", ORDERS, 10, "LimitExceededException"),
         ("DescribeStreamSummary", ORDERS, 20, "LimitExceededException"),
+        ("ListStreams", {}, 5, "LimitExceededException"),
+        ("DescribeLimits", {}, 1, "LimitExceededException"),
     ],
 )
 def test_rates_of_calls(
