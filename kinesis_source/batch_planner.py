@@ -181,7 +181,9 @@ class BatchPlanner:
         self._sleep = sleep
         self._placement = PlacementWatch(service, monotonic=monotonic)
         worker_id = None if worker is None else worker.id
-        self._batch_log = BatchLog(options.starting_position, worker_id)
+        self._batch_log = BatchLog(
+            options.starting_position, options.max_bytes_in_flight, worker_id
+        )
         self.leases: LeaseSession | None = None
         if worker is not None:
             # Imported only by queries with leases: a fifth of the imports of this process.

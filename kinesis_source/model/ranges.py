@@ -9,6 +9,7 @@ the same records, on any executor.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId
 from spark_ssp.kinesis_source.model.shard import (
@@ -29,6 +30,11 @@ RangeStart = TrimHorizon | AtTimestamp | AfterRecord
 
 RangeEnd = AfterRecord | ShardEnd
 """A range ends with a record that existed when the batch was planned, or with the shard."""
+
+MAX_THREADS: Final = 16
+"""The most shards of one task that are read at the same time. A task may have thousands: each
+thread reads one after the other. Waiting for the service dominates, so more threads than cores are
+worthwhile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

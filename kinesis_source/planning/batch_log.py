@@ -11,6 +11,7 @@ from spark_ssp.common.logs import abbreviate, count_of, versions
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.ranges import MAX_THREADS
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -23,11 +24,14 @@ _log = logging.getLogger(__name__)
 
 
 class BatchLog:
-    """The log of one run of a query. `position` is the option startingPosition; `worker` is the
-    worker id of a query with leases."""
+    """The log of one run of a query. `position` and `max_bytes_in_flight` are options; `worker` is
+    the worker id of a query with leases."""
 
-    def __init__(self, position: StartingPosition, worker: str | None = None) -> None:
+    def __init__(
+        self, position: StartingPosition, max_bytes_in_flight: int, worker: str | None = None
+    ) -> None:
         self._position = position
+        self._max_bytes_in_flight = max_bytes_in_flight
         self._worker = worker
         self._has_started = False
         self._noted: tuple[Offset, Offset, Mapping[ShardKey, str]] | None = None
@@ -44,7 +48,8 @@ class BatchLog:
         noted, self._noted = self._noted, None
         if not self._has_started:
             self._has_started = True
-            _log.info("%s", describe_start(*noted, self._position, self._worker))
+            line = describe_start(*noted, self._position, self._max_bytes_in_flight, self._worker)
+            _log.info("%s", line)
         elif changes := describe_changes(*noted):
             _log.info("%s", changes)
 
@@ -54,6 +59,7 @@ def describe_start(
     end: Offset,
     dropped: Mapping[ShardKey, str],
     position: StartingPosition,
+    max_bytes_in_flight: int,
     worker: str | None = None,
 ) -> str:
     """Return the line for the start of a run."""
@@ -61,6 +67,8 @@ def describe_start(
     streams = describe_streams(end.streams, shards)
     begin = "its checkpoint" if start.streams else describe_position(position)
     parts = [f"query starts from {begin}: {streams}", count_of(end.slots, "slot")]
+    if end.assignment:
+        parts.append(describe_tasks(end, max_bytes_in_flight))
     if start.streams:
         if changes := describe_changes(start, end, dropped):
             parts.append(changes)
@@ -69,6 +77,14 @@ def describe_start(
     if worker is not None:
         parts.append(f"worker {worker}")
     return "; ".join([*parts, versions()])
+
+
+def describe_tasks(end: Offset, max_bytes_in_flight: int) -> str:
+    """Return the most that a task has to read, and may use for it."""
+    shards = max(Counter(end.assignment.values()).values())
+    threads = count_of(min(shards, MAX_THREADS), "thread")
+    mebibytes = max_bytes_in_flight / 2**20
+    return f"a task has up to {count_of(shards, 'shard')}, {threads} and {mebibytes:.3g} MiB"
 
 
 def describe_streams(names: Iterable[StreamName], shards: Collection[ShardKey]) -> str:

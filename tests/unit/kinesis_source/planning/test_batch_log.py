@@ -10,6 +10,8 @@ from spark_ssp.kinesis_source.model.shard import AtTimestamp, EpochMillis, Lates
 from spark_ssp.kinesis_source.planning.batch_log import BatchLog
 from tests.support.fakes.planner_world import World
 
+MIB = 1 << 20
+
 
 @pytest.fixture
 def lines(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
@@ -64,6 +66,22 @@ def test_a_restart_reports_the_checkpoint_and_what_changed(
     assert "slots: 1 instead of 2" in line
 
 
+@pytest.mark.parametrize(
+    ("shards", "slots", "expected"),
+    [
+        (2, 2, "2 slots; a task has up to 1 shard, 1 thread and 64 MiB; "),
+        (20, 3, "3 slots; a task has up to 7 shards, 7 threads and 64 MiB; "),
+        (300, 2, "2 slots; a task has up to 150 shards, 16 threads and 64 MiB; "),
+    ],
+)
+def test_the_start_says_what_a_task_has_to_do(
+    lines: pytest.LogCaptureFixture, shards: int, slots: int, expected: str
+) -> None:
+    World(shards, slots=slots).trigger()
+    (line,) = lines.messages
+    assert expected in line
+
+
 def test_a_wait_is_logged_once(lines: pytest.LogCaptureFixture) -> None:
     """Each search for the ends of one batch notes the same changes."""
     world = World(1)
@@ -71,7 +89,7 @@ def test_a_wait_is_logged_once(lines: pytest.LogCaptureFixture) -> None:
     batch = world.trigger()
     assert batch is not None
     lines.clear()
-    log = BatchLog(StartingPosition(default=Latest()))
+    log = BatchLog(StartingPosition(default=Latest()), MIB)
     for _ in range(10):
         log.note(batch.start, batch.end, {})
     log.write()
@@ -89,7 +107,7 @@ def test_a_query_with_leases_names_its_worker_and_a_time_is_readable(
     assert batch is not None
     lines.clear()
     at = AtTimestamp(millis=EpochMillis(1_700_000_000_000))
-    log = BatchLog(StartingPosition(default=at), "anne")
+    log = BatchLog(StartingPosition(default=at), MIB, "anne")
     log.note(batch.start, batch.end, {})
     log.write()
     (line,) = lines.messages

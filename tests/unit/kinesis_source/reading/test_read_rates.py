@@ -12,7 +12,7 @@ import pytest
 from spark_ssp.common.options.values import is_loopback
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client.api import ThrottledError
-from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange
+from spark_ssp.kinesis_source.model.ranges import MAX_THREADS, ExpectedSize, ShardRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     RecordPage,
@@ -24,7 +24,7 @@ from spark_ssp.kinesis_source.model.shard import (
 from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOptions
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
-from spark_ssp.kinesis_source.reading.task_reader import MAX_THREADS, read_slot
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.scripted import (

@@ -14,8 +14,13 @@ import pytest
 from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import AccessError, DataLossError
 from spark_ssp.grouping.identifiers import HashRange, ShardId, SlotId
-from spark_ssp.kinesis_source.client.api import KinesisService
-from spark_ssp.kinesis_source.model.ranges import ExpectedSize, SlotRange, Stragglers
+from spark_ssp.kinesis_source.client.api import KinesisService, ThrottledError
+from spark_ssp.kinesis_source.model.ranges import (
+    MAX_THREADS,
+    ExpectedSize,
+    SlotRange,
+    Stragglers,
+)
 from spark_ssp.kinesis_source.model.schema import spark_schema
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -29,7 +34,8 @@ from spark_ssp.kinesis_source.reading import page_rows
 from spark_ssp.kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation
 from spark_ssp.kinesis_source.reading.process_wide import MAX_KEPT, HashRangeCache, ReadRates
-from spark_ssp.kinesis_source.reading.task_reader import MAX_THREADS, read_slot
+from spark_ssp.kinesis_source.reading.shard_retry import Clock
+from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.scripted import (
     CREATED,
     Do,
@@ -172,6 +178,70 @@ def test_memory_in_flight_is_bounded_under_a_slow_consumer(limit: int) -> None:
     assert highest <= max(limit, PAGE_BYTES)
     if limit == 1:
         assert highest == PAGE_BYTES
+
+
+def test_a_slot_of_150_shards_goes_on_within_its_memory_while_some_are_throttled() -> None:
+    """All threads but one are refused until the other shards are fetched: they hold no memory
+    between two tries, so no shard waits for them."""
+    size, records, limit = 16 << 10, 4, 256 << 10
+    shards = [
+        ScriptedShard(
+            shard_id=ShardId(f"shardId-{number:012}"),
+            records=recs(*range(1, records + 1), data=lambda _: bytes(size)),
+            closed=True,
+            script=deque([Page(1)] * records),
+        )
+        for number in range(150)
+    ]
+    throttled = {shard.shard_id for shard in shards[: MAX_THREADS - 1]}
+    others_fetched = threading.Event()
+    lock = threading.Lock()
+    fetched: Counter[ShardId] = Counter()
+    given = taken = highest = refused = 0
+
+    def refuse(shard: ShardId) -> None:
+        nonlocal refused
+        if shard in throttled and not others_fetched.is_set():
+            refused += 1
+            assert refused < 100_000, "the other shards wait"
+            raise ThrottledError("a call", found="a rate", expected="less", next_step="wait")
+
+    def count(shard: ShardId, page: RecordPage) -> None:
+        nonlocal given, highest
+        with lock:
+            fetched[shard] += 1
+            given += sum(map(len, page.data))
+            highest = max(highest, given - taken)
+            if len(fetched) == len(shards) - len(throttled):
+                others_fetched.set()
+
+    def wait(stopping: threading.Event, seconds: float) -> None:
+        others_fetched.wait(0.01)
+
+    batches = read_slot(
+        slot_of(
+            *(
+                shard_range(
+                    shard.shard_id,
+                    expected=ExpectedSize(records=records, size_bytes=records * size),
+                )
+                for shard in shards
+            )
+        ),
+        options(max_bytes_in_flight=limit),
+        ScriptedService(shards, before_fetch=refuse, after_fetch=count),
+        rates=ReadRates(),
+        clock=Clock(wait=wait, random=lambda: 0.0),
+    )
+    rows: list[Row] = []
+    for batch in batches:
+        rows += rows_of([batch])
+        with lock:
+            taken += batch.num_rows * size
+    assert refused
+    assert highest <= limit
+    for shard in shards:
+        assert sequences(rows, shard.shard_id) == list(range(1, records + 1))
 
 
 def test_a_fetch_sets_aside_what_its_answer_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
