@@ -30,6 +30,11 @@ CATALOGUE: Final = (
     Benchmark(name="planning.start", minutes=2, small="--rounds 1 --warm-up 0"),
     Benchmark(name="leases.writes", minutes=5, small="--leases 4 --failover 2 --seconds 2"),
     Benchmark(name="leases.hand_overs", minutes=8, small="--leases 2 --failover 1 --rounds 1"),
+    Benchmark(
+        name="leases.lost_driver",
+        minutes=1,
+        small="--drivers 2 --leases 20 --failover 10",
+    ),
     Benchmark(name="kinesis.catch_up", minutes=2, small="--limits 2 --seconds 10"),
     Benchmark(name="kinesis.catch_up_http", minutes=6, small="--limits 1.25 --seconds 5"),
     Benchmark(

@@ -55,9 +55,12 @@ CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """A clock that advances while the machine is suspended, if there is one: other workers take the
 leases during that time."""
 _PARENT_CHECK_S: Final = 1.0
-_WRITERS: Final = 16
-_READERS: Final = 2
-_GATHER_S: Final = 0.05
+WRITERS: Final = 16
+"""Threads for writes."""
+READERS: Final = 2
+"""Threads for scans."""
+GATHER_S: Final = 0.05
+"""The time for which the results of many writes are gathered."""
 _CHUNK: Final = 1 << 16
 
 Inbox = queue.SimpleQueue[Event]
@@ -115,7 +118,7 @@ def _handle(agent: LeaseAgent, inbox: Inbox, timeout_s: float) -> None:
     """Handle the next event that arrives within the timeout, and all events that are queued then.
     With many writes in flight, their results are gathered for a short time, because the next step
     reads every lease. No other event waits for that."""
-    wait, until = timeout_s, time.monotonic() + timeout_s + _GATHER_S
+    wait, until = timeout_s, time.monotonic() + timeout_s + GATHER_S
     while True:
         try:
             event = inbox.get(timeout=wait)
@@ -123,8 +126,8 @@ def _handle(agent: LeaseAgent, inbox: Inbox, timeout_s: float) -> None:
             return
         agent.handle(event)
         now = time.monotonic()
-        until = min(until, now + _GATHER_S)
-        gather = isinstance(event, WriteCompleted) and agent.writes_in_flight > _WRITERS
+        until = min(until, now + GATHER_S)
+        gather = isinstance(event, WriteCompleted) and agent.writes_in_flight > WRITERS
         wait = max(0.0, until - now) if gather else 0.0
 
 
@@ -201,8 +204,8 @@ def _start_answer_writer(answers: int, inbox: Inbox) -> Callable[[Status | SspEr
 def _ports(
     settings: AgentSettings, inbox: Inbox, answer: Callable[[Status | SspError], None]
 ) -> Ports:
-    writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="lease-writer")
-    readers = ThreadPoolExecutor(_READERS, thread_name_prefix="lease-reader")
+    writers = ThreadPoolExecutor(WRITERS, thread_name_prefix="lease-writer")
+    readers = ThreadPoolExecutor(READERS, thread_name_prefix="lease-reader")
 
     def on(pool: ThreadPoolExecutor) -> Callable[[Job], None]:
         return lambda job: _ignore_future(pool.submit(lambda: inbox.put(run_guarded(job))))

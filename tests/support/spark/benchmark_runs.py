@@ -30,6 +30,7 @@ PURE: Final[Mapping[str, Arguments]] = {
     "planning.shard_planning": {"shards": 400, "slots": [4], "rounds": 1},
     "planning.partition_planning": {"partitions": 400, "tasks": [8], "rounds": 1},
     "planning.pipeline_planning": {"operators": 80, "rounds": 1},
+    "leases.lost_driver": {"drivers": [2], "leases": [20], "failover": [10.0], "rounds": 1},
     "kinesis.catch_up": {"limits": [2.0], "seconds": 10.0},
     "kinesis.aligned": {
         "records": [200],
