@@ -1,5 +1,5 @@
-"""Consumers of enhanced fan-out and their subscriptions to shards: what each one sends, and when it
-ends.
+"""Consumers of enhanced fan-out, and their subscriptions to shards with the events and the end of
+each.
 
 The rules are those of SubscribeToShard in the Kinesis API reference. A `Subscription` is a value;
 `advance` computes its next event from the shard and the time. The caller waits between steps.
