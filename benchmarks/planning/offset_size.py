@@ -15,6 +15,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from random import Random
 from typing import Any
 
 from benchmarks.planning import partition_planning
@@ -39,8 +40,16 @@ SLOTS = 64
 
 
 def of_kinesis(shards: int) -> kinesis.Offset:
-    """Every shard after a record, all of them read to the latest record at some time."""
-    stream = StreamName("orders")
+    """Every shard after a record, all of them read to the latest record within three seconds. The
+    sequence numbers have the fields of the service's: the creation of the shard, a count, the time
+    and the shard's number."""
+    stream, chance = StreamName("orders"), Random(shards)
+
+    def sequence_number(shard: int) -> SequenceNumber:
+        count, second = chance.randrange(1 << 36), 1_763_720_000 + chance.randrange(60)
+        fields = f"2{1_700_000_000:09x}{shard % 16:x}{count:016x}00{second:09x}{shard:08x}2"
+        return SequenceNumber(str(int(fields, 16)))
+
     keys = [ShardKey(stream=stream, shard=ShardId(f"shardId-{n:012d}")) for n in range(shards)]
     return kinesis.Offset(
         slots=SLOTS,
@@ -48,10 +57,8 @@ def of_kinesis(shards: int) -> kinesis.Offset:
         assignment={key: SlotId(n % SLOTS) for n, key in enumerate(keys)},
         states={
             key: ShardState(
-                position=AfterRecord(
-                    sequence_number=SequenceNumber(str(49_646_437_577 * 10**45 + n)), sub=0
-                ),
-                last_caught_up_ms=EpochMillis(1_700_000_000_000 + n),
+                position=AfterRecord(sequence_number=sequence_number(n), sub=0),
+                last_caught_up_ms=EpochMillis(1_763_720_100_000 + chance.randrange(3_000)),
             )
             for n, key in enumerate(keys)
         },

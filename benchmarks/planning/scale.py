@@ -27,7 +27,7 @@ class Figure:
     source: str
 
 
-_PRICES: Final = "AWS price list, us-east-1, September 2026"
+_PRICES: Final = "a copy of AWS's price list, us-east-1, September 2026"
 
 DRIVER_MS: Final = Figure(
     value=0.30,
@@ -35,8 +35,8 @@ DRIVER_MS: Final = Figure(
     source="`benchmarks.kinesis.triggers`, 1,000 busy shards",
 )
 OFFSET_BYTES: Final = Figure(
-    value=128,
-    unit="bytes a shard in an offset",
+    value=12,
+    unit="bytes a shard in an offset of more than 256",
     source="`benchmarks.planning.offset_size`",
 )
 KEPT_OFFSETS: Final = Figure(
