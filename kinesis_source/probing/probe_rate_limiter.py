@@ -71,8 +71,8 @@ class ProbeRateLimiter:
         self._free: dict[ShardKey, float] = {}
         """The time when the shard has read rate left after the batch planned last."""
         self._answers: dict[ShardKey, deque[tuple[float, int]]] = {}
-        """The time and size of the answers of the last second, or longer if they block the shard
-        for longer."""
+        """The size of the answers of the last second, or longer if they block the shard for longer,
+        each with the time when it no longer counts."""
         self._throttled: dict[ShardKey, bool] = {}
         """The shards whose last probe was throttled."""
         self._faults: dict[ShardKey, int] = {}
@@ -137,15 +137,15 @@ class ProbeRateLimiter:
 
     def _count_bytes(self, key: ShardKey, size: int) -> None:
         if size:
-            self._answers.setdefault(key, deque()).append((self._monotonic(), size))
+            now = self._monotonic()
+            answers = self._answers.setdefault(key, deque())
+            while answers and answers[0][0] <= now:
+                answers.popleft()
+            answers.append((now + max(1.0, size / BYTES_PER_SECOND), size))
 
     def _readable_at(self, key: ShardKey, now: float) -> float:
         """Return the time when the answers of a second are below the shard's read rate."""
-        answers = self._answers.get(key, deque())
-        ends = [(time + max(1.0, size / BYTES_PER_SECOND), size) for time, size in answers]
-        while answers and ends[0][0] <= now:
-            answers.popleft()
-            ends.pop(0)
+        ends = [(end, size) for end, size in self._answers.get(key, ()) if end > now]
         total = sum(size for _, size in ends)
         until = now
         for end, size in sorted(ends):
