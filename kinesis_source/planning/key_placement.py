@@ -110,9 +110,10 @@ def families(
     so its child has a family only if a split came before."""
     found: dict[ShardId, HashRange] = {}
     for shard_id in shards:
-        if shard_id not in listed:
+        shard = listed.get(shard_id)
+        if shard is None or listed.keys().isdisjoint(shard.parents):
             continue
-        own = listed[shard_id].hash_range
+        own = shard.hash_range
         line = [own, *(listed[one].hash_range for one in ancestors(listed, [shard_id]))]
         family = HashRange(
             first=min(keys.first for keys in line), last=max(keys.last for keys in line)
