@@ -9,8 +9,8 @@ compared with what was produced, and printed as a table. The faults:
 * task: the first attempt of two of three tasks fails after half of its rows.
 * driver: `kill -9` after the first task of a batch has written its rows, before the others have.
 * files: `kill -9` at random moments, and files as the sink, which Spark makes exactly once.
-* late: windows with a watermark over skewed partitions, which expand from 2 to 4 and 8, read with a
-  limit for each batch. A row is late if Spark has dropped it because of the watermark.
+* late: windows with a watermark over skewed partitions, which expand from 2 to 4 and 8 while the
+  query is stopped, read with a limit for each batch. A row is late if its window does not count it.
 
 Each peer has the settings that its documentation recommends for the delivery it promises.
 """
@@ -229,15 +229,17 @@ def _late(peers: Sequence[Peer], scene: Scene) -> dict[str, Outcome]:
             for peer in peers
         }
         folder = Path(tempfile.mkdtemp(dir=scene.folder))
-        counts, expected = count_through_expansions(scene.topics, frames, topic, folder)
+        counts, expected = count_through_expansions(
+            scene.topics, frames, topic, folder, runs_after=(0, 2)
+        )
     outcomes = {}
     for name, one in counts.items():
         counted = Counter(one.minutes)
         outcomes[name] = Outcome(
             rows=expected.total(),
-            lost=(expected - counted).total() - one.late,
             repeated=(counted - expected).total(),
-            late=one.late,
+            # Spark's own number counts rows of one window as one.
+            late=(expected - counted).total(),
         )
     return outcomes
 
@@ -323,7 +325,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--history", choices=HISTORIES, action="append")
     parser.add_argument("--seed", type=int, default=17, help="of the moments of random kills")
     options = parser.parse_args(arguments)
-    for line in rehearse(options.history or list(HISTORIES), options.runs, seed=options.seed):
+    # In this order: the last one starts a Spark in this process, whose py4j hides errors of others.
+    names = [name for name in HISTORIES if name in (options.history or HISTORIES)]
+    for line in rehearse(names, options.runs, seed=options.seed):
         print(line, flush=True)
 
 
