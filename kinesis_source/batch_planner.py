@@ -15,7 +15,11 @@ from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId,
 from spark_ssp.grouping.slots import mapper_for
 from spark_ssp.kinesis_source.client.api import KinesisService
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
-from spark_ssp.kinesis_source.model.ranges import ExpectedSize
+from spark_ssp.kinesis_source.model.ranges import (
+    MAX_SUBSCRIPTIONS,
+    MAX_THREADS,
+    ExpectedSize,
+)
 from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     KeyPlacement,
@@ -182,7 +186,10 @@ class BatchPlanner:
         self._placement = PlacementWatch(service, monotonic=monotonic)
         worker_id = None if worker is None else worker.id
         self._batch_log = BatchLog(
-            options.starting_position, options.max_bytes_in_flight, worker_id
+            options.starting_position,
+            options.max_bytes_in_flight,
+            worker_id,
+            threads=MAX_THREADS if options.fan_out is None else MAX_SUBSCRIPTIONS,
         )
         self.leases: LeaseSession | None = None
         if worker is not None:

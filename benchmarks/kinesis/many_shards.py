@@ -1,11 +1,11 @@
-"""Thousands of busy shards: the time of a trigger, the driver's part, and what offsets take.
+"""Thousands of busy shards: the time of a trigger, the driver's part, and the size of offsets.
 
     python -m benchmarks.kinesis.many_shards [--shards 1000 10000] [--slots 4] [--batches 200]
 
-Each shard receives one record of 200 B a second, and a trigger begins when the one before has
+Each shard receives about one record of 200 B a second, and a trigger begins when the one before has
 ended. `planner CPU` is that of the process on the driver that holds the source's reader. `heap` is
-what the JVM holds after a full collection, before the measured batches and after them: Spark keeps
-the reports of a hundred batches, three offsets in each. `checkpoint` has the offsets of each batch.
+that of the JVM after a full collection, before the measured batches and after them: Spark keeps
+the reports of a hundred batches, each with two offsets. `checkpoint` has the offsets of each batch.
 `calls` and the processor time of the service, which runs on the same machine, are of driver and
 tasks together: with few cores the service takes a good part of a trigger.
 """
@@ -51,9 +51,14 @@ def run(
             "checkpoint KB a batch",
         ),
     )
-    spark.conf.set("spark.sql.streaming.numRecentProgressUpdates", "100")  # Spark's default
-    for count in shards:
-        _measure(report, spark, folder, count, slots, batches)
+    setting = "spark.sql.streaming.numRecentProgressUpdates"
+    before = spark.conf.get(setting)
+    spark.conf.set(setting, "100")  # Spark's default
+    try:
+        for count in shards:
+            _measure(report, spark, folder, count, slots, batches)
+    finally:
+        spark.conf.set(setting, before or "100")
     return report
 
 
@@ -85,8 +90,8 @@ def _measure(
         milliseconds = {role: 1000 * value for role, value in used_since(used).items()}
         asked = sum(service.calls().values()) - sum(calls.values())
         of_service = 1000 * (service.cpu_seconds() - of_service)
-        heap_after = _heap_mib(spark)
         done = last_batch(query) - first
+        heap_after = _heap_mib(spark)
         query.stop()
     stored = _stored_bytes(Path(checkpoint))
     triggers = [float(entry["triggerExecution"]) for entry in progress.values()]
@@ -126,7 +131,7 @@ def _heap_mib(spark: SparkSession) -> float:
 def _stored_bytes(checkpoint: Path) -> float:
     """Return the bytes that Spark keeps of a batch in a checkpoint: its offsets and its commit."""
     batches = [path for path in (checkpoint / "offsets").iterdir() if path.name.isdecimal()]
-    files = [*batches, *(checkpoint / "commits").iterdir()]
+    files = [*(checkpoint / "offsets").iterdir(), *(checkpoint / "commits").iterdir()]
     return sum(path.stat().st_size for path in files) / len(batches)
 
 

@@ -24,7 +24,7 @@ from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
 STREAM: Final = "bench"
 RECORD_BYTES: Final = 200
 KEYS: Final = 50_000
-"""Five for each of 10,000 shards."""
+"""Of 10,000 shards one of 150 gets no record."""
 _ANSWER_S: Final = 60
 _MOST_AT_ONCE: Final = 1 << 16
 """Bytes that the relay reads at once: more than any request here."""

@@ -26,8 +26,8 @@ Version 1:
   this query has read further than their checkpoints. Comparisons of positions ignore it.
 * The offset before a query's first batch is empty: no streams, no slots.
 
-Version 2 is written for more than MOST_READABLE entries, since Spark keeps the offsets of a hundred
-batches in the driver's memory, and writes two into each checkpoint and three into each report:
+Version 2 is written for more than MOST_READABLE entries, since Spark writes an offset for every
+batch, and keeps two or three in each of its last hundred progress reports:
 
     {"v": 2, "slots": 64, "streams": {"orders": {"created": 1700000000000}},
      "shards": {"orders": {"ssp": 9998, "waiting": 2}}, "packed": "eNrl…"}
@@ -42,7 +42,6 @@ inserted in sorted order, and equal offsets are equal text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -283,16 +282,18 @@ def _encode_start(start: StartingPosition) -> Json:
 
 def _opened(document: Any) -> Any:
     """Return a document of version 2 with its tables as JSON, in which it is compared: the same
-    tables may be other text. One that cannot be opened is refused as another layout."""
-    if isinstance(document, dict) and isinstance(document.get("packed"), str):
-        with suppress(ValueError):
-            return {**document, "packed": packed_entries.opened(document["packed"])}
-    return document
+    tables may be other text. Raises IncompatibleStateError if they cannot be opened."""
+    if not isinstance(document, dict) or not isinstance(document.get("packed"), str):
+        return document
+    try:
+        return {**document, "packed": packed_entries.opened(document["packed"])}
+    except ValueError as error:
+        raise _DOCUMENT.incompatible(
+            f"an offset with {error}", f"the layout of version {PACKED}"
+        ) from None
 
 
 def _decode_packed(document: Json) -> Offset:
-    if not isinstance(document["packed"], dict):
-        raise ValueError("packed cannot be opened")
     slots: dict[str, Json] = {}
     readable: Json = {
         "slots": document["slots"],
@@ -313,8 +314,10 @@ def _decode_packed(document: Json) -> Offset:
                 for shard, entry in entries.items():
                     slot = str(whole_number(entry.pop("slot")))
                     slots.setdefault(slot, {}).setdefault(name, {})[shard] = entry
-            else:
+            elif part in (_WAITING, _DEPARTED):
                 readable[part][name] = entries
+            else:
+                raise ValueError(f"unknown part {part!r} of {name}")
     return _decode_readable(readable)
 
 

@@ -5,7 +5,7 @@ numbers by their steps. Sequence numbers consist of fields of bits, most of whic
 shards or count up from one to the next: written in hexadecimal, with the first digits of all
 numbers before their second ones, such fields compress to almost nothing. The tables are JSON,
 compressed by zlib and encoded as base64, so that Python's standard library shows them. An entry
-after a record takes 10 to 20 bytes, where plain JSON takes 125.
+after a record takes about 11 bytes, where plain JSON takes 128.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, Final
 
+from spark_ssp.common.locations import MAX_BYTES
 from spark_ssp.grouping.identifiers import ShardId
 
 Json = dict[str, Any]
@@ -33,11 +34,16 @@ def seal(tables: Any) -> str:
 
 
 def opened(text: str) -> Any:
-    """Return the tables of a text. Raises ValueError for another text."""
+    """Return the tables of a text. Raises ValueError for another text, or one that would fill the
+    memory."""
+    unpacking = zlib.decompressobj()
     try:
-        return json.loads(zlib.decompress(base64.b64decode(text, validate=True)))
-    except (zlib.error, RecursionError) as error:
-        raise ValueError(f"a packed text that cannot be opened ({error})") from None
+        tables = unpacking.decompress(base64.b64decode(text, validate=True), MAX_BYTES)
+        if not unpacking.eof or unpacking.unused_data:
+            raise ValueError("it is cut off, longer than it says, or too large")
+        return json.loads(tables)
+    except (ValueError, zlib.error, RecursionError) as error:
+        raise ValueError(f"a packed text that cannot be opened: {error}") from None
 
 
 def tables_of(entries: Mapping[ShardId, Json]) -> list[Json]:
@@ -48,7 +54,6 @@ def tables_of(entries: Mapping[ShardId, Json]) -> list[Json]:
     return [
         {
             "shards": _column(shards),
-            "rows": len(shards),
             "columns": {key: _column([entries[shard][key] for shard in shards]) for key in keys},
         }
         for keys, shards in sorted(by_keys.items())
@@ -60,15 +65,13 @@ def entries_of(tables: Sequence[Json]) -> dict[ShardId, Json]:
     document of another shape."""
     entries: dict[ShardId, Json] = {}
     for table in tables:
-        count = table["rows"]
-        shards = _values(table["shards"], count)
-        columns = [_values(column, count) for column in table["columns"].values()]
+        shards = _values(table["shards"], 1)  # no two rows have the same
+        columns = [_values(column, len(shards)) for column in table["columns"].values()]
         keys = tuple(table["columns"])
-        for name, *row in zip(shards, *columns, strict=True):
-            shard = ShardId(name)
-            if shard in entries:
-                raise ValueError(f"two entries of {shard}")
-            entries[shard] = dict(zip(keys, row, strict=True))
+        for shard, *row in zip(shards, *columns, strict=True):
+            if not isinstance(shard, str) or shard in entries:
+                raise ValueError(f"{shard!r} is no shard, or has two entries")
+            entries[ShardId(shard)] = dict(zip(keys, row, strict=True))
     return entries
 
 

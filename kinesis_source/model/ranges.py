@@ -35,6 +35,9 @@ MAX_THREADS: Final = 16
 """The most shards of one task that are read at the same time. A task may have thousands: each
 thread reads one after the other. Waiting for the service dominates, so more threads than cores are
 worthwhile."""
+MAX_SUBSCRIPTIONS: Final = 64
+"""As `MAX_THREADS`, for a task with shards that are pushed, each at 2 MiB per second (API
+reference, SubscribeToShard): their threads do little but wait."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

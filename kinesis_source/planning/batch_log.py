@@ -15,6 +15,7 @@ from spark_ssp.kinesis_source.model.ranges import MAX_THREADS
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
+    ShardEnd,
     StartingPosition,
     StartPoint,
     TrimHorizon,
@@ -24,14 +25,20 @@ _log = logging.getLogger(__name__)
 
 
 class BatchLog:
-    """The log of one run of a query. `position` and `max_bytes_in_flight` are options; `worker` is
-    the worker id of a query with leases."""
+    """The log of one run of a query. `position` and `max_bytes_in_flight` are options, `threads`
+    those of a task at most, and `worker` is the worker id of a query with leases."""
 
     def __init__(
-        self, position: StartingPosition, max_bytes_in_flight: int, worker: str | None = None
+        self,
+        position: StartingPosition,
+        max_bytes_in_flight: int,
+        worker: str | None = None,
+        *,
+        threads: int = MAX_THREADS,
     ) -> None:
         self._position = position
         self._max_bytes_in_flight = max_bytes_in_flight
+        self._threads = threads
         self._worker = worker
         self._has_started = False
         self._noted: tuple[Offset, Offset, Mapping[ShardKey, str]] | None = None
@@ -48,8 +55,8 @@ class BatchLog:
         noted, self._noted = self._noted, None
         if not self._has_started:
             self._has_started = True
-            line = describe_start(*noted, self._position, self._max_bytes_in_flight, self._worker)
-            _log.info("%s", line)
+            tasks = describe_tasks(noted[1], self._max_bytes_in_flight, self._threads)
+            _log.info("%s", describe_start(*noted, self._position, tasks, self._worker))
         elif changes := describe_changes(*noted):
             _log.info("%s", changes)
 
@@ -59,16 +66,16 @@ def describe_start(
     end: Offset,
     dropped: Mapping[ShardKey, str],
     position: StartingPosition,
-    max_bytes_in_flight: int,
+    tasks: str,
     worker: str | None = None,
 ) -> str:
-    """Return the line for the start of a run."""
+    """Return the line for the start of a run. `tasks`: the result of `describe_tasks`."""
     shards = [*end.states, *end.waiting]
     streams = describe_streams(end.streams, shards)
     begin = "its checkpoint" if start.streams else describe_position(position)
     parts = [f"query starts from {begin}: {streams}", count_of(end.slots, "slot")]
-    if end.assignment:
-        parts.append(describe_tasks(end, max_bytes_in_flight))
+    if tasks:
+        parts.append(tasks)
     if start.streams:
         if changes := describe_changes(start, end, dropped):
             parts.append(changes)
@@ -79,12 +86,19 @@ def describe_start(
     return "; ".join([*parts, versions()])
 
 
-def describe_tasks(end: Offset, max_bytes_in_flight: int) -> str:
-    """Return the most that a task has to read, and may use for it."""
-    shards = max(Counter(end.assignment.values()).values())
-    threads = count_of(min(shards, MAX_THREADS), "thread")
-    mebibytes = max_bytes_in_flight / 2**20
-    return f"a task has up to {count_of(shards, 'shard')}, {threads} and {mebibytes:.3g} MiB"
+def describe_tasks(end: Offset, max_bytes_in_flight: int, threads: int) -> str:
+    """Return the most that a task has to read, and may use for it; empty without shards to read."""
+    counts = Counter(
+        end.assignment[key]
+        for key, state in end.states.items()
+        if not isinstance(state.position, ShardEnd)
+    )
+    if not counts:
+        return ""
+    shards = max(counts.values())
+    used = count_of(min(shards, threads), "thread")
+    mebibytes = f"{round(max_bytes_in_flight / 2**20, 2):,g}"
+    return f"a task has up to {count_of(shards, 'shard')}, {used} and {mebibytes} MiB"
 
 
 def describe_streams(names: Iterable[StreamName], shards: Collection[ShardKey]) -> str:

@@ -13,7 +13,12 @@ import pyarrow as pa
 from spark_ssp.common.columns import Column
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import KinesisService, Subscriber
-from spark_ssp.kinesis_source.model.ranges import MAX_THREADS, ShardRange, SlotRange
+from spark_ssp.kinesis_source.model.ranges import (
+    MAX_SUBSCRIPTIONS,
+    MAX_THREADS,
+    ShardRange,
+    SlotRange,
+)
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.reading.arrow_batches import REPEAT_KEY, all_columns, to_batches
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer
@@ -22,9 +27,6 @@ from spark_ssp.kinesis_source.reading.pushed_pages import OnDemandSubscriber
 from spark_ssp.kinesis_source.reading.shard_reader import ReadContext, ShardReader
 from spark_ssp.kinesis_source.reading.shard_retry import SYSTEM_CLOCK, Clock
 
-MAX_SUBSCRIPTIONS: Final = 64
-"""As `MAX_THREADS`, for a task with shards that are pushed, each at 2 MiB per second (API
-reference, SubscribeToShard): their threads do little but wait."""
 _MIN_WINDOW: Final = 64 << 10
 _MAX_WINDOW: Final = 1 << 20
 

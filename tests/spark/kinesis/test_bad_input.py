@@ -97,7 +97,11 @@ def _edit_last_offset(checkpoint: Path, edit: Callable[[dict[str, Any]], None]) 
 
 @pytest.mark.parametrize(
     ("edit", "found"),
-    [(lambda offset: offset.update(v=2), "version 2"), (lambda offset: offset.pop("ssp"), "")],
+    [
+        (lambda offset: offset.update(v=3), "version 3"),
+        (lambda offset: offset.update(v=2), "version 2"),
+        (lambda offset: offset.pop("ssp"), "version 1"),
+    ],
 )
 def test_an_offset_of_an_unknown_version_or_layout(
     resumed: Trial, edit: Callable[[dict[str, Any]], None], found: str
@@ -106,7 +110,6 @@ def test_an_offset_of_an_unknown_version_or_layout(
     text = resumed.failure()
     assert "[incompatible-state]" in text
     assert found in text
-    assert "version 1" in text
 
 
 def test_the_checkpoint_of_another_stream(resumed: Trial) -> None:

@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.locations import MAX_BYTES
 from spark_ssp.common.versioned_json import Json, OffsetCache
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
 from spark_ssp.kinesis_source.model import offset as offset_module
@@ -29,6 +30,7 @@ from spark_ssp.kinesis_source.model.offset import (
     decode,
     encode,
 )
+from spark_ssp.kinesis_source.model.packed_entries import seal
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -256,8 +258,8 @@ def _golden(name: str) -> str:
 
 
 def test_each_golden_file_has_its_value() -> None:
-    files = {path.stem.removeprefix("offset_v1_") for path in GOLDEN.glob("offset_v1_*.json")}
-    assert files == set(EXPECTED)
+    files = {path.stem for path in GOLDEN.glob("offset_*.json")}
+    assert files == {f"offset_v1_{name}" for name in EXPECTED} | {"offset_v2_resharded"}
 
 
 @pytest.mark.parametrize("name", EXPECTED)
@@ -409,6 +411,11 @@ def test_the_entries_of_few_shards_are_readable_and_known_to_older_releases() ->
     assert [encode(_many(count))["v"] for count in (MOST_READABLE, MOST_READABLE + 1)] == [1, 2]
 
 
+def _first(tables: Any) -> Any:
+    """The table of most shards that are read."""
+    return max(tables["orders"]["ssp"], key=lambda table: len(str(table)))
+
+
 def _packed(edit: Callable[[Any], None]) -> Json:
     document = encode(_resharded())
     tables = packed_entries.opened(document["packed"])
@@ -417,23 +424,29 @@ def _packed(edit: Callable[[Any], None]) -> Json:
 
 
 @pytest.mark.parametrize(
-    "document",
+    ("document", "found"),
     [
-        encode(_resharded()) | {"packed": "eNrl"},
-        encode(_resharded()) | {"packed": "no base64"},
-        encode(_resharded()) | {"packed": 7},
-        encode(_resharded()) | {"shards": {"orders": {"ssp": 302}}},
-        encode(_resharded()) | {"more": 1},
-        _packed(lambda tables: tables["orders"].update(later=[])),
-        _packed(lambda tables: tables["orders"]["ssp"][0]["columns"].update(later={"all": 1})),
-        _packed(lambda tables: tables["orders"]["ssp"][0].update(rows=7)),
-        _packed(lambda tables: tables["orders"]["ssp"].append(tables["orders"]["ssp"][0])),
-        _packed(lambda tables: tables["orders"]["ssp"][0].update(shards={"later": 1})),
-        _packed(lambda tables: tables["orders"]["ssp"][0]["columns"].pop("slot")),
+        (encode(_resharded()) | {"packed": "eNrl"}, "cannot be opened"),
+        (encode(_resharded()) | {"packed": "no base64"}, "cannot be opened"),
+        (encode(_resharded()) | {"packed": seal({})[:-8]}, "cannot be opened"),
+        (encode(_resharded()) | {"packed": seal("x" * (MAX_BYTES + 1))}, "cannot be opened"),
+        (encode(_resharded()) | {"packed": 7}, "'int'"),
+        (encode(_resharded()) | {"shards": {"orders": {"ssp": 302}}}, "shards"),
+        (encode(_resharded()) | {"more": 1}, "the unknown key 'more'"),
+        (_packed(lambda tables: tables["orders"].update(later=[])), "unknown part 'later'"),
+        (_packed(lambda tables: _first(tables)["columns"].update(later={"all": 1})), "later"),
+        (_packed(lambda tables: _first(tables).update(later=1)), "the unknown key 'later'"),
+        (_packed(lambda tables: tables["orders"]["ssp"].append(_first(tables))), "two entries"),
+        (_packed(lambda tables: _first(tables).update(shards={"steps": [1, 1]})), "1 is no shard"),
+        (_packed(lambda tables: _first(tables).update(shards={"later": 1})), "unknown column"),
+        (_packed(lambda tables: _first(tables)["columns"]["slot"].update(steps=[1])), "shorter"),
+        (_packed(lambda tables: _first(tables)["columns"].pop("slot")), "'slot'"),
     ],
 )
-def test_an_edited_offset_of_many_shards_is_refused(document: Json) -> None:
-    assert _refusal(document).expected == "the layout of version 2"
+def test_an_edited_offset_of_many_shards_is_refused(document: Json, found: str) -> None:
+    error = _refusal(document)
+    assert error.expected == "the layout of version 2"
+    assert found in error.found
 
 
 # --- Offsets that are none of ours ----------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A query runs for months: what its planner keeps does not grow with the number of batches."""
+"""A query runs for months: the memory of its planner does not grow with the number of batches."""
 
 from __future__ import annotations
 

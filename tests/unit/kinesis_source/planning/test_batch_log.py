@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 
-from spark_ssp.kinesis_source.model.shard import AtTimestamp, EpochMillis, Latest, StartingPosition
-from spark_ssp.kinesis_source.planning.batch_log import BatchLog
+from spark_ssp.grouping.identifiers import SlotId
+from spark_ssp.kinesis_source.model.offset import Offset
+from spark_ssp.kinesis_source.model.shard import (
+    AtTimestamp,
+    EpochMillis,
+    Latest,
+    ShardEnd,
+    ShardState,
+    StartingPosition,
+    TrimHorizon,
+)
+from spark_ssp.kinesis_source.planning.batch_log import BatchLog, describe_tasks
 from tests.support.fakes.planner_world import World
+from tests.support.kinesis.shards import key
 
 MIB = 1 << 20
 
@@ -80,6 +92,17 @@ def test_the_start_says_what_a_task_has_to_do(
     World(shards, slots=slots).trigger()
     (line,) = lines.messages
     assert expected in line
+
+
+@pytest.mark.parametrize(
+    ("size", "expected"), [(1 << 30, "1,024 MiB"), (1_500_000, "1.43 MiB"), (4 * MIB, "4 MiB")]
+)
+def test_the_bytes_of_a_task_are_readable(size: int, expected: str) -> None:
+    state = ShardState(position=TrimHorizon())
+    end = Offset(slots=1, states={key(0): state}, assignment={key(0): SlotId(0)})
+    assert describe_tasks(end, size, 64) == f"a task has up to 1 shard, 1 thread and {expected}"
+    ended = replace(end, states={key(0): ShardState(position=ShardEnd())})
+    assert describe_tasks(ended, size, 64) == ""
 
 
 def test_a_wait_is_logged_once(lines: pytest.LogCaptureFixture) -> None:

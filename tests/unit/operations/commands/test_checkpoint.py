@@ -66,6 +66,15 @@ def test_output_of_every_kind_of_offset(
     check_output(OUTPUTS / f"checkpoint-offsets-{columns}.txt", "\n".join(texts))
 
 
+def test_the_shards_of_a_packed_offset_are_shown(tmp_path: Path) -> None:
+    path = TESTS / "golden" / "offset_v2_resharded.json"
+    text = path.read_text(encoding="utf-8").strip()
+    found = run("checkpoint", str(tmp_path / _committed(tmp_path / path.stem, text)))
+    assert (found.code, found.err) == (0, "")
+    for number in range(302):
+        assert f"shardId-{number:012d}" in found.out
+
+
 @pytest.mark.parametrize("planned_ms", [(1 << 63) - 1, 1_795_398_466_156_000, 10**23])
 def test_a_batch_of_any_time_is_shown(planned_ms: int, copy: Path) -> None:
     """As another program, or a clock in microseconds, may have written it."""
