@@ -384,6 +384,8 @@ def test_records_that_expired(
     sink = Sink()
     with running(spark, options, sink, tmp_path) as query:
         wait_for_rows(query, sink, 10)
+        commit = tmp_path / "orders" / "commits" / "0"
+        wait_until(commit.exists, "the commit of the batch", query)
     feed.put("orders", 10)
     clock.advance(25 * 3_600_000)
     feed.put("orders", 5)
