@@ -30,9 +30,9 @@ class Figure:
 _PRICES: Final = "a copy of AWS's price list, us-east-1, September 2026"
 
 DRIVER_MS: Final = Figure(
-    value=0.30,
+    value=0.43,
     unit="ms of the driver's CPU a busy shard and trigger",
-    source="`benchmarks.kinesis.triggers`, 1,000 busy shards",
+    source="`benchmarks.kinesis.many_shards`, 10,000 shards",
 )
 OFFSET_BYTES: Final = Figure(
     value=11,

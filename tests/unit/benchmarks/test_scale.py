@@ -27,13 +27,13 @@ def test_a_stream_is_shared_only_if_one_driver_is_not_enough() -> None:
     assert (alone.drivers, alone.has_leases, alone.binds) == (1, False, "")
     assert (alone.writes_s, alone.scan_dollars, alone.agent_ms) == (0, 0, 0)
     shared = plan(FULL, EVERY_SECOND)
-    assert (shared.drivers, shared.has_leases, shared.binds) == (6, True, "driver's CPU")
+    assert (shared.drivers, shared.has_leases, shared.binds) == (9, True, "driver's CPU")
     assert shared.shards_a_driver * shared.drivers >= FULL.shards
     assert shared.planning_s <= ROUNDED * EVERY_SECOND.trigger_s * EVERY_SECOND.driver_share
 
 
 def test_each_resource_binds_where_it_is_scarce() -> None:
-    busy_agents = replace(EVERY_SECOND, failover_s=10, checkpoint_s=5)
+    busy_agents = replace(EVERY_SECOND, failover_s=5, checkpoint_s=2.5)
     small_heaps = replace(EVERY_SECOND, heap_mib=1)
     assert plan(FULL, busy_agents).binds == "lease agent"
     assert plan(FULL, small_heaps).binds == "driver's heap"
