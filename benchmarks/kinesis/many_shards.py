@@ -82,8 +82,8 @@ def _measure(
         first = last_batch(query)
         # A hundred reports are kept: read often enough, none is missed.
         progress: dict[int, dict[str, Any]] = {}
-        for _ in range(0, batches, 20):
-            wait_for_batches(query, min(20, batches))
+        for waited in range(0, batches, 20):
+            wait_for_batches(query, min(20, batches - waited))
             for entry in query.recentProgress:
                 if first < entry["batchId"] and entry["numInputRows"] > 0:
                     progress[entry["batchId"]] = entry["durationMs"]

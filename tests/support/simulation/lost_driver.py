@@ -13,7 +13,6 @@ from itertools import count
 from typing import Final
 
 from spark_ssp.checkpoint.agent.event_loop import (
-    Event,
     Job,
     LeaseAgent,
     Ports,
@@ -96,7 +95,7 @@ class _Agent:
         self.cpu_s = 0.0
         self._world = world
         self._numbers = count()
-        self._done: list[tuple[int, int, Event | None, Job]] = []
+        self._done: list[tuple[int, int, Job]] = []
         self._wake_at = world.now
         self._gathering = False
         self._writers = [0] * WRITERS
@@ -127,7 +126,7 @@ class _Agent:
     def _begin(self, job: Job, threads: list[int], takes_ms: int) -> None:
         began = max(self._world.now, heapq.heappop(threads))
         heapq.heappush(threads, began + takes_ms)
-        heapq.heappush(self._done, (began + takes_ms, next(self._numbers), None, job))
+        heapq.heappush(self._done, (began + takes_ms, next(self._numbers), job))
 
     def next_at(self) -> int:
         """Return the time of the next event or step."""
@@ -138,7 +137,7 @@ class _Agent:
         begun = time.process_time()
         now = self._world.now
         while self._done and self._done[0][0] <= now:
-            _, _, _, job = heapq.heappop(self._done)
+            _, _, job = heapq.heappop(self._done)
             event = run_guarded(job)
             self._agent.handle(event)
             many = self._agent.writes_in_flight > WRITERS
