@@ -2,21 +2,24 @@
 
     python -m benchmarks.kinesis.triggers [--shards 1 16 128 1000] [--slots 4] [--seconds 20]
     python -m benchmarks.kinesis.triggers --shards 10000 --modes idle
+    python -m benchmarks.kinesis.triggers --shards 16 --modes busy unaligned --rounds 10
 
 `idle`: nothing arrives, the fastest trigger; its time is mostly the wait until shards may be probed
 again (`minFetchPeriod`, 400 ms). `bare`: the same with a source of a few lines of Python that waits
 as long and has nothing, whose CPU is that of Spark's own exchange with a source. `busy`: 1,000
-records/s of 200 B over all shards, a trigger every two seconds, so that none waits. Calls are those
-of driver and tasks together. Driver CPU is that of the Python process that holds the session
-(without the time of the measuring thread) and of the one on the driver that runs the source's
-planner; JVM (driver and executors in one), the workers that run tasks, and the service are measured
-separately; all in milliseconds of a trigger. `planning` is Spark's `latestOffset`. `pure part`:
-offsets and planning without any call (`kinesis.planning`), as a part of the trigger's time.
+records/s of 200 B over all shards, a trigger every two seconds, so that none waits. `unaligned`:
+the same with `alignBatches=false`. The modes take turns, a window of time in each round.
+
+Calls are those of driver and tasks together. Driver CPU is that of the Python process that holds
+the session (without the time of the measuring thread) and of the one on the driver that runs the
+source's planner; JVM (driver and executors in one), the workers that run tasks, and the service are
+measured separately; all in milliseconds of a trigger. `planning` is Spark's `latestOffset`. `pure
+part`: offsets and planning without any call (`kinesis.planning`), as a part of the trigger's time.
 Latency: from a record's arrival to the end of the batch that has it, at a trigger of one second.
 
 The service is the embedded one, in a separate process on the same machine: it answers about 2,000
 calls a second on one core, which bounds the time of a trigger with many shards, not the driver's
-CPU. Figures are taken in rounds, one window of time each. A plot is drawn beside the JSON file.
+CPU. A plot is drawn beside the JSON file.
 """
 
 from __future__ import annotations
@@ -41,8 +44,14 @@ from benchmarks.support.sessions import checkpoint_in, local_spark
 from benchmarks.support.sources import IdleSource
 
 RATE: Final = 1_000
-TRIGGERS: Final = {"idle": "0 seconds", "busy": "2 seconds", "bare": "0 seconds"}
+TRIGGERS: Final = {
+    "idle": "0 seconds",
+    "busy": "2 seconds",
+    "unaligned": "2 seconds",
+    "bare": "0 seconds",
+}
 """The triggers' intervals, by mode."""
+_BUSY: Final = frozenset({"busy", "unaligned"})
 MODES: Final = ("idle", "busy")
 """The modes that are measured for each number of shards."""
 WARM_UP: Final = 3
@@ -166,18 +175,6 @@ def _durations(progress: Sequence[dict[str, Any]], key: str, *, with_rows: bool)
     ]
 
 
-def _measured(
-    query: StreamingQuery, service: ServiceProcess, shards: int, seconds: float, rounds: int
-) -> tuple[list[Window], list[dict[str, Any]]]:
-    windows: list[Window] = []
-    progress: list[dict[str, Any]] = []
-    for _ in range(rounds):
-        window, entries = _window(query, service, seconds / rounds)
-        windows.append(window)
-        progress.extend(entries)
-    return windows, progress
-
-
 def _stream(spark: SparkSession, service: ServiceProcess, options: dict[str, str]) -> DataFrame:
     settings = {**service.options(), **options}
     return spark.readStream.format("kinesis-ssp").options(**settings).load()
@@ -199,39 +196,45 @@ def measure(
     rate: int,
     modes: Sequence[str],
 ) -> list[Found]:
-    """A query for each of the modes."""
-    found: list[Found] = []
-    options = {"slots": str(slots)}
+    """Measure a query of each of the modes, which take turns."""
+    windows: dict[str, list[Window]] = {mode: [] for mode in modes}
+    progress: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
+    late: dict[str, list[float]] = {mode: [] for mode in modes}
+    options = {mode: {"slots": str(slots)} for mode in modes}
+    if "unaligned" in options:
+        options["unaligned"]["alignBatches"] = "false"
     with kinesis_service(shards) as service:
-        for mode in modes:
-            trigger, busy = TRIGGERS[mode], mode == "busy"
-            if busy:
-                service.produce(rate)
-            stream = _bare(spark) if mode == "bare" else _stream(spark, service, options)
-            query = (
-                stream.writeStream.format("noop")
-                .option("checkpointLocation", checkpoint_in(folder, f"{shards}-{mode}"))
-                .trigger(processingTime=trigger)
-                .start()
-            )
-            wait_for_batches(query, WARM_UP if busy else 1)
-            windows, progress = _measured(query, service, shards, seconds, rounds)
-            query.stop()
-            found.append(
-                Found(
-                    shards=shards,
-                    mode=mode,
-                    triggers=_durations(progress, "triggerExecution", with_rows=busy),
-                    planning=_durations(progress, "latestOffset", with_rows=busy),
-                    windows=windows,
-                    latencies=latencies(
-                        spark, service, options, checkpoint_in(folder, f"{shards}-late"), seconds
-                    )
-                    if busy
-                    else (),
+        for turn in range(rounds):
+            for mode in modes if turn % 2 == 0 else reversed(modes):
+                service.produce(rate if mode in _BUSY else 0)
+                bare = mode == "bare"
+                stream = _bare(spark) if bare else _stream(spark, service, options[mode])
+                query = (
+                    stream.writeStream.format("noop")
+                    .option("checkpointLocation", checkpoint_in(folder, f"{shards}-{mode}"))
+                    .trigger(processingTime=TRIGGERS[mode])
+                    .start()
                 )
-            )
-    return found
+                _wait_for_triggers(query, WARM_UP)
+                window, entries = _window(query, service, seconds / rounds)
+                query.stop()
+                windows[mode].append(window)
+                progress[mode] += entries
+        service.produce(rate)
+        for mode in (mode for mode in modes if mode in _BUSY):
+            checkpoint = checkpoint_in(folder, f"{shards}-{mode}-late")
+            late[mode] = latencies(spark, service, options[mode], checkpoint, seconds)
+    return [
+        Found(
+            shards=shards,
+            mode=mode,
+            triggers=_durations(progress[mode], "triggerExecution", with_rows=mode in _BUSY),
+            planning=_durations(progress[mode], "latestOffset", with_rows=mode in _BUSY),
+            windows=windows[mode],
+            latencies=late[mode],
+        )
+        for mode in modes
+    ]
 
 
 def latencies(
