@@ -2,4 +2,4 @@
 find them `importlib.metadata` lists the contents of each archive on the Python path, of Spark's jar
 as well: 50 ms in a process that Spark has started."""
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -14,9 +14,9 @@ the worker.
 
 `session` is a master, or "connect" for Spark Connect with a server of its
 own; `log_settings` is a file of log4j. With `trigger` "as fast as possible" the queries run side by
-side until the process is killed, or until the first of them fails; otherwise they run one after the
-other, with "batch" as batch queries. Prints one line of JSON for each: its plan, its progress, its
-failure.
+side until the process is killed, until the first of them fails, or until there is a file `stop` in
+the current folder: then they are stopped gracefully. Otherwise they run one after the other, with
+"batch" as batch queries. Prints one line of JSON for each: its plan, its progress, its failure.
 """
 
 from __future__ import annotations
@@ -129,12 +129,18 @@ def _progress(running: StreamingQuery) -> list[Any]:
 
 
 def _copy_side_by_side(spark: SparkSession, queries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Until one fails: what became of that one."""
+    """Until one fails, or all are to stop: what became of the one, or of the first."""
+    from spark_ssp import stop_gracefully
+
     writers = [_writer(_frame(spark, query), query) for query in queries]
     running = [writer.start() for writer in writers]
     starts = 0
     while True:
         time.sleep(0.1)
+        if Path("stop").exists():
+            drained = [stop_gracefully(query) for query in running]
+            failure = None if all(drained) else "a query was not stopped in time"
+            return {"plan": "", "progress": _progress(running[0]), "failure": failure}
         for number, query in enumerate(running):
             if query.isActive:
                 continue

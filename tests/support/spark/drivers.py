@@ -192,6 +192,13 @@ class Driver:
         assert status == 0, f"the driver ended with {status}:\n{self.log[-4000:]}"
         return [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
 
+    def stop_gracefully(self) -> None:
+        """Stop the queries that run as fast as possible, each after its batch, and wait."""
+        (self._folder / "stop").touch()
+        (result,) = self.results()
+        (self._folder / "stop").unlink()
+        assert result["failure"] is None, result["failure"]
+
     def kill(self) -> set[str]:
         """`kill -9` for Python and its JVM at once; return the names of the killed programs.
         Spark's Python workers are in separate groups and end with their JVM."""

@@ -1,0 +1,198 @@
+"""What the release before this one has written is continued: checkpoints, rows of a lease table,
+assignments to tasks. Its code is taken from the repository's history."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import tarfile
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
+from spark_ssp.testing.kinesis import EmbeddedKinesis
+from tests.architecture.layers import ROOT
+from tests.support.kafka.feed import KafkaFeed, query_options
+from tests.support.kafka.topics import KafkaTopics
+from tests.support.kinesis.feeds import EmbeddedFeed, options_for
+from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.spark.drivers import Driver, committed_rows
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.release, pytest.mark.timeout(1200)]
+
+EARLIER: Final = "685883ae^"
+"""The last commit of 0.1.0; later the tag of a release."""
+_PATIENCE_S: Final = 240
+
+
+@pytest.fixture(scope="session")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the code of the release before."""
+    folder = tmp_path_factory.mktemp("earlier")
+    archive = subprocess.run(
+        ["git", "archive", EARLIER], cwd=ROOT, capture_output=True, check=False
+    )
+    assert archive.returncode == 0, f"{archive.stderr.decode()}: the whole history is needed"
+    with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as files:
+        files.extractall(folder, filter="data")
+    return folder
+
+
+def _driver(folder: Path, options: Mapping[str, str], code: Path = ROOT, **more: Any) -> Driver:
+    """Return a driver with the code of a release: its module path has that one first."""
+    environment = {"PYTHONPATH": str(code)} | more.pop("environment", {})
+    return Driver(folder, [options], environment=environment, **more)
+
+
+def _run(folder: Path, options: Mapping[str, str], code: Path = ROOT, **more: Any) -> None:
+    """Copy all there is."""
+    with _driver(folder, options, code, **more) as driver:
+        (result,) = driver.results()
+    assert result["failure"] is None, result["failure"]
+
+
+def _undo_last_commit(folder: Path) -> None:
+    """As if the driver had been killed before Spark recorded the end of the last batch."""
+    commits = folder / "checkpoint-0" / "commits"
+    last = max(int(file.name) for file in commits.iterdir() if file.name.isdecimal())
+    (commits / str(last)).unlink()
+    (commits / f".{last}.crc").unlink(missing_ok=True)
+
+
+def _numbers(folders: Iterable[Path], column: str) -> list[int]:
+    rows = [row for folder in folders for row in committed_rows(folder / "output-0", [column])]
+    return [int(bytes(row[column])) for row in rows]
+
+
+def _check_each_once(found: list[int], expected: int) -> None:
+    counts = Counter(found)
+    assert [number for number in range(expected) if number not in counts] == [], "lost"
+    assert [number for number, count in counts.items() if count > 1] == [], "repeated"
+    assert len(counts) == expected
+
+
+def _check_order(folder: Path, key: str, value: str) -> None:
+    """Check the order of each key over the batches, and in the tasks of each."""
+    seen: dict[object, list[tuple[int, int]]] = defaultdict(list)
+    for row in committed_rows(folder / "output-0", [key, value]):
+        seen[bytes(row[key]) if isinstance(row[key], bytes | bytearray) else row[key]].append(
+            (row["batch"], int(bytes(row[value])))
+        )
+    for each, places in seen.items():
+        numbers = [number for _, number in sorted(places, key=lambda place: place[0])]
+        assert numbers == sorted(numbers), f"{each} is out of order"
+
+
+@contextmanager
+def _kinesis() -> Iterator[tuple[EmbeddedFeed, dict[str, str]]]:
+    with EmbeddedKinesis(dynamodb=True) as kinesis:
+        feed = EmbeddedFeed(kinesis)
+        feed.create("orders", shards=2)
+        yield (
+            feed,
+            options_for(kinesis.endpoint_url)
+            | {"streamName": "orders", "startingPosition": "trim_horizon", "slots": "3"}
+            | {"dynamodbEndpointUrl": kinesis.dynamodb_endpoint_url},
+        )
+
+
+def _put(feed: EmbeddedFeed, numbers: range) -> None:
+    for number in numbers:
+        feed.put_data("orders", f"key-{number % 17}", b"%d" % number)
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "not committed"])
+def test_a_kinesis_query_continues(earlier: Path, tmp_path: Path, committed: bool) -> None:
+    with _kinesis() as (feed, options):
+        del options["dynamodbEndpointUrl"]
+        _put(feed, range(100))
+        _run(tmp_path, options, earlier)
+        feed.split("orders", feed.open_shards("orders")[0])
+        _put(feed, range(100, 200))
+        _run(tmp_path, options, earlier)
+        if not committed:
+            _undo_last_commit(tmp_path)
+        feed.merge("orders", *feed.open_shards("orders")[:2])
+        _put(feed, range(200, 300))
+        _run(tmp_path, options)
+    _check_each_once(_numbers([tmp_path], "data"), 300)
+    _check_order(tmp_path, "partitionKey", "data")
+
+
+def test_queries_with_leases_are_upgraded_one_after_another(earlier: Path, tmp_path: Path) -> None:
+    """Workers of both releases are live on one table in between."""
+    assert PASSES_LIMITS
+    first, second = tmp_path / "first", tmp_path / "second"
+    with _kinesis() as (feed, options):
+        options |= {"applicationName": tmp_path.name, "failoverTime": "10s"}
+        options |= {"checkpointInterval": "1s"}
+        count = 0
+
+        def more(total: int) -> None:
+            nonlocal count
+            _put(feed, range(count, count + 100))
+            count += 100
+            until(
+                lambda: len(_numbers([first, second], "data")) >= total,
+                f"{total} records are read",
+                within_s=_PATIENCE_S,
+                poll_s=0.5,
+            )
+
+        def start(folder: Path, code: Path) -> Driver:
+            settings = options | {"workerId": folder.name}
+            return _driver(folder, settings, code, trigger="as fast as possible")
+
+        with start(first, earlier) as one, start(second, earlier) as two:
+            more(100)
+            feed.split("orders", feed.open_shards("orders")[0])
+            more(200)
+            one.stop_gracefully()
+            with start(first, ROOT) as one_upgraded:
+                more(300)
+                feed.split("orders", feed.open_shards("orders")[0])
+                more(400)
+                two.stop_gracefully()
+                with start(second, ROOT) as two_upgraded:
+                    more(500)
+                    feed.merge("orders", *feed.open_shards("orders")[:2])
+                    more(600)
+                    two_upgraded.stop_gracefully()
+                one_upgraded.stop_gracefully()
+    _check_each_once(_numbers([first, second], "data"), count)
+
+
+@pytest.mark.parametrize("committed", [True, False], ids=["committed", "not committed"])
+def test_a_kafka_query_keeps_its_tasks(
+    earlier: Path,
+    tmp_path: Path,
+    kafka_broker: KafkaBroker,
+    topics: KafkaTopics,
+    committed: bool,
+) -> None:
+    feed, topic = KafkaFeed(topics), topics.create(2)
+    options = query_options(kafka_broker.options, topic)
+    options |= {"tasks": "2", "assignmentStore": (tmp_path / "assignments").as_uri()}
+    feed.put(topic, 100)
+    _run(tmp_path / "query", options, earlier, sources=("kafka-ssp",))
+    topics.expand(topic, 4)
+    feed.put(topic, 100)
+    _run(tmp_path / "query", options, earlier, sources=("kafka-ssp",))
+    if not committed:
+        _undo_last_commit(tmp_path / "query")
+    topics.expand(topic, 8)
+    feed.put(topic, 100)
+    _run(tmp_path / "query", options, sources=("kafka-ssp",))
+    _check_each_once(_numbers([tmp_path / "query"], "value"), 300)
+    _check_order(tmp_path / "query", "key", "value")
+    tasks: dict[bytes, set[str]] = defaultdict(set)
+    for row in committed_rows(tmp_path / "query" / "output-0", ["key", "task"]):
+        tasks[bytes(row["key"])].add(row["task"])
+    assert {len(names) for names in tasks.values()} == {1}
+    assert {name for names in tasks.values() for name in names} == {"Partition 0", "Partition 1"}
