@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kafka.event_time import LIMIT, count_through_expansions, topic_for_counts
 from tests.support.kafka.feed import query_options
 from tests.support.kafka.topics import KafkaTopics
@@ -17,6 +18,8 @@ def test_no_row_is_late_for_the_watermark_through_expansions(
 ) -> None:
     topic = topic_for_counts(topics)
     options = query_options(kafka_broker.options, topic) | {"maxOffsetsPerTrigger": str(LIMIT)}
+    if not PASSES_LIMITS:
+        options["trigger"] = "processingTime"
     records = spark.readStream.format("kafka-ssp").options(**options)
     frames = {
         name: records.option("alignBatches", aligned).load()

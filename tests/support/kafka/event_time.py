@@ -9,9 +9,11 @@ from pathlib import Path
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kafka.topics import KafkaTopics, Record
-from tests.support.spark.queries import await_end, start_patiently
+from tests.support.spark.queries import await_end, start_patiently, wait_until
 
 MINUTE_MS = 60_000
 LIMIT = 200
@@ -33,7 +35,8 @@ class Counts:
     sizes: list[int] = field(default_factory=list)
     late: int = 0
 
-    def run(self) -> None:
+    def run(self, total: int) -> None:
+        """Read to the latest offsets: `total` records in all runs."""
         counts = (
             self.records.withWatermark("timestamp", "2 minutes")
             .groupBy(F.window("timestamp", "1 minute"))
@@ -44,9 +47,14 @@ class Counts:
             counts.writeStream.foreachBatch(self._update)
             .outputMode("update")
             .option("checkpointLocation", str(self.checkpoint))
-            .trigger(availableNow=True)
         )
-        query = await_end(start_patiently(writer.start))
+        if PASSES_LIMITS:
+            query = await_end(start_patiently(writer.trigger(availableNow=True).start))
+        else:  # such a PySpark has no limits with availableNow
+            query = start_patiently(writer.start)
+            left = total - sum(self.sizes)
+            wait_until(lambda: _rows(query) >= left, f"{left} records are read", query)
+            query.stop()
         for report in query.recentProgress:
             self.sizes += [report["numInputRows"]] if report["numInputRows"] else []
             self.late += sum(
@@ -55,6 +63,10 @@ class Counts:
 
     def _update(self, frame: DataFrame, _: int) -> None:
         self.minutes |= dict(frame.collect())
+
+
+def _rows(query: StreamingQuery) -> int:
+    return sum(report["numInputRows"] for report in query.recentProgress)
 
 
 def count_through_expansions(
@@ -83,7 +95,7 @@ def count_through_expansions(
             [Record(value=b"", partition=number, time_ms=int(time)) for number, time in times],
         )
         for one in counts.values() if run in runs_after else ():
-            one.run()
+            one.run(expected.total())
     return counts, expected
 
 
