@@ -8,8 +8,9 @@ the same records, on any executor.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId
 from spark_ssp.kinesis_source.model.shard import (
@@ -114,7 +115,93 @@ class ShardRange:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRange:
     """The ranges that one slot, and so one Spark task, reads in a batch. Sorted by
-    `ShardRange.key`."""
+    `ShardRange.key`. Pickled as rows of plain values: of ten thousand ranges, each with half a
+    dozen objects, the driver pickles all in every batch, and Spark's pickler calls Python code for
+    every object that is not plain."""
 
     slot: SlotId
     shards: tuple[ShardRange, ...]
+
+    def __reduce__(self) -> tuple[Callable[..., SlotRange], tuple[SlotId, list[_Row]]]:
+        return _from_rows, (self.slot, [_row(shard) for shard in self.shards])
+
+
+# --- Pickled ranges -------------------------------------------------------------------------------
+
+_Row = tuple[Any, ...]
+"""The fields of a range in their order, each as a plain value, or as one object that the ranges of
+a stream share."""
+
+
+def _from_rows(slot: SlotId, rows: Sequence[_Row]) -> SlotRange:
+    return SlotRange(slot=slot, shards=tuple(_range(*row) for row in rows))
+
+
+def _row(one: ShardRange) -> _Row:
+    start, end, expected, stragglers = one.start, one.end, one.expected, one.stragglers
+    return (
+        one.stream,
+        one.shard,
+        _keys(one.hash_range),
+        one.created,
+        one.retention,
+        (start.sequence_number, start.sub) if isinstance(start, AfterRecord) else start,
+        one.start_caught_up_ms,
+        one.expect_first,
+        (end.sequence_number, end.sub) if isinstance(end, AfterRecord) else None,
+        None if expected is None else (expected.records, expected.size_bytes),
+        None if stragglers is None else (stragglers.since, _keys(stragglers.family)),
+        one.after,
+        one.consumer,
+        one.is_polled_first,
+    )
+
+
+def _range(
+    stream: StreamRef,
+    shard: ShardId,
+    keys: tuple[int, int] | None,
+    created: EpochMillis,
+    retention: Retention | None,
+    start: tuple[SequenceNumber, int] | TrimHorizon | AtTimestamp,
+    start_caught_up_ms: EpochMillis | None,
+    expect_first: SequenceNumber | None,
+    end: tuple[SequenceNumber, int] | None,
+    expected: tuple[int, int | None] | None,
+    stragglers: tuple[EpochMillis, tuple[int, int]] | None,
+    after: tuple[ShardId, ...],
+    consumer: ConsumerArn | None,
+    is_polled_first: bool,
+) -> ShardRange:
+    return ShardRange(
+        stream=stream,
+        shard=shard,
+        hash_range=None if keys is None else _hash_range(keys),
+        created=created,
+        retention=retention,
+        start=_after(start) if isinstance(start, tuple) else start,
+        start_caught_up_ms=start_caught_up_ms,
+        expect_first=expect_first,
+        end=ShardEnd() if end is None else _after(end),
+        expected=None
+        if expected is None
+        else ExpectedSize(records=expected[0], size_bytes=expected[1]),
+        stragglers=None
+        if stragglers is None
+        else Stragglers(since=stragglers[0], family=_hash_range(stragglers[1])),
+        after=after,
+        consumer=consumer,
+        is_polled_first=is_polled_first,
+    )
+
+
+def _after(place: tuple[SequenceNumber, int]) -> AfterRecord:
+    return AfterRecord(sequence_number=place[0], sub=place[1])
+
+
+def _keys(hash_range: HashRange | None) -> tuple[int, int] | None:
+    return None if hash_range is None else (hash_range.first, hash_range.last)
+
+
+def _hash_range(keys: tuple[int, int]) -> HashRange:
+    return HashRange(first=keys[0], last=keys[1])
