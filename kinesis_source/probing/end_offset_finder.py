@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.planning.active_shards import Listings
+from spark_ssp.kinesis_source.planning.chained_children import keys_of
 from spark_ssp.kinesis_source.planning.data_loss import (
     Evidence,
     check_absent_start,
@@ -193,6 +194,7 @@ class EndOffsetFinder:
         """Return the advance of each shard; shards without a result are left out."""
         if self._began is None:
             self._began = self._prober.service_time()
+        self._expect_sizes_of_parents(eligible.keys(), listings)
         if limits.is_bounded:
             within = self._find_ends_within(eligible, limits)
             return with_last_caught_up(within, self._last_caught_up_ms)
@@ -282,6 +284,20 @@ class EndOffsetFinder:
             advance.state.position == states[key].position for key, advance in aligned.items()
         )
         return with_last_caught_up(aligned, self._last_caught_up_ms)
+
+    def _expect_sizes_of_parents(self, keys: Iterable[ShardKey], listings: Listings) -> None:
+        """Expect the records of a shard that was never probed to be as large as those of its
+        parents: otherwise its first page is one record wide, which after a reshard of all shards is
+        a further call of each."""
+        cursors = self._prober.cursors
+        for key in keys:
+            if key in cursors:
+                continue
+            parents = listings[key.stream][key.shard].parents
+            found = [self._prober.cursor(one) for one in keys_of(key.stream, parents)]
+            sizes = [one.record_bytes for one in found if one.record_bytes is not None]
+            if sizes:
+                cursors[key] = ShardCursor(record_bytes=max(sizes))
 
     def _far_behind(self, eligible: Mapping[ShardKey, ShardState], limits: Limits) -> set[ShardKey]:
         """Return the shards too far behind for one batch; none once targets are fixed."""

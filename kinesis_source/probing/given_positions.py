@@ -133,7 +133,8 @@ def judge_position(
 
 def check_position(position: AfterRecord, now: EpochMillis) -> CheckSteps:
     """Request the evidence: the first record at `position` or after it, and unless that is its
-    record, the oldest record of the shard. The cursor continues after the position."""
+    record, the oldest record of the shard. The cursor continues after the position, and has the
+    size of the record there: the next page need not be one record wide to learn it."""
     try:
         iterator = yield from open_iterator(position, inclusive=True)
     except InvalidPositionError as error:
@@ -147,6 +148,7 @@ def check_position(position: AfterRecord, now: EpochMillis) -> CheckSteps:
             cursor = ShardCursor(
                 position=position,
                 cached_iterator=cached_iterator_after(page),
+                record_bytes=float(record.size_bytes),
                 proven=True,
                 reached_ms=record.arrival,
             )

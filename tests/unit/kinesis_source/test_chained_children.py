@@ -50,6 +50,24 @@ def lineage(tasks: Sequence[SlotRange]) -> dict[str, dict[str, tuple[str, ...]]]
     }
 
 
+def test_a_child_takes_one_page_if_the_size_of_its_parents_records_is_known() -> None:
+    world = World(shards=2).settle()
+    put = world.put(20)
+    world.clock.advance(1_000)
+    assert sorted(trigger(world).read) == sorted(put)
+    for parent in (0, 1):
+        world.state.split("orders", shard_id(parent))
+    put = world.put(40)
+    world.clock.advance(DISCOVERED_MS)
+    world.calls()
+    end = world.plan()
+    assert end is not None
+    calls = world.calls()
+    assert calls["GetShardIterator"] == 4, "one for each child"
+    assert calls["GetRecords"] == 4
+    assert sorted(world.run(end).read) == sorted(put)
+
+
 def test_several_generations_are_read_by_one_task_and_then_each_shard_in_its_slot() -> None:
     world = World(shards=3).settle()
     put = world.put(30)

@@ -343,6 +343,22 @@ def test_each_position_is_verified_once_and_no_trigger_costs_a_further_call() ->
     assert calls["GetRecords"] == 4
 
 
+def test_a_start_from_a_checkpoint_takes_two_pages_of_a_shard() -> None:
+    """One has the record of the position, whose size decides how many records the other has."""
+    world, _ = _world(InProcessKinesis, fail=True)
+    world.settle()
+    put = world.put(20)
+    world.clock.advance(1000)
+    world.restart()
+    world.calls()
+    end = world.plan()
+    assert end is not None
+    calls = world.calls()
+    assert calls["GetShardIterator"] == 2, "one for each shard"
+    assert calls["GetRecords"] == 4
+    assert sorted(world.run(end).read) == sorted(put)
+
+
 def test_an_idle_run_to_the_latest_records_verifies_nothing() -> None:
     """Its search for the latest records has found those of the positions."""
     world, _ = _world(InProcessKinesis, fail=True)
