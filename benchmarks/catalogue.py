@@ -54,6 +54,11 @@ CATALOGUE: Final = (
         small="--shards 4 --slots 1 --batches 2",
     ),
     Benchmark(
+        name="kinesis.reshard_at_scale",
+        minutes=10,
+        small="--shards 4 --slots 1 --batches 2",
+    ),
+    Benchmark(
         name="kinesis.backlog",
         minutes=6,
         small="--shards 1 --records 1000 --over 1 --silence 0 --rounds 1",

@@ -20,11 +20,14 @@ from urllib.parse import urlsplit
 import psutil
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
+from spark_ssp.testing.kinesis.state.faults import CallLog
 
 STREAM: Final = "bench"
 RECORD_BYTES: Final = 200
 KEYS: Final = 50_000
 """Of 10,000 shards one of 150 gets no record."""
+NUMBER_BYTES: Final = 12
+"""The digits with which a record begins."""
 _ANSWER_S: Final = 60
 _MOST_AT_ONCE: Final = 1 << 16
 """Bytes that the relay reads at once: more than any request here."""
@@ -50,8 +53,18 @@ class ServiceProcess:
         }
 
     def produce(self, rate: int, *, most: int | None = None) -> None:
-        """Put `rate` records a second from now on, 20 ms apart at most, and `most` in all."""
+        """Put `rate` records a second from now on, 20 ms apart at most, and `most` in all. Each
+        begins with its number, from 0 on, in `NUMBER_BYTES` digits; `key_of` is its key."""
         self._ask("produce", (rate, most))
+
+    def pause(self) -> int:
+        """Put no more records; return the number of records put since the last `produce`."""
+        count: int = self._ask("pause", None)
+        return count
+
+    def scale(self, shards: int) -> None:
+        """Split and merge at once until there are `shards` open shards, as UpdateShardCount."""
+        self._ask("scale", shards)
 
     def produced(self) -> int:
         """Return the number of records put since the last `produce`."""
@@ -63,12 +76,18 @@ class ServiceProcess:
         answer: dict[str, int] = self._ask("calls", None)
         return answer
 
+    def spans(self, since_ms: int) -> dict[str, tuple[int, int]]:
+        """Return the times of the first and the last call of each operation after a time, in
+        milliseconds since the epoch."""
+        answer: dict[str, tuple[int, int]] = self._ask("spans", since_ms)
+        return answer
+
     def cpu_seconds(self) -> float:
         """Return the processor time of the service's process so far."""
         times = psutil.Process(self._process.pid).cpu_times()
         return float(times.user + times.system)
 
-    def _ask(self, word: str, value: tuple[int, int | None] | None) -> Any:
+    def _ask(self, word: str, value: object) -> Any:
         self._pipe.send((word, value))
         if not self._pipe.poll(_ANSWER_S):
             raise TimeoutError("the service's process does not answer")
@@ -123,13 +142,14 @@ def _serve(shards: int, size: int, limits: Limits, latency_s: float, pipe: Conne
 
     def put() -> None:
         nonlocal done
-        body = b"x" * size
+        rest = b"x" * (size - NUMBER_BYTES)
         while not stop.wait(0.02):
             with changed:
                 due = int((time.monotonic() - begun) * rate)
                 due = due if most is None else min(due, most)
                 for number in range(done, due):
-                    kinesis.state.put(STREAM, partition_key=f"key-{number % KEYS}", data=body)
+                    data = b"%0*d" % (NUMBER_BYTES, number) + rest
+                    kinesis.state.put(STREAM, partition_key=f"key-{key_of(number)}", data=data)
                 done = max(done, due)
 
     with EmbeddedKinesis(limits=limits) as kinesis:
@@ -144,14 +164,39 @@ def _serve(shards: int, size: int, limits: Limits, latency_s: float, pipe: Conne
                     word, value = pipe.recv()
                 except EOFError:
                     break
-                if word == "produce":
-                    with changed:
-                        (rate, most), begun, done = value, time.monotonic(), 0
-                    pipe.send(None)
-                else:
-                    pipe.send(done if word == "produced" else kinesis.state.calls.by_operation())
+                answer: object = None
+                match word:
+                    case "produce":
+                        with changed:
+                            (rate, most), begun, done = value, time.monotonic(), 0
+                    case "pause":
+                        with changed:
+                            rate, answer = 0, done
+                    case "produced":
+                        answer = done
+                    case "scale":
+                        kinesis.state.scale(STREAM, value)
+                    case "spans":
+                        answer = _spans(kinesis.state.calls, value)
+                    case _:
+                        answer = kinesis.state.calls.by_operation()
+                pipe.send(answer)
         stop.set()
         thread.join()
+
+
+def key_of(number: int) -> int:
+    """Return the number of the key of record `number`."""
+    return number % KEYS
+
+
+def _spans(calls: CallLog, since_ms: int) -> dict[str, tuple[int, int]]:
+    found: dict[str, tuple[int, int]] = {}
+    for call in calls.recent():
+        if call.at_ms >= since_ms:
+            first, _ = found.get(call.operation, (call.at_ms, call.at_ms))
+            found[call.operation] = first, call.at_ms
+    return found
 
 
 @contextmanager

@@ -117,6 +117,7 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
     "kinesis.memory": {"gigabytes": 0.02, "size": 1_000, "by": "push"},
     "kinesis.neighbour": {"shards": 1, "seconds": 20.0, "rounds": 1},
     "kinesis.many_shards": {"shards": [2], "slots": 1, "batches": 2},
+    "kinesis.reshard_at_scale": {"shards": [2], "slots": 1, "batches": 2},
     "kinesis.triggers": {"shards": [1], "slots": 1, "seconds": 0.5, "rounds": 1},
     "kinesis.bulk": {
         "shards": [2],

@@ -251,18 +251,24 @@ def records_in(spark: SparkSession, output: Path) -> list[Record]:
     ]
 
 
-def committed_rows(output: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows of a file sink by its log of the batches, without Spark; each has the number
-    of its `batch`."""
+def committed_files(output: Path) -> dict[str, int]:
+    """Return the files of a file sink by its log of the batches, each with the number of its
+    batch, in the order of batches."""
     logs = {int(log.stem): log for log in (output / "_spark_metadata").glob("[0-9]*")}
     batches: dict[str, int] = {}
     for batch in sorted(logs):
         # Every tenth log repeats the lines of all before it.
         for line in logs[batch].read_text().splitlines()[1:]:
             batches.setdefault(unquote(urlsplit(json.loads(line)["path"]).path), batch)
+    return batches
+
+
+def committed_rows(output: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the rows of a file sink by its log of the batches, without Spark; each has the number
+    of its `batch`."""
     return [
         row | {"batch": batch}
-        for path, batch in batches.items()
+        for path, batch in committed_files(output).items()
         for row in pq.read_table(path, columns=list(columns)).to_pylist()
     ]
 
