@@ -138,7 +138,9 @@ class ProbeRateLimiter:
     def _count_bytes(self, key: ShardKey, size: int) -> None:
         if size:
             now = self._monotonic()
-            answers = self._answers.setdefault(key, deque())
+            answers = self._answers.get(key)
+            if answers is None:  # an empty deque, made in vain for each call, takes 600 bytes
+                answers = self._answers[key] = deque()
             while answers and answers[0][0] <= now:
                 answers.popleft()
             answers.append((now + max(1.0, size / BYTES_PER_SECOND), size))
