@@ -9,9 +9,9 @@ split at once; `during` are the triggers from there to the first one after which
 and no parent is left. Then the query is stopped, just after the end of a batch, and started again.
 
 `restart` has the seconds from `start()`, added up: to the first request, after Spark has started
-the reader's process and passed it the checkpointed offset; to the last page of the listing; to the
-first planned end, after the probes; and to the first commit of a batch with records, which is
-another one if Spark first replays a batch that it had planned before. The time that the reader
+the reader's process and passed it the checkpointed offset; to the first probe, after the listing;
+to the first planned end, after the probes; and to the first commit of a batch with records, which
+is another one if Spark first replays a batch that it had planned before. The time that the reader
 takes to read that offset is measured again in this process.
 
 The query writes each record's number into files of Spark's own sink, which delivers exactly once.
@@ -205,9 +205,12 @@ def _restart(report: Report, shards: int, service: ServiceProcess, given: _Query
     query = given.start()
     planned_s = _seconds_until(offsets / str(planned + 1), query, began)
     committed_s = _seconds_until(commits / str(committed + 1), query, began)
-    spans = service.spans(began_ms)
-    asked_s = (min(first for first, _ in spans.values()) - began_ms) / 1000
-    listed_s = (spans["ListShards"][1] - began_ms) / 1000
+    called = service.first_calls(began_ms)
+    # A stream is described before it is listed, and each position is verified by an iterator.
+    asked_s, listed_s = (
+        (called[operation] - began_ms) / 1000
+        for operation in ("DescribeStreamSummary", "GetShardIterator")
+    )
     read = cpu_ms(lambda: decode(json.loads(stored)), 1)
     report.add(
         f"{shards:,}",

@@ -76,10 +76,10 @@ class ServiceProcess:
         answer: dict[str, int] = self._ask("calls", None)
         return answer
 
-    def spans(self, since_ms: int) -> dict[str, tuple[int, int]]:
-        """Return the times of the first and the last call of each operation after a time, in
-        milliseconds since the epoch."""
-        answer: dict[str, tuple[int, int]] = self._ask("spans", since_ms)
+    def first_calls(self, since_ms: int) -> dict[str, int]:
+        """Return the time of the first call of each operation after a time, in milliseconds since
+        the epoch."""
+        answer: dict[str, int] = self._ask("first calls", since_ms)
         return answer
 
     def cpu_seconds(self) -> float:
@@ -176,8 +176,8 @@ def _serve(shards: int, size: int, limits: Limits, latency_s: float, pipe: Conne
                         answer = done
                     case "scale":
                         kinesis.state.scale(STREAM, value)
-                    case "spans":
-                        answer = _spans(kinesis.state.calls, value)
+                    case "first calls":
+                        answer = _first_calls(kinesis.state.calls, value)
                     case _:
                         answer = kinesis.state.calls.by_operation()
                 pipe.send(answer)
@@ -190,12 +190,11 @@ def key_of(number: int) -> int:
     return number % KEYS
 
 
-def _spans(calls: CallLog, since_ms: int) -> dict[str, tuple[int, int]]:
-    found: dict[str, tuple[int, int]] = {}
+def _first_calls(calls: CallLog, since_ms: int) -> dict[str, int]:
+    found: dict[str, int] = {}
     for call in calls.recent():
         if call.at_ms >= since_ms:
-            first, _ = found.get(call.operation, (call.at_ms, call.at_ms))
-            found[call.operation] = first, call.at_ms
+            found.setdefault(call.operation, call.at_ms)
     return found
 
 
