@@ -2,8 +2,9 @@
 
 Arguments: the worker's name and the file for the records, a line of JSON each
 (`tests/support/kcl/workers.py` reads them). It checkpoints after every batch, at the end of its
-shard and when its worker is stopped. It imports nothing of this project: it runs outside of the
-checkout.
+shard and when its worker is stopped. Two more arguments are a file and a number: while the file
+exists, it stands still between writing and checkpointing a batch with that number or a higher one.
+It imports nothing of this project: it runs outside of the checkout.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ _LOST = "ShutdownException"
 class Processor(processor.RecordProcessorBase):  # type: ignore[misc]
     """Writes the records to the file, then checkpoints them."""
 
-    def __init__(self, worker: str, output: str) -> None:
+    def __init__(self, worker: str, output: str, hold: str = "", begin: str = "0") -> None:
         self._worker = worker
+        self._hold = hold
+        self._begin = int(begin)
         self._output = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._shard = ""
 
@@ -35,6 +38,8 @@ class Processor(processor.RecordProcessorBase):  # type: ignore[misc]
     def process_records(self, process_records_input: Any) -> None:
         if process_records_input.records:
             self._write(process_records_input.records)
+            if self._hold:
+                self._stand_still(process_records_input.records)
             self._checkpoint(process_records_input.checkpointer)
 
     def lease_lost(self, lease_lost_input: Any) -> None:
@@ -45,6 +50,11 @@ class Processor(processor.RecordProcessorBase):  # type: ignore[misc]
 
     def shutdown_requested(self, shutdown_requested_input: Any) -> None:
         self._checkpoint(shutdown_requested_input.checkpointer)
+
+    def _stand_still(self, records: Any) -> None:
+        if any(int(record.binary_data) >= self._begin for record in records):
+            while os.path.exists(self._hold):
+                time.sleep(0.05)
 
     def _checkpoint(self, checkpointer: Any) -> None:
         try:
@@ -73,4 +83,4 @@ class Processor(processor.RecordProcessorBase):  # type: ignore[misc]
 
 
 if __name__ == "__main__":
-    kcl.KCLProcess(Processor(sys.argv[1], sys.argv[2])).run()
+    kcl.KCLProcess(Processor(*sys.argv[1:])).run()

@@ -169,12 +169,15 @@ class KclWorker(Worker):
         failover_ms: int = 5_000,
         settings: Mapping[str, str] | None = None,
         java_options: Sequence[str] = (),
+        hold: tuple[Path, int] | None = None,
     ) -> None:
+        """`hold`: the last arguments of the processor."""
         super().__init__(folder, name)
         self._kcl = provide(version)
         self._java_options = (*_JAVA_OPTIONS, *java_options)
         # The KCL cuts a command line at every space, so that a path must not hold one.
-        start = shlex.join([sys.executable, str(_PROCESSOR), name, str(self._output)])
+        last = () if hold is None else map(str, hold)
+        start = shlex.join([sys.executable, str(_PROCESSOR), name, str(self._output), *last])
         (folder / "processor.sh").write_text(f"exec {start}\n")
         properties = {
             "executableName": "sh processor.sh",

@@ -1,0 +1,87 @@
+"""The judge of the peers: compares the rows that a reader has processed with those that were put.
+It knows nothing of the readers and uses none of the product's code."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import NamedTuple
+
+
+class Put(NamedTuple):
+    """A record that was put. The numbers of a key ascend in the order of its puts."""
+
+    key: str
+    number: int
+
+
+class Processed(NamedTuple):
+    """A row of an output. `at`: when it was processed, in nanoseconds."""
+
+    at: int
+    key: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Numbers of rows.
+
+    - `lost`: not in the output, though a later row of the key is.
+    - `stuck`: not in the output, and nor is a later row of the key.
+    - `repeated`: in the output beyond the first time.
+    - `disordered`: processed, for the first time, after a later row of the key.
+    - `late`: not counted by the windows; None without windows.
+    """
+
+    rows: int = 0
+    lost: int = 0
+    stuck: int = 0
+    repeated: int = 0
+    disordered: int = 0
+    late: int | None = None
+
+    def __add__(self, other: Verdict) -> Verdict:
+        counts = {
+            name: count + getattr(other, name)
+            for name, count in asdict(self).items()
+            if name != "late"
+        }
+        late = [each.late for each in (self, other) if each.late is not None]
+        return Verdict(**counts, late=sum(late) if late else None)
+
+
+def judge(
+    put: Iterable[Put],
+    processed: Iterable[Processed],
+    windows: tuple[Mapping[int, int], Mapping[int, int]] | None = None,
+) -> Verdict:
+    """Compare; `windows` are the right counts and those found. Raises AssertionError for a row that
+    was never put or a window that counts too much."""
+    wanted = list(put)
+    in_order = [Put(row.key, row.number) for row in sorted(processed, key=lambda row: row.at)]
+    found = Counter(in_order)
+    invented = found.keys() - set(wanted)
+    assert not invented, f"never put: {sorted(invented)[:5]}"
+    highest: dict[str, int] = {}
+    disordered = 0
+    for row in dict.fromkeys(in_order):  # each where it is for the first time
+        disordered += row.number < highest.get(row.key, row.number)
+        highest[row.key] = max(row.number, highest.get(row.key, row.number))
+    missing = [row for row in wanted if row not in found]
+    lost = sum(row.key in highest and row.number < highest[row.key] for row in missing)
+    return Verdict(
+        rows=len(wanted),
+        lost=lost,
+        stuck=len(missing) - lost,
+        repeated=found.total() - len(found),
+        disordered=disordered,
+        late=None if windows is None else _missing(*windows),
+    )
+
+
+def _missing(right: Mapping[int, int], found: Mapping[int, int]) -> int:
+    more = Counter(found) - Counter(right)
+    assert not more, f"windows count too much: {more}"
+    return (Counter(right) - Counter(found)).total()
