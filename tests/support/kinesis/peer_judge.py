@@ -32,7 +32,8 @@ class Verdict:
     - `stuck`: not in the output, and nor is a later row of the key.
     - `repeated`: in the output beyond the first time.
     - `disordered`: processed, for the first time, after a later row of the key.
-    - `late`: not counted by the windows; None without windows.
+    - `late`: not counted by the windows, beyond those that are not in the output; None without
+      windows.
     """
 
     rows: int = 0
@@ -77,7 +78,7 @@ def judge(
         stuck=len(missing) - lost,
         repeated=found.total() - len(found),
         disordered=disordered,
-        late=None if windows is None else _missing(*windows),
+        late=None if windows is None else max(0, _missing(*windows) - len(missing)),
     )
 
 

@@ -15,9 +15,8 @@ the same point. `peer_judge.py` compares what it has processed with what was put
 
 The peers have the settings that their documentation recommends, apart from intervals of the KCL
 that are shorter, so that a history takes a minute or two; rows that do not come are waited for
-five minutes more. Queries write by `foreachBatch`, a folder
-for each batch, which replaces that of an earlier attempt; the KCL's processor appends to a file and
-checkpoints after each call.
+five minutes more. Queries write by `foreachBatch`, a folder for each batch, which replaces that of
+an earlier attempt; the KCL's processor appends to a file and checkpoints after each call.
 
 The connector of AWS Labs is in no registry. It takes part if its jar is in `.cache/peers/`, beside
 an environment with the PySpark that it is built for:
@@ -88,7 +87,7 @@ class Scene:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class Job:
     """What a reader is to do. `folder` holds its state and output: a restart has the same. `hold`:
     stand still before the commit of this number while the file exists. `harm`: fail at this row of
     a task. `counts`: also count by windows."""
@@ -103,8 +102,8 @@ class Told:
 class Reader(ABC):
     """A context manager: a process that reads, killed at the end of the block."""
 
-    def __init__(self, told: Told) -> None:
-        self.told = told
+    def __init__(self, job: Job) -> None:
+        self.job = job
 
     @abstractmethod
     def __enter__(self) -> Self: ...
@@ -143,29 +142,29 @@ class Query(Reader):
 
     def __init__(
         self,
-        told: Told,
+        job: Job,
         kind: str,
         options: Mapping[str, str],
         *,
         python: Path | None = None,
         settings: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(told)
-        self._stop = told.folder / "stop"
+        super().__init__(job)
+        self._stop = job.folder / "stop"
         self._stop.unlink(missing_ok=True)
         orders = {
             "format": kind,
             "reader": json.dumps(dict(options)),
-            "folder": str(told.folder),
+            "folder": str(job.folder),
             "stop": str(self._stop),
-            "windows": str(told.counts).lower(),
+            "windows": str(job.counts).lower(),
         }
-        if told.hold is not None:
-            orders |= {"hold": str(told.hold[0]), "from": str(told.hold[1])}
-        if told.harm is not None:
-            orders |= {"harm": str(told.harm)}
+        if job.hold is not None:
+            orders |= {"hold": str(job.hold[0]), "from": str(job.hold[1])}
+        if job.harm is not None:
+            orders |= {"harm": str(job.harm)}
         self._driver = Driver(
-            told.folder,
+            job.folder,
             [orders],
             program=_READ,
             # Cores for all shards of both queries, and four attempts, as a cluster has.
@@ -195,14 +194,14 @@ class Query(Reader):
 
     def processed(self) -> list[Processed]:
         rows = []
-        for part in self.told.folder.glob("rows/*/part-*"):
+        for part in self.job.folder.glob("rows/*/part-*"):
             with suppress(FileNotFoundError):  # the batch is run again
                 lines = part.read_text().splitlines()
                 rows += [Processed(**json.loads(line)) for line in lines]
         return rows
 
     def windows(self) -> dict[int, int]:
-        paths = [one for one in self.told.folder.glob("windows/*") if one.name.isdigit()]
+        paths = [one for one in self.job.folder.glob("windows/*") if one.name.isdigit()]
         counts: dict[int, int] = {}
         for path in sorted(paths, key=lambda one: int(one.name)):
             counts |= {int(minute): n for minute, n in json.loads(path.read_text()).items()}
@@ -212,18 +211,18 @@ class Query(Reader):
 class Worker(Reader):
     """A worker of the KCL."""
 
-    def __init__(self, told: Told, scene: Scene) -> None:
-        super().__init__(told)
+    def __init__(self, job: Job, scene: Scene) -> None:
+        super().__init__(job)
         self._worker = KclWorker(
             KclVersion.V3_1,
-            folder=told.folder,
+            folder=job.folder,
             name="reader",
-            application=f"{told.stream}-{told.folder.name}",
-            stream=told.stream,
+            application=f"{job.stream}-{job.folder.name}",
+            stream=job.stream,
             kinesis_url=scene.kinesis.endpoint_url,
             dynamodb_url=scene.dynamodb_url,
             failover_ms=10_000,
-            hold=told.hold,
+            hold=job.hold,
         )
 
     def __enter__(self) -> Self:
@@ -258,19 +257,19 @@ class Peer:
 
     name: str
     promise: str
-    start: Callable[[Told, Scene], Reader]
+    start: Callable[[Job, Scene], Reader]
     is_query: bool = True
 
 
-def _ours(told: Told, scene: Scene) -> Reader:
+def _ours(job: Job, scene: Scene) -> Reader:
     options = options_for(scene.kinesis.endpoint_url)
-    options |= {"streamName": told.stream, "startingPosition": "trim_horizon"}
-    return Query(told, "kinesis-ssp", options)
+    options |= {"streamName": job.stream, "startingPosition": "trim_horizon"}
+    return Query(job, "kinesis-ssp", options)
 
 
-def _aws_labs(told: Told, scene: Scene) -> Reader:
+def _aws_labs(job: Job, scene: Scene) -> Reader:
     options = {
-        "kinesis.streamName": told.stream,
+        "kinesis.streamName": job.stream,
         "kinesis.endpointUrl": scene.kinesis.endpoint_url,
         "kinesis.region": "us-east-1",
         "kinesis.kinesisRegion": "us-east-1",
@@ -279,7 +278,7 @@ def _aws_labs(told: Told, scene: Scene) -> Reader:
         "kinesis.awsSecretKey": "local",
     }
     return Query(
-        told,
+        job,
         "aws-kinesis",
         options,
         python=CACHE / "peers" / _PYSPARK / "bin" / "python",
@@ -333,10 +332,10 @@ class Run:
         )
         until(lambda: len(self.scene.feed.open_shards(self.stream)) == shards, "a reshard")
 
-    def read(self, told: Told) -> Reader:
+    def read(self, job: Job) -> Reader:
         """Read until all rows are found, or nothing has changed for long; return the reader."""
         for _ in range(_STARTS):
-            with self.peer.start(told, self.scene) as reader:
+            with self.peer.start(job, self.scene) as reader:
                 self._settle(reader)
                 if not reader.failed:
                     reader.stop()
@@ -347,11 +346,11 @@ class Run:
     def judged(self, reader: Reader) -> Verdict:
         """Judge what a reader and those before it have processed."""
         right = Counter(row.number // 60 for row in self.rows)
-        windows = (right, reader.windows()) if reader.told.counts else None
+        windows = (right, reader.windows()) if reader.job.counts else None
         return judge(self.rows, reader.processed(), windows)
 
     def _settle(self, reader: Reader) -> None:
-        wanted, counted = set(self.rows), len(self.rows) if reader.told.counts else 0
+        wanted, counted = set(self.rows), len(self.rows) if reader.job.counts else 0
         seen, since = (-1, -1), time.monotonic()
         while seen != (len(wanted), counted) and not reader.failed:
             found = {Put(row.key, row.number) for row in reader.processed()}
@@ -368,12 +367,12 @@ def _restart_after(act: Callable[[Run], None]) -> Callable[[Run], Verdict]:
     """A history: read, stop, let `act` put records and change shards, and read the rest."""
 
     def run(history: Run) -> Verdict:
-        told = Told(stream=history.stream, folder=history.folder, counts=history.peer.is_query)
+        job = Job(stream=history.stream, folder=history.folder, counts=history.peer.is_query)
         history.put(300, group=5, spaced=True)
-        history.read(told)
+        history.read(job)
         history.put(150, group=5, spaced=True)
         act(history)
-        return history.judged(history.read(told))
+        return history.judged(history.read(job))
 
     return run
 
@@ -395,24 +394,24 @@ def _split_and_merge(history: Run) -> None:
 
 def _kill(history: Run) -> Verdict:
     hold = history.folder / "hold"
-    told = Told(stream=history.stream, folder=history.folder, hold=(hold, 300))
+    job = Job(stream=history.stream, folder=history.folder, hold=(hold, 300))
     history.put(300)
     hold.touch()
-    with history.peer.start(told, history.scene) as reader:
+    with history.peer.start(job, history.scene) as reader:
         until(lambda: len(reader.processed()) >= 300, "300 rows", within_s=_PATIENCE_S, poll_s=0.5)
         history.put_at_once(150)
         until(lambda: len(reader.processed()) >= 450, "450 rows", within_s=_PATIENCE_S, poll_s=0.5)
         reader.kill()
     hold.unlink()
     history.put(450)
-    return history.judged(history.read(told))
+    return history.judged(history.read(job))
 
 
 def _task(history: Run) -> Verdict:
     # Half of a shard's rows.
     harm = 1600 // _SHARDS // 2
     history.put(1600)
-    reader = history.read(Told(stream=history.stream, folder=history.folder, harm=harm))
+    reader = history.read(Job(stream=history.stream, folder=history.folder, harm=harm))
     assert (history.folder / "harmed").exists(), "no task has failed"
     return history.judged(reader)
 
