@@ -88,7 +88,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What a reader is to do. `folder` holds its state and output: a restart has the same. `hold`:
+    """The task of a reader. `folder` holds its state and output: a restart has the same. `hold`:
     stand still before the commit of this number while the file exists. `harm`: fail at this row of
     a task. `counts`: also count by windows."""
 
