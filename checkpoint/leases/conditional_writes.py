@@ -14,7 +14,8 @@ workers with the same id must not mistake each other's writes for their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from spark_ssp.checkpoint.leases.lease import AttributeValue, Lease, Progress, is_forward
 from spark_ssp.checkpoint.leases.lease_serializer import (
@@ -58,7 +59,8 @@ class Take:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Write the position. Condition: the counter. Positions only move forward. As in the KCL the
+    """Write the position. Condition: the counter, and no handoff except the one observed, as in
+    `Renew`; the KCL's is the counter alone. Positions only move forward. As in the KCL the
     condition does not include the checkpoint, but every worker that changes it increments the
     counter, so it is still the one in `lease`."""
 
@@ -236,31 +238,38 @@ def to_update(write: Write) -> RowChange:
 
 
 def _renewal(write: Renew) -> UpdateRow:
-    expected: dict[str, AttributeValue | None] = dict(_counter(write.lease))
-    if write.lease.checkpoint_owner is None:
-        expected[Attribute.CHECKPOINT_OWNER.value] = None
     sets = _next_counter(write.lease)
     if not write.lease.is_held_by_ssp:
         sets |= _mark(write.lease.holder)
     if write.throughput_kbps is not None:
         sets[Attribute.THROUGHPUT.value] = number(write.throughput_kbps)
-    return UpdateRow(expected=expected, sets=sets)
+    return UpdateRow(expected=_observed(write.lease), sets=sets)
+
+
+_CLEARED: Final = (
+    Attribute.PENDING.value,
+    Attribute.PENDING_STATE.value,
+    Attribute.PENDING_SUB.value,
+    Attribute.TIMESTAMP.value,
+)
+"""Attributes that a checkpoint removes, unless it sets them."""
 
 
 def _checkpoint(write: Checkpoint) -> UpdateRow:
     sets = encode_progress(write.progress) | _next_counter(write.lease)
     sets[Attribute.SWITCHES.value] = number(0)
-    cleared = (
-        Attribute.PENDING.value,
-        Attribute.PENDING_STATE.value,
-        Attribute.PENDING_SUB.value,
-        Attribute.TIMESTAMP.value,
-    )
     return UpdateRow(
-        expected=_counter(write.lease),
+        expected=_observed(write.lease),
         sets=sets,
-        removes=tuple(name for name in cleared if name not in sets),
+        removes=tuple(name for name in _CLEARED if name not in sets),
     )
+
+
+def _observed(lease: Lease) -> dict[str, AttributeValue | None]:
+    expected: dict[str, AttributeValue | None] = dict(_counter(lease))
+    if lease.checkpoint_owner is None:
+        expected[Attribute.CHECKPOINT_OWNER.value] = None
+    return expected
 
 
 def _counter(lease: Lease) -> dict[str, AttributeValue]:
@@ -290,6 +299,47 @@ def _switch(lease: Lease, owner: WorkerId) -> dict[str, int]:
     changes = lease.owner is not None and lease.owner != owner
     back = lease.checkpoint_owner == owner
     return {Attribute.SWITCHES.value: 1} if changes or back else {}
+
+
+def row_after(write: Write) -> Lease | None:
+    """Return the row after a write whose condition held, as far as its writer knows the other
+    attributes. None if the condition does not include the counter: then it may have risen."""
+    lease = write.lease
+    counter = lease.counter + 1
+    match write:
+        case Renew(throughput_kbps=throughput):
+            mark = lease.ssp_owner if lease.is_held_by_ssp else lease.holder
+            kbps = lease.throughput_kbps if throughput is None else throughput
+            return replace(lease, counter=counter, ssp_owner=mark, throughput_kbps=kbps)
+        case Checkpoint(progress=progress):
+            kept = {n: v for n, v in lease.extra_attributes.items() if n not in _CLEARED}
+            return replace(
+                lease,
+                counter=counter,
+                progress=progress,
+                switches=0,
+                pending=None,
+                extra_attributes=kept,
+            )
+        case Take(owner=owner):
+            return replace(_assigned(lease, owner), ssp_owner=owner)
+        case Assign(owner=owner, check_counter=True):
+            return _assigned(lease, owner)
+        case Evict(check_counter=True):
+            if lease.checkpoint_owner is None:
+                return replace(lease, counter=counter, owner=None)
+            return replace(lease, counter=counter, checkpoint_owner=None)
+    return None
+
+
+def _assigned(lease: Lease, owner: WorkerId) -> Lease:
+    return replace(
+        lease,
+        counter=lease.counter + 1,
+        owner=owner,
+        checkpoint_owner=None,
+        switches=lease.switches + len(_switch(lease, owner)),
+    )
 
 
 # --- Recognition of applied writes ---------------------------------------------------------------
@@ -345,10 +395,10 @@ def reconcile(
     *,
     retrying: Callable[[Attempt], Outcome],
     may_have_applied: Callable[[Exception], bool],
+    doubtful: bool = False,
 ) -> Outcome:
     """Run `attempt` through `retrying`, which repeats it after transient errors; return the
-    result."""
-    doubtful = False
+    result. `doubtful`: an earlier attempt may have taken effect."""
 
     def once() -> Outcome:
         nonlocal doubtful

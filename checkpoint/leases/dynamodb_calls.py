@@ -97,8 +97,27 @@ class _Scanned(msgspec.Struct):
     LastEvaluatedKey: _Item | None = None
 
 
+class _StatementError(msgspec.Struct):
+    Code: str
+    Item: _Item | None = None
+
+
+class _Stated(msgspec.Struct):
+    Error: _StatementError | None = None
+
+
+class _Batch(msgspec.Struct):
+    Responses: list[_Stated]
+
+
 _UPDATED: Final = msgspec.json.Decoder(_Updated)
 _SCANNED: Final = msgspec.json.Decoder(_Scanned)
+_BATCH: Final = msgspec.json.Decoder(_Batch)
+
+
+def _decode_put(body: bytes) -> Answer:
+    check_body({"status_code": 200, "body": body})
+    return {}
 
 
 def _decode_update(body: bytes) -> Answer | None:
@@ -115,6 +134,21 @@ def _decode_scan(body: bytes) -> Answer | None:
     return {"Items": answer.Items, "LastEvaluatedKey": answer.LastEvaluatedKey}
 
 
+def _decode_batch(body: bytes) -> Answer | None:
+    answer = _decoded(_BATCH, body)
+    if answer is None:
+        return None
+    errors = [stated.Error for stated in answer.Responses]
+    if not _are_plain([error.Item for error in errors if error is not None and error.Item]):
+        return None
+    return {
+        "Responses": [
+            {} if error is None else {"Error": {"Code": error.Code, "Item": error.Item}}
+            for error in errors
+        ]
+    }
+
+
 def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
     """Return an answer, or None to leave it to botocore. Raises as botocore's hook does."""
     try:
@@ -128,7 +162,12 @@ def _are_plain(items: list[_Item]) -> bool:
     return all(value.keys() <= _TYPES for item in items for value in item.values())
 
 
-DECODERS: Final = {"Scan": _decode_scan, "UpdateItem": _decode_update}
+DECODERS: Final = {
+    "BatchExecuteStatement": _decode_batch,
+    "PutItem": _decode_put,
+    "Scan": _decode_scan,
+    "UpdateItem": _decode_update,
+}
 """The decoders of frequent calls, for `common.aws.botocore_bypass`: None leaves an answer to
 botocore."""
 

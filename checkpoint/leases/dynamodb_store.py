@@ -9,7 +9,7 @@ not changed: KCL 3 adds it when it needs it, and this project does not read it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal, NoReturn
 
@@ -27,6 +27,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     reconcile,
     to_update,
 )
+from spark_ssp.checkpoint.leases.dynamodb_batches import BatchWriter
 from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls, has_code, may_have_applied
 from spark_ssp.checkpoint.leases.lease import AttributeValue, Item, Lease, LeaseKey, LeaseTableError
 from spark_ssp.checkpoint.leases.lease_serializer import Attribute, text
@@ -39,7 +40,7 @@ from spark_ssp.checkpoint.leases.lease_store import (
 )
 from spark_ssp.common.aws.error_translation import MalformedAnswerError
 from spark_ssp.common.aws.service_calls import create_table, describe_table
-from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.times import seconds_text
 
 _POLL_S: Final = 1.0
@@ -62,6 +63,7 @@ class DynamoDbLeaseStore:
         self._monotonic = monotonic
         self._sleep = sleep
         self._cache = LeaseCache()
+        self._batches = BatchWriter(calls, settings.name, self._cache.decode, self._write)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a connection belongs to its process: open the store where it is needed")
@@ -110,8 +112,20 @@ class DynamoDbLeaseStore:
                 return rows
             request = {**request, "ExclusiveStartKey": last}
 
+    @property
+    def batch_size(self) -> int:
+        """The number of writes that one call can make; 1 if the service refuses batches."""
+        return self._batches.size
+
+    def write_all(self, writes: Sequence[Write]) -> list[Outcome | SspError]:
+        """Apply writes of different rows."""
+        return self._batches.write(writes)
+
     def write(self, write: Write) -> Outcome:
         """Apply a write if its condition holds."""
+        return self._write(write, False)
+
+    def _write(self, write: Write, doubtful: bool) -> Outcome:
         change = to_update(write)
         operation, request = request_of(self._settings.name, write.lease.key, change)
 
@@ -134,6 +148,7 @@ class DynamoDbLeaseStore:
             attempt,
             retrying=lambda once: self._calls.patiently(operation, once),
             may_have_applied=may_have_applied,
+            doubtful=doubtful,
         )
 
     def _found(self, error: ClientError, key: LeaseKey) -> Lease | None:

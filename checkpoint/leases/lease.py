@@ -180,8 +180,10 @@ class Lease:
     """Unknown attributes, unchanged."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "parents", tuple(sorted(set(self.parents))))
-        object.__setattr__(self, "children", tuple(sorted(set(self.children))))
+        for name in ("parents", "children"):
+            shards = getattr(self, name)
+            if len(shards) > 1 or type(shards) is not tuple:
+                object.__setattr__(self, name, tuple(sorted(set(shards))))
 
     @property
     def has_ended(self) -> bool:

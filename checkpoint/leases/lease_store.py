@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
-from typing import Any, Protocol
+import re
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final, Protocol
 
 from spark_ssp.checkpoint.leases.conditional_writes import Outcome, Write
 from spark_ssp.checkpoint.leases.lease import Item, Lease, LeaseTableError, MalformedLeaseError
 from spark_ssp.checkpoint.leases.lease_serializer import Attribute, ForeignRow, decode
+from spark_ssp.common.errors import SspError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +60,15 @@ class LeaseStore(Protocol):
         is retried and recognised as applied. After ServiceUnavailableError its effect is
         unknown."""
 
+    @property
+    def batch_size(self) -> int:
+        """The number of writes to pass to `write_all`; 1 if batches have no advantage."""
+
+    def write_all(self, writes: Sequence[Write]) -> list[Outcome | SspError]:
+        """Apply writes of different rows, each as `write` does, and return in order what it would
+        return or raise. A new row is returned as far as it is known from the write and from the row
+        that the writer had observed."""
+
     def close(self) -> None:
         """Release connections. The store cannot be used afterwards."""
 
@@ -68,7 +79,8 @@ Decode = Callable[[Item], Lease | ForeignRow]
 class LeaseCache:
     """Parses the leases of one table, with a cache of the last form of each. Thread-safe. Most rows
     of a scan are those that the scan before, or the answer to a write, has returned, and comparing
-    two is cheaper than parsing one. The items must not be changed afterwards."""
+    two is cheaper than parsing one; most others have another counter and nothing else. The items
+    must not be changed afterwards."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[Item, Lease]] = {}
@@ -76,8 +88,14 @@ class LeaseCache:
     def decode(self, item: Item) -> Lease | ForeignRow:
         """Parse a row. Raises MalformedLeaseError."""
         known = self._known.get(item.get(Attribute.KEY, {}).get("S"))
-        if known is not None and known[0] == item:
-            return known[1]
+        if known is not None:
+            if known[0] == item:
+                return known[1]
+            counter = _other_counter(known[0], item)
+            if counter is not None:
+                renewed = replace(known[1], counter=counter)
+                self._known[renewed.key] = (item, renewed)
+                return renewed
         row = decode(item)
         if isinstance(row, Lease):
             self._known[row.key] = (item, row)
@@ -89,6 +107,19 @@ class LeaseCache:
         for key in list(self._known):  # other threads add to it
             if key not in kept:
                 self._known.pop(key, None)
+
+
+def _other_counter(known: Item, item: Item) -> int | None:
+    """Return the counter of a row that has only another counter than a known one, else None."""
+    value = item.get(Attribute.COUNTER, {})
+    digits = value.get("N")
+    if len(value) != 1 or not isinstance(digits, str) or not _PLAIN_NUMBER.fullmatch(digits):
+        return None
+    return int(digits) if {**known, Attribute.COUNTER.value: value} == item else None
+
+
+_PLAIN_NUMBER: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+"""A number that certainly fits into 63 bits."""
 
 
 def parse_rows(items: Iterable[Item], decode: Decode = decode) -> Rows:

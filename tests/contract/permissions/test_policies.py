@@ -63,6 +63,7 @@ UNUSED: Final = {
     ): "of a lease whose shard has expired",
     ("dynamodb:GetItem", "orders-etl"): "after a write whose answer was lost",
     ("dynamodb:GetItem", "spark-ssp-acceptance-*"): "after a write whose answer was lost",
+    ("dynamodb:PartiQLUpdate", "orders-etl"): "for the writes of many leases at once",
     ("dynamodb:TagResource", "orders-etl"): "by CreateTable, for its tags (API reference)",
     ("dynamodb:UpdateItem", "orders-etl-WorkerMetricStats"): "beside workers of KCL 3.0 to 3.4",
     ("dynamodb:DeleteItem", "orders-etl-WorkerMetricStats"): "beside workers of KCL 3.0 to 3.4",

@@ -5,7 +5,7 @@ injected per attempt, so that retries and lost replies occur here too."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from decimal import Decimal
@@ -29,7 +29,7 @@ from spark_ssp.checkpoint.leases.lease_serializer import Attribute, number
 from spark_ssp.checkpoint.leases.lease_store import Rows, parse_lease, parse_rows
 from spark_ssp.common.aws.error_translation import Severity
 from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings
-from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
 
 T = TypeVar("T")
 
@@ -130,6 +130,21 @@ class MemoryLeaseStore:
             retrying=lambda once: self._retried(call, once),
             may_have_applied=lambda error: _severity_of(error) is Severity.FAULT,
         )
+
+    @property
+    def batch_size(self) -> int:
+        """Return DynamoDB's."""
+        return 25
+
+    def write_all(self, writes: Sequence[Write]) -> list[Outcome | SspError]:
+        """Apply one write after the other."""
+        return [self._result(write) for write in writes]
+
+    def _result(self, write: Write) -> Outcome | SspError:
+        try:
+            return self.write(write)
+        except SspError as error:
+            return error
 
     def close(self) -> None:
         """Do nothing."""

@@ -24,6 +24,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     UpdateRow,
     Write,
     is_applied,
+    row_after,
     to_update,
 )
 from spark_ssp.checkpoint.leases.dynamodb_store import request_of
@@ -34,13 +35,15 @@ from spark_ssp.checkpoint.leases.lease import (
     ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
+    is_forward,
 )
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.checkpoint.leases.lease_store import parse_lease
-from spark_ssp.grouping.identifiers import EpochMillis, ShardId
+from spark_ssp.grouping.identifiers import EpochMillis, ShardId, WorkerId
 from tests.support.leases.memory_store import changed, permits
 from tests.support.leases.values import ANNE, BERT, CARL, any_lease, any_progress, lease, processed
 
+MAX_LONG = (1 << 63) - 1
 LEFT = ShardId("shardId-000000000001")
 MINE = lease(counter=7, owner=ANNE, ssp_owner=ANNE, progress=processed(100), switches=3)
 HANDED = replace(MINE, owner=BERT, checkpoint_owner=ANNE)
@@ -81,7 +84,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
     (
         Checkpoint(lease=MINE, progress=processed(101, sub=4)),
         UpdateRow(
-            expected={"leaseCounter": N7},
+            expected={"leaseCounter": N7, "checkpointOwner": None},
             sets={
                 "leaseCounter": N8,
                 "checkpoint": {"S": "101"},
@@ -313,3 +316,40 @@ STRANGERS: list[tuple[Write, Lease]] = [
 def test_what_another_did_is_not_taken_for_ours(write: Write, found: Lease) -> None:
     assert not is_applied(write, found)
     assert not is_applied(write, None)
+
+
+# --- The new row ---------------------------------------------------------------------------------
+
+
+@given(row=any_lease, progress=any_progress, owner=st.sampled_from([ANNE, BERT]))
+def test_the_new_row_is_known_beforehand(row: Lease, progress: Progress, owner: WorkerId) -> None:
+    assume(max(row.counter, row.switches) < MAX_LONG)
+    writes: list[Write] = [
+        Take(lease=row, owner=owner),
+        Assign(lease=row, owner=owner, check_counter=True),
+        Evict(lease=row, check_counter=True),
+    ]
+    if row.holder is not None:
+        writes += [Renew(lease=row), Renew(lease=row, throughput_kbps=2.5)]
+        if is_forward(row.progress, progress):
+            writes.append(Checkpoint(lease=row, progress=progress))
+    for write in writes:
+        change = to_update(write)
+        assert isinstance(change, UpdateRow)
+        assert "leaseCounter" in change.expected
+        after = row_after(write)
+        assert after == parse_lease(changed(change, encode(row)))
+        assert after is not None
+        assert after.extra_attributes == row.extra_attributes
+
+
+def test_no_row_is_known_where_the_counter_may_have_risen() -> None:
+    for write in (
+        Create(lease=MINE),
+        Delete(lease=MINE),
+        Assign(lease=HANDED, owner=BERT),
+        Evict(lease=HANDED),
+        RequestHandoff(lease=MINE, to=BERT),
+        SetChildren(lease=MINE, children=(LEFT,)),
+    ):
+        assert row_after(write) is None
