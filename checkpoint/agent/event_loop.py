@@ -12,7 +12,7 @@ thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -29,6 +29,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Renew,
     Take,
     Write,
+    row_after,
 )
 from spark_ssp.checkpoint.leases.kcl_tables import KclTables
 from spark_ssp.checkpoint.leases.lease import LeaseKey, ShardEnded
@@ -52,6 +53,8 @@ FIRST_ANSWER_WAIT_MS: Final = 5_000
 """The same for the first answer, which contains the leases for a query's first batch."""
 SHUTDOWN_MS: Final = 5_000
 """The maximum time to release all leases after the reader has exited."""
+BATCHES_FROM: Final = 16
+"""Writes that begin together, from which on batches are used: fewer are sent in parallel."""
 _IDLE_MS: Final = 1_000
 
 # --- Events --------------------------------------------------------------------------------------
@@ -105,11 +108,10 @@ class ScanFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WriteCompleted:
-    """A write was answered or failed."""
+class WritesCompleted:
+    """Writes were answered or failed."""
 
-    write: Write
-    outcome: Outcome | SspError
+    results: tuple[tuple[Write, Outcome | SspError], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,7 @@ Event = (
     | TableOpenFailed
     | ScanCompleted
     | ScanFailed
-    | WriteCompleted
+    | WritesCompleted
     | MetricsWriteCompleted
     | JobFailed
 )
@@ -171,6 +173,8 @@ class LeaseAgent:
         self._locations: set[RowLocation] = set()
         self._metrics_written_at: Monotonic = 0
         self._awaited: set[LeaseKey] = set()
+        self._results: list[tuple[Write, Outcome | SspError, Monotonic]] = []
+        """Those that are not applied yet."""
         self._log_entries: dict[tuple[int, str], list[LeaseKey]] = {}
         self._metrics_in_flight = 0
         self._first = True
@@ -181,13 +185,16 @@ class LeaseAgent:
     @property
     def writes_in_flight(self) -> int:
         """The number of writes without a result."""
-        return len(self._state.in_flight)
+        return len(self._state.in_flight) - len(self._results)
 
     # --- Events ----------------------------------------------------------------------------------
 
     def handle(self, event: Event) -> None:
-        """Apply an event. Raises the exception of a failed job."""
+        """Apply an event. Raises the exception of a failed job. Results of writes are applied
+        together, before the next event of another kind or step."""
         now = self._ports.monotonic()
+        if not isinstance(event, WritesCompleted):
+            self._apply_results()
         match event:
             case ReportReceived(report=report):
                 self._pending_report = (report, now)
@@ -203,8 +210,8 @@ class LeaseAgent:
                 self._on_scan_completed(rows, kcl_rows, now)
             case ScanFailed(error=error):
                 self._state = lease_coordinator.apply_scan_failure(self._state, error, now)
-            case WriteCompleted(write=write, outcome=outcome):
-                self._on_write_completed(write, outcome, now)
+            case WritesCompleted(results=results):
+                self._results += [(write, outcome, now) for write, outcome in results]
             case MetricsWriteCompleted():
                 self._metrics_in_flight -= 1
             case JobFailed(error=error):
@@ -240,14 +247,16 @@ class LeaseAgent:
                 spoilt[new[0]],
             )
 
-    def _on_write_completed(
-        self, write: Write, outcome: Outcome | SspError, now: Monotonic
-    ) -> None:
-        self._awaited.discard(write.lease.key)  # at most one write of a row is in flight
-        entry = _log_entry(self._worker, write, outcome)
-        if entry is not None:
-            self._log_entries.setdefault(entry, []).append(write.lease.key)
-        self._state = lease_coordinator.apply_write_result(self._state, write, outcome, now)
+    def _apply_results(self) -> None:
+        results, self._results = self._results, []
+        if not results:
+            return
+        for write, outcome, _ in results:
+            self._awaited.discard(write.lease.key)  # at most one write of a row is in flight
+            entry = _log_entry(self._worker, write, outcome)
+            if entry is not None:
+                self._log_entries.setdefault(entry, []).append(write.lease.key)
+        self._state = lease_coordinator.apply_write_results(self._state, results)
 
     def _on_reader_exited(self, why: str, now: Monotonic) -> None:
         if self._exited_at is None:
@@ -261,6 +270,7 @@ class LeaseAgent:
     def advance(self) -> Monotonic | None:
         """Execute the due steps. Return when to call again at the latest, or None after the end."""
         now = self._ports.monotonic()
+        self._apply_results()
         if self._opened is None:
             return self._await_table(now)
         self._remove_metrics_if_leaving()
@@ -274,7 +284,8 @@ class LeaseAgent:
         for write in steps.writes:
             if self._first or _is_awaited(write):
                 self._awaited.add(write.lease.key)
-            self._ports.write(_write_job(self._opened.store, write))
+        for job in _write_jobs(self._opened.store, steps.writes):
+            self._ports.write(job)
         if steps.scan:
             self._ports.read(_scan_job(self._opened))
         if steps.metrics:
@@ -299,13 +310,12 @@ class LeaseAgent:
         """Answer the pending report once its writes are done. Return when to try again."""
         if self._pending_report is None:
             return now + _IDLE_MS
-        status = lease_coordinator.build_status(self._state, now)
         latest = self._pending_report[1] + (FIRST_ANSWER_WAIT_MS if self._first else ANSWER_WAIT_MS)
-        if self._awaited and now < latest and not status.outage_ms:
+        if self._awaited and now < latest and not lease_coordinator.is_outage(self._state):
             return latest
         self._pending_report = None
         self._first = False
-        self._ports.answer(status)
+        self._ports.answer(lease_coordinator.build_status(self._state, now))
         return now + _IDLE_MS
 
     def _deadline(self, now: Monotonic) -> Monotonic:
@@ -369,12 +379,35 @@ def _open_table(ports: Ports) -> Event:
         return TableOpenFailed(error=error)
 
 
+def _write_jobs(store: LeaseStore, writes: Sequence[Write]) -> list[Job]:
+    """Return jobs that run in parallel: for many writes of the kinds that a store can batch, one
+    for each batch of them."""
+    size = store.batch_size
+    batched = [write for write in writes if size > 1 and row_after(write) is not None]
+    if len(batched) < BATCHES_FROM:
+        return [_write_job(store, write) for write in writes]
+    chosen = {write.lease.key for write in batched}
+    batches = [batched[at : at + size] for at in range(0, len(batched), size)]
+    return [
+        *(_batch_job(store, batch) for batch in batches),
+        *(_write_job(store, write) for write in writes if write.lease.key not in chosen),
+    ]
+
+
 def _write_job(store: LeaseStore, write: Write) -> Job:
     def job() -> Event:
         try:
-            return WriteCompleted(write=write, outcome=store.write(write))
+            return WritesCompleted(results=((write, store.write(write)),))
         except SspError as error:
-            return WriteCompleted(write=write, outcome=error)
+            return WritesCompleted(results=((write, error),))
+
+    return job
+
+
+def _batch_job(store: LeaseStore, writes: Sequence[Write]) -> Job:
+    def job() -> Event:
+        outcomes = store.write_all(writes)
+        return WritesCompleted(results=tuple(zip(writes, outcomes, strict=True)))
 
     return job
 

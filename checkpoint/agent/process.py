@@ -31,7 +31,7 @@ from spark_ssp.checkpoint.agent.event_loop import (
     Ports,
     ReaderExited,
     ReportReceived,
-    WriteCompleted,
+    WritesCompleted,
     run_guarded,
 )
 from spark_ssp.checkpoint.agent.tables import open_tables
@@ -116,8 +116,9 @@ def _serve(agent: LeaseAgent, inbox: Inbox, parent: int) -> None:
 
 def _handle(agent: LeaseAgent, inbox: Inbox, timeout_s: float) -> None:
     """Handle the next event that arrives within the timeout, and all events that are queued then.
-    With many writes in flight, their results are gathered for a short time, because the next step
-    reads every lease. No other event waits for that."""
+    With many writes in flight, their results are gathered for a short time, because they are
+    applied together, and writes that begin together form larger batches. No other event waits for
+    that."""
     wait, until = timeout_s, time.monotonic() + timeout_s + GATHER_S
     while True:
         try:
@@ -127,7 +128,7 @@ def _handle(agent: LeaseAgent, inbox: Inbox, timeout_s: float) -> None:
         agent.handle(event)
         now = time.monotonic()
         until = min(until, now + GATHER_S)
-        gather = isinstance(event, WriteCompleted) and agent.writes_in_flight > WRITERS
+        gather = isinstance(event, WritesCompleted) and agent.writes_in_flight > WRITERS
         wait = max(0.0, until - now) if gather else 0.0
 
 

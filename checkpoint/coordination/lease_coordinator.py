@@ -7,24 +7,32 @@ results:
     while not is_finished(state):
         steps = next_steps(state, now(), random())
         state = mark_started(state, steps, now())
-        ...   # each write -> apply_write_result, a scan -> apply_scan or apply_scan_failure,
+        ...   # writes -> apply_write_results, a scan -> apply_scan or apply_scan_failure,
               # reports of the reader -> apply_report, its exit -> start_shutdown
 
 All functions return a new state. `now` is this process's monotonic clock in milliseconds.
+
+A step costs what has changed, not what is held: `State.due` and `State.others_due` contain the
+times before which a lease, or all leases that are not held, need not be planned again. Whatever may
+change a plan removes them: a scan all of them, a report those of the leases that it changes, the
+result of a write that of its lease.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
 from spark_ssp.checkpoint.coordination.lease_renewer import (
+    NOMINAL_KBPS,
     children_to_create,
     claim_unheld,
     is_handoff_requested,
     leader_throughput,
     plan_write,
+    unwritten_progress,
 )
-from spark_ssp.checkpoint.coordination.lease_taker import next_expiry, plan_takes
+from spark_ssp.checkpoint.coordination.lease_taker import next_change, plan_takes
 from spark_ssp.checkpoint.coordination.observed_leases import (
     apply_conflict,
     apply_done,
@@ -42,6 +50,7 @@ from spark_ssp.checkpoint.coordination.observed_leases import (
 )
 from spark_ssp.checkpoint.coordination.protocol import Report, Status
 from spark_ssp.checkpoint.coordination.state import (
+    MAX_IN_FLIGHT,
     METRICS_EVERY_MS,
     InFlightWrite,
     Monotonic,
@@ -50,17 +59,25 @@ from spark_ssp.checkpoint.coordination.state import (
     Settings,
     State,
     Steps,
+    changed,
+    drafted,
+    settle,
     stream_of,
+    without,
 )
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Assign,
+    Checkpoint,
     Conflict,
     Create,
     Delete,
     Done,
     Evict,
     Outcome,
+    Renew,
+    RequestHandoff,
     SetChildren,
+    Take,
     Write,
 )
 from spark_ssp.checkpoint.leases.lease import (
@@ -123,7 +140,39 @@ def apply_report(state: State, report: Report, now: Monotonic) -> State:
         leaving=leaving,
         reader_exited=reported.reader_exited,
     )
-    return replace(state, reported=reported)
+    return replace(
+        state,
+        reported=reported,
+        due=_due_after(state, reported),
+        others_due=state.others_due if _is_same_for_others(state.reported, reported) else 0,
+    )
+
+
+def _due_after(state: State, reported: ReportedByReader) -> Mapping[LeaseKey, Monotonic]:
+    """Return the times of `State.due` that a report leaves valid."""
+    before = state.reported
+    if reported.leaving != before.leaving:
+        return {}
+    moved = (reported.reading ^ before.reading) | (reported.withheld ^ before.withheld)
+    moved |= reported.ended.keys() | before.ended.keys()
+    return {
+        key: at
+        for key, at in state.due.items()
+        if key not in moved
+        and (
+            reported.progress.get(key) is before.progress.get(key)
+            or unwritten_progress(state, key) is not None
+        )
+    }
+
+
+def _is_same_for_others(before: ReportedByReader, after: ReportedByReader) -> bool:
+    return (
+        before.create == after.create
+        and before.ended == after.ended
+        and before.listed == after.listed
+        and before.leaving == after.leaving
+    )
 
 
 def _listed_at(reported: ReportedByReader, report: Report, now: Monotonic) -> Monotonic | None:
@@ -140,7 +189,7 @@ def _is_own(state: State, key: LeaseKey) -> bool:
 
 def _is_news(state: State, key: LeaseKey, progress: Progress) -> bool:
     known = state.reported.progress.get(key, state.observed[key].lease.progress)
-    return is_forward(known, progress)
+    return progress != known and is_forward(known, progress)
 
 
 def apply_scan(state: State, rows: Rows, kcl_workers: KclWorkers, now: Monotonic) -> State:
@@ -166,7 +215,13 @@ def apply_scan(state: State, rows: Rows, kcl_workers: KclWorkers, now: Monotonic
         else state.timestamps.writes_failing_since,
     )
     return replace(
-        state, reported=reported, timestamps=timestamps, kcl_workers=kcl_workers, scan_problem=None
+        state,
+        reported=reported,
+        timestamps=timestamps,
+        kcl_workers=kcl_workers,
+        scan_problem=None,
+        due={},
+        others_due=0,
     )
 
 
@@ -186,19 +241,56 @@ def apply_write_result(
     state: State, write: Write, outcome: Outcome | SspError, now: Monotonic
 ) -> State:
     """Apply the result of a started write. After an error its effect is unknown."""
-    match outcome:
-        case Done():
-            return apply_done(state, write, outcome, now)
-        case Conflict():
-            return apply_conflict(state, write, outcome, now)
-    return apply_failure(state, write, outcome, now)
+    return apply_write_results(state, [(write, outcome, now)])
+
+
+def apply_write_results(
+    state: State, results: Iterable[tuple[Write, Outcome | SspError, Monotonic]]
+) -> State:
+    """Apply the results of several writes in their order, each with its time."""
+    state = drafted(state)
+    for write, outcome, now in results:
+        before = state
+        match outcome:
+            case Done():
+                state = apply_done(state, write, outcome, now)
+            case Conflict():
+                state = apply_conflict(state, write, outcome, now)
+            case _:
+                state = apply_failure(state, write, outcome, now)
+        state = _to_replan(state, before, write, outcome)
+    settle(state)
+    return state
+
+
+def _to_replan(state: State, before: State, write: Write, outcome: Outcome | SspError) -> State:
+    """Return the state in which everything is planned again that a result may affect: only the
+    lease itself after the usual writes of a held one, and otherwise also the ends of shards, whose
+    children may have a row now, and all leases that are not held."""
+    key = write.lease.key
+    due = without(state.due, key)
+    usual = isinstance(write, Renew | Take | Checkpoint)
+    ends = before.reported.ended
+    if usual and isinstance(outcome, Done) and not (outcome.lease.has_ended or key in ends):
+        return changed(state, due={} if _has_measured(write, outcome) else due)
+    if key in state.held and not isinstance(outcome, Done | Conflict):
+        return changed(state, due=due)
+    for end in ends:
+        due = without(due, end)
+    return changed(state, due=due, others_due=0)
+
+
+def _has_measured(write: Write, outcome: Done) -> bool:
+    """Return whether the result changes the average throughput, which every renewal may write."""
+    found = outcome.lease.throughput_kbps
+    return found not in (None, NOMINAL_KBPS, write.lease.throughput_kbps)
 
 
 def start_shutdown(state: State, now: Monotonic) -> State:
     """Record the exit of the reader: write its committed progress, release all leases, take none.
     Writes that failed before are retried at once."""
     reported = replace(state.reported, reader_exited=True, reading=frozenset())
-    return replace(state, reported=reported, retry_at={})
+    return replace(state, reported=reported, retry_at={}, due={}, others_due=0)
 
 
 # --- Steps ---------------------------------------------------------------------------------------
@@ -215,28 +307,73 @@ def next_steps(state: State, now: Monotonic, draw: float) -> Steps:
     wakes += [] if metrics_at is None else [metrics_at]
     if state.timestamps.scanned_at is None:
         return Steps(writes=(), scan=scan, metrics=metrics, wake_at=_after(wakes, now, state))
-    by = leader_throughput(state)
-    dues = {
-        key: plan_write(state, key, now, by)
-        for key in sorted(state.held)
-        if state.may_write(key, now)
-    }
-    wakes += [one.at for one in dues.values()]
+    held, others = _plan_held(state, now), _plan_others(state, now, draw)
+    room = max(0, MAX_IN_FLIGHT - len(state.in_flight))
+    requests = [write for write in others.writes if isinstance(write, RequestHandoff)]
+    limited = {write.lease.key: write for write in reversed((*held.writes, *others.writes))}
+    fitting = [w for w in reversed(limited.values()) if not isinstance(w, RequestHandoff)]
+    all_fit = len(fitting) <= room
     wakes += [at for key, at in state.retry_at.items() if key not in state.in_flight]
-    free_at = None if state.leaving else next_expiry(state, now)
-    wakes += [] if free_at is None else [free_at]
-    writes = [
-        *_urgent_first([one.write for one in dues.values() if one.write is not None]),
-        *claim_unheld(state, now, by),
-        *_creates(state, now),
-        *plan_takes(state, now, draw),
-        *plan_deletes(state, now),
-    ]
+    wakes += [at for plan in (held, others) if (at := plan.next_at) is not None]
     return Steps(
-        writes=tuple({write.lease.key: write for write in reversed(writes)}.values())[::-1],
+        writes=(*fitting[:room], *requests),
         scan=scan,
         metrics=metrics,
         wake_at=_after(wakes, now, state),
+        due=held.due,
+        others_due=others.next_at if all_fit else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """Writes, the most urgent first, and the next time to plan."""
+
+    writes: tuple[Write, ...] = ()
+    due: Mapping[LeaseKey, Monotonic] = field(default_factory=dict)
+    next_at: Monotonic | None = None
+
+
+def _plan_held(state: State, now: Monotonic) -> _Plan:
+    """Return the writes of the held leases that may be due, the longest unrenewed first."""
+    due = state.due
+    keys = [
+        key
+        for key in state.held
+        if (key not in due or due[key] <= now) and state.may_write(key, now)
+    ]
+    times = [at for at in due.values() if at > now]
+    if not keys:
+        return _Plan(next_at=min(times, default=None))
+    by = leader_throughput(state)
+    keys.sort(key=lambda key: (state.held[key].renewed_at, key))
+    planned = {key: plan_write(state, key, now, by) for key in keys}
+    later = {key: one.at for key, one in planned.items() if one.write is None and one.at > now}
+    return _Plan(
+        writes=tuple(
+            _urgent_first([one.write for one in planned.values() if one.write is not None])
+        ),
+        due=later,
+        next_at=min((*times, *later.values()), default=None),
+    )
+
+
+def _plan_others(state: State, now: Monotonic, draw: float) -> _Plan:
+    """Return the writes of leases that are not held."""
+    if state.others_due > now:
+        return _Plan(next_at=state.others_due)
+    times = [at for key, at in state.retry_at.items() if key not in state.held and at > now]
+    times += [] if state.leaving or (at := next_change(state, now)) is None else [at]
+    cleaned = state.timestamps.cleaned_at
+    times += [] if cleaned is None else [cleaned + state.settings.clean_up_interval_ms]
+    return _Plan(
+        writes=(
+            *claim_unheld(state, now, leader_throughput(state)),
+            *_creates(state, now),
+            *plan_takes(state, now, draw),
+            *plan_deletes(state, now),
+        ),
+        next_at=min((at for at in times if at > now), default=now + state.settings.failover_ms),
     )
 
 
@@ -300,7 +437,13 @@ def mark_started(state: State, steps: Steps, now: Monotonic) -> State:
         timestamps = replace(timestamps, metrics_written_at=now)
     if any(isinstance(write, Delete) for write in steps.writes):
         timestamps = replace(timestamps, cleaned_at=now)
-    return replace(state, in_flight={**state.in_flight, **sent}, timestamps=timestamps)
+    return replace(
+        state,
+        in_flight={**state.in_flight, **sent},
+        timestamps=timestamps,
+        due={**state.due, **steps.due} if steps.due else state.due,
+        others_due=state.others_due if steps.others_due is None else steps.others_due,
+    )
 
 
 # --- Status --------------------------------------------------------------------------------------
@@ -318,6 +461,11 @@ def is_finished(state: State) -> bool:
         and key not in state.duplicate_owners
         for key, row in state.observed.items()
     )
+
+
+def is_outage(state: State) -> bool:
+    """Return whether reads or writes of the table fail at present."""
+    return outage_since(state) is not None
 
 
 def build_status(state: State, now: Monotonic) -> Status:

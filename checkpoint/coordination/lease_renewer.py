@@ -159,12 +159,12 @@ def claim_unheld(state: State, now: Monotonic, by: LeaderThroughput | None) -> l
     They are renewed, and held from then on. During shutdown they are released, and leases whose
     handoff this worker still waits for are returned to their holder.
     """
+    unheld = sorted(state.observed.keys() - state.held.keys())
     return [
         write
-        for key, row in sorted(state.observed.items())
-        if key not in state.held
-        and state.may_write(key, now)
-        and (write := _claim(state, row.lease, by)) is not None
+        for key in unheld
+        if state.may_write(key, now)
+        and (write := _claim(state, state.observed[key].lease, by)) is not None
     ]
 
 

@@ -60,13 +60,18 @@ def plan_takes(state: State, now: Monotonic, draw: float) -> list[Write]:
     return _plan_rebalancing(state, counts, room, now, draw) if asking else writes
 
 
-def next_expiry(state: State, now: Monotonic) -> Monotonic | None:
-    """Return the time when the next held lease expires if it is not renewed."""
+def next_change(state: State, now: Monotonic) -> Monotonic | None:
+    """Return when time alone next changes what may be taken: a lease that another worker holds
+    expires, or a free one has been free for long."""
     failover = state.settings.failover_ms
+    waits: tuple[int, ...] = (failover + 1, VERY_OLD * failover + 1)
+    if state.kcl_workers.leader:
+        waits = (*waits, LEADER_GRACE * failover)
     times = (
-        row.unchanged_since + failover + 1
+        row.unchanged_since + wait
         for key, row in state.observed.items()
-        if key not in state.held and row.lease.holder is not None and not row.lease.has_ended
+        if key not in state.held and not row.lease.has_ended
+        for wait in waits
     )
     return min((at for at in times if at > now), default=None)
 
@@ -74,15 +79,15 @@ def next_expiry(state: State, now: Monotonic) -> Monotonic | None:
 def _free(state: State, now: Monotonic) -> list[LeaseKey]:
     """Return the free leases by key; with a leader only those that it has left unassigned."""
     wait = LEADER_GRACE * state.settings.failover_ms if state.kcl_workers.leader else 0
-    return [
+    return sorted(
         key
-        for key, row in sorted(state.observed.items())
+        for key, row in state.observed.items()
         if key not in state.held
-        and state.reads_stream_of(key)
         and (row.lease.holder is None or is_expired(row, now, state.settings.failover_ms))
         and now - row.unchanged_since >= wait
+        and state.reads_stream_of(key)
         and is_readable(row.lease, state)
-    ]
+    )
 
 
 def _very_old(state: State, key: LeaseKey, now: Monotonic) -> bool:

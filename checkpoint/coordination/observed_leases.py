@@ -7,9 +7,7 @@ this worker's again, because that worker may have read on.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
 
 from spark_ssp.checkpoint.coordination.state import (
     MAX_COLLISIONS,
@@ -18,6 +16,9 @@ from spark_ssp.checkpoint.coordination.state import (
     Monotonic,
     ObservedLease,
     State,
+    changed,
+    put,
+    without,
 )
 from spark_ssp.checkpoint.leases.conditional_writes import (
     Checkpoint,
@@ -34,10 +35,6 @@ from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, MalformedLeaseErr
 from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.grouping.identifiers import WorkerId
-
-K = TypeVar("K")
-V = TypeVar("V")
-
 
 # --- Predicates ----------------------------------------------------------------------------------
 
@@ -93,9 +90,9 @@ def record_row(state: State, key: LeaseKey, found: Lease, now: Monotonic, *, ans
     if key in reported.create:
         reported = replace(reported, create=without(reported.create, key))
     row = _to_observed(known, found, now, answer=answer)
-    return replace(
+    return changed(
         state,
-        observed={**state.observed, key: row},
+        observed=put(state.observed, key, row),
         unreadable=without(state.unreadable, key),
         reported=reported,
     )
@@ -208,11 +205,12 @@ def record_renewal(
     before = state.held.get(key)
     at = sent_at if checkpointed else None if before is None else before.checkpointed_at
     now = HeldLease(renewed_at=sent_at, checkpointed_at=at)
-    return replace(
+    duplicates = state.duplicate_owners
+    return changed(
         state,
-        held={**state.held, key: now},
+        held=put(state.held, key, now),
         in_doubt=without(state.in_doubt, key),
-        duplicate_owners=state.duplicate_owners - {key},
+        duplicate_owners=duplicates - {key} if key in duplicates else duplicates,
     )
 
 
@@ -236,6 +234,7 @@ def drop_lease(state: State, key: LeaseKey) -> State:
         reported=reported,
         held=without(state.held, key),
         in_doubt=without(state.in_doubt, key),
+        due=without(state.due, key),
     )
 
 
@@ -255,15 +254,6 @@ def count_leases(state: State, now: Monotonic) -> dict[WorkerId, int]:
             owner = lease.holder if lease.owner is None else lease.owner
             counts[owner] = counts.get(owner, 0) + 1
     return counts
-
-
-def without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
-    """Return the mapping without one key."""
-    if key not in mapping:
-        return mapping
-    rest = dict(mapping)
-    del rest[key]
-    return rest
 
 
 # --- Results of writes ---------------------------------------------------------------------------
@@ -300,12 +290,15 @@ def apply_conflict(state: State, write: Write, outcome: Conflict, now: Monotonic
 def _clear_in_flight(state: State, key: LeaseKey, now: Monotonic) -> tuple[State, Monotonic]:
     """Record that a write was answered. Also return when it was sent."""
     sent = state.in_flight.get(key)
+    timestamps = state.timestamps
+    if timestamps.writes_failing_since is not None:
+        timestamps = replace(timestamps, writes_failing_since=None)
     return (
-        replace(
+        changed(
             state,
             in_flight=without(state.in_flight, key),
             retry_at=without(state.retry_at, key),
-            timestamps=replace(state.timestamps, writes_failing_since=None),
+            timestamps=timestamps,
             write_problem=None,
         ),
         now if sent is None else sent.sent_at,
@@ -320,12 +313,12 @@ def apply_failure(state: State, write: Write, error: SspError, now: Monotonic) -
     state = replace(
         state,
         in_flight=without(state.in_flight, key),
-        retry_at={**state.retry_at, key: now + delay},
+        retry_at=put(state.retry_at, key, now + delay),
     )
     before = state.in_doubt.get(key, ())
     doubtful = key in state.held or isinstance(write, Renew)
     if doubtful and write not in {doubt.write for doubt in before}:
-        state = replace(state, in_doubt={**state.in_doubt, key: (*before, sent)})
+        state = replace(state, in_doubt=put(state.in_doubt, key, (*before, sent)))
     state = _record_write_outage(state, error, sent.sent_at, now)
     if not isinstance(error, ServiceUnavailableError) and not _is_ignorable(state, write, error):
         state = replace(state, write_problem=error)

@@ -4,8 +4,8 @@ are milliseconds of this process's monotonic clock. Clocks of two machines are n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
 
 from spark_ssp.checkpoint.leases.conditional_writes import Write
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, MalformedLeaseError, Progress
@@ -13,8 +13,15 @@ from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from spark_ssp.common.errors import SspError
 from spark_ssp.grouping.identifiers import WorkerId
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 Monotonic = int
 """Milliseconds of a monotonic clock."""
+
+MAX_IN_FLIGHT: Final = 400
+"""Writes in flight beyond which only handoffs are requested, so that renewals do not queue behind
+thousands of other writes."""
 
 MAX_COLLISIONS: Final = 3
 """Collisions after which another process is assumed to use this worker's id. A process that exits
@@ -164,6 +171,11 @@ class State:
     kcl_workers: KclWorkers = field(default_factory=KclWorkers)
     scan_problem: SspError | None = None
     write_problem: SspError | None = None
+    due: Mapping[LeaseKey, Monotonic] = field(default_factory=dict)
+    """Times before which nothing is to be written for held leases. One that is not here must be
+    planned."""
+    others_due: Monotonic = 0
+    """The same for all rows whose leases are not held, and for leases to be created."""
 
     def is_view_fresh(self, now: Monotonic) -> bool:
         """Return whether the last scan is recent enough to rely on the absence of a row."""
@@ -207,5 +219,64 @@ class Steps:
     """Scan the table and the rows of KCL 3 workers."""
     metrics: bool
     """Write this worker's metric row: a KCL 3 leader assigns no leases to workers without one."""
+    due: Mapping[LeaseKey, Monotonic] = field(default_factory=dict)
+    """The leases that were planned and have nothing to write yet, as in `State.due`."""
+    others_due: Monotonic | None = None
+    """As `State.others_due`; None if it was not due."""
     wake_at: Monotonic
     """The latest time to call `next_steps` again. Any event calls for an earlier call."""
+
+
+# --- Changes of large mappings -------------------------------------------------------------------
+
+
+class Draft(dict[K, V]):
+    """A copy of a mapping that `put` and `without` change in place while it is open: a group of
+    results copies the mappings of thousands of leases once, and not once for each result."""
+
+    __slots__ = ("is_open",)
+
+    def __init__(self, mapping: Mapping[K, V]) -> None:
+        super().__init__(mapping)
+        self.is_open = True
+
+
+def put(mapping: Mapping[K, V], key: K, value: V) -> Mapping[K, V]:
+    """Return the mapping with one more value."""
+    if isinstance(mapping, Draft) and mapping.is_open:
+        mapping[key] = value
+        return mapping
+    return {**mapping, key: value}
+
+
+def without(mapping: Mapping[K, V], key: K) -> Mapping[K, V]:
+    """Return the mapping without one key."""
+    if key not in mapping:
+        return mapping
+    rest = mapping if isinstance(mapping, Draft) and mapping.is_open else dict(mapping)
+    del rest[key]
+    return rest
+
+
+_DRAFTED: Final = ("observed", "held", "in_flight", "in_doubt", "retry_at", "due")
+
+
+def drafted(state: State) -> State:
+    """Return a copy whose mappings are open drafts. Nobody else may keep it, nor a later state,
+    until `settle` has closed them."""
+    drafts: dict[str, Any] = {name: Draft(getattr(state, name)) for name in _DRAFTED}
+    return replace(state, **drafts)
+
+
+def settle(state: State) -> None:
+    """Close the drafts of a state: from now on `put` and `without` copy them."""
+    for name in _DRAFTED:
+        mapping = getattr(state, name)
+        if isinstance(mapping, Draft):
+            mapping.is_open = False
+
+
+def changed(state: State, **fields: Any) -> State:
+    """Return the state with these fields, which is itself if they are the same objects."""
+    same = all(getattr(state, name) is value for name, value in fields.items())
+    return state if same else replace(state, **fields)

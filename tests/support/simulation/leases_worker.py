@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
 from spark_ssp.checkpoint.coordination.protocol import Report, Status
-from spark_ssp.checkpoint.coordination.state import Settings, State
-from spark_ssp.checkpoint.leases.conditional_writes import Assign, Evict, Outcome, Write
+from spark_ssp.checkpoint.coordination.state import Settings, State, Steps
+from spark_ssp.checkpoint.leases.conditional_writes import Assign, Delete, Evict, Outcome, Write
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, ShardEnded
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from spark_ssp.common.errors import ServiceUnavailableError
@@ -171,7 +171,10 @@ class OurWorker:
     def _keep(self) -> None:
         """Perform all due actions."""
         for _ in range(50):
-            steps = lease_coordinator.next_steps(self.state, self.own, self.world.chance.random())
+            draw = self.world.chance.random()
+            steps = lease_coordinator.next_steps(self.state, self.own, draw)
+            anew = replace(self.state, due={}, others_due=0)
+            self._check_same(steps, lease_coordinator.next_steps(anew, self.own, draw))
             keys = [write.lease.key for write in steps.writes]
             assert len(keys) == len(set(keys)), "one write per row"
             assert not set(keys) & set(self.state.in_flight)
@@ -195,6 +198,18 @@ class OurWorker:
                     self.world.happened["shard left un-ended"] += 1
                 self._send(write)
         raise AssertionError(f"{self.worker} does not come to rest: {steps.writes}")
+
+    def _check_same(self, steps: Steps, anew: Steps) -> None:
+        """What is not planned again would be planned the same. Only a deletion may wait for the
+        next scan."""
+        found, wanted = (
+            [write for write in plan.writes if not isinstance(write, Delete)]
+            for plan in (steps, anew)
+        )
+        assert found == wanted
+        assert steps.scan == anew.scan
+        if len(anew.writes) == len(wanted):
+            assert steps.wake_at <= anew.wake_at, "it would miss a time"
 
     def _scan(self) -> None:
         try:

@@ -15,13 +15,13 @@ from spark_ssp.checkpoint.agent.event_loop import (
     LeaseAgent,
     MetricsWriteCompleted,
     ReportReceived,
-    WriteCompleted,
+    WritesCompleted,
 )
 from spark_ssp.checkpoint.agent.process import Inbox, _handle
 from spark_ssp.checkpoint.coordination.protocol import Report
 
 # Only their kinds matter here.
-OUTCOME = WriteCompleted(write=cast("Any", None), outcome=cast("Any", None))
+OUTCOME = WritesCompleted(results=((cast("Any", None), cast("Any", None)),))
 REPORT = ReportReceived(report=Report())
 MANY = 1000
 

@@ -10,10 +10,11 @@ import pytest
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
 from spark_ssp.checkpoint.coordination.protocol import Report
-from spark_ssp.checkpoint.coordination.state import State
+from spark_ssp.checkpoint.coordination.state import MAX_IN_FLIGHT, State
+from spark_ssp.checkpoint.leases.conditional_writes import Done
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
-from tests.support.leases.states import fresh, holding, scan, steps
+from tests.support.leases.states import effect, fresh, holding, scan, steps
 from tests.support.leases.values import ANNE, BERT, lease, processed
 from tests.support.spark.work import growth
 
@@ -69,6 +70,21 @@ def answering(number: int) -> Callable[[], object]:
     return partial(lease_coordinator.build_status, holding(*rows(number)), 100)
 
 
+def resting(number: int) -> Callable[[], object]:
+    """A step in which nothing is due."""
+    state = holding(*rows(number))
+    planned = lease_coordinator.mark_started(state, steps(state, 100), 100)
+    return partial(steps, planned, 200)
+
+
+def applying_results(number: int) -> Callable[[], object]:
+    state = holding(*rows(number))
+    due = steps(state, 5_000)
+    state = lease_coordinator.mark_started(state, due, 5_000)
+    results = [(write, Done(lease=effect(write)), 5_010) for write in due.writes]
+    return partial(lease_coordinator.apply_write_results, state, results)
+
+
 def losing_all(number: int) -> Callable[[], object]:
     state = holding(*rows(number))
     others = [replace(row, owner=BERT, counter=9) for row in seen(state)]
@@ -86,7 +102,24 @@ def losing_all(number: int) -> Callable[[], object]:
         reporting,
         answering,
         losing_all,
+        applying_results,
     ],
 )
 def test_work_grows_as_the_leases_do(work: Callable[[int], Callable[[], object]]) -> None:
     assert growth(work, 50) < LINEAR
+
+
+def test_a_step_without_due_writes_costs_the_same_for_any_number_of_leases() -> None:
+    assert growth(resting, 50) < 0.1
+
+
+def test_no_more_writes_begin_than_may_be_in_flight() -> None:
+    state = holding(*rows(MAX_IN_FLIGHT + 100))
+    due = steps(state, 5_000)
+    assert len(due.writes) == MAX_IN_FLIGHT
+    state = lease_coordinator.mark_started(state, due, 5_000)
+    assert steps(state, 5_010).writes == ()
+    results = [(write, Done(lease=effect(write)), 5_020) for write in due.writes]
+    state = lease_coordinator.apply_write_results(state, results)
+    rest = {write.lease.key for write in steps(state, 5_020).writes}
+    assert rest == state.held.keys() - {write.lease.key for write in due.writes}
