@@ -185,7 +185,7 @@ class BatchWriter:
             self.size = 1
             _log.warning(
                 "%s does not accept batches of writes (%s): the leases are written one at a time, "
-                "which limits a query to some 2,000; allow dynamodb:PartiQLUpdate",
+                "which takes more processor time; allow dynamodb:PartiQLUpdate",
                 self._calls.location.subject,
                 why,
             )

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from enum import StrEnum
+from itertools import chain, count
 from typing import Any, Final, Literal, NoReturn
 
 from botocore.exceptions import ClientError
@@ -44,6 +46,7 @@ from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.times import seconds_text
 
 _POLL_S: Final = 1.0
+_MAX_SEGMENTS: Final = 4
 
 
 class DynamoDbLeaseStore:
@@ -63,6 +66,7 @@ class DynamoDbLeaseStore:
         self._monotonic = monotonic
         self._sleep = sleep
         self._cache = LeaseCache()
+        self._segments = 1
         self._batches = BatchWriter(calls, settings.name, self._cache.decode, self._write)
 
     def __reduce__(self) -> NoReturn:
@@ -99,18 +103,34 @@ class DynamoDbLeaseStore:
     # --- Rows ------------------------------------------------------------------------------------
 
     def scan(self) -> Rows:
-        """Return all rows."""
+        """Return all rows. A table of several pages is read in segments, in parallel, from the next
+        scan on."""
+        segments = self._segments
+        if segments == 1:
+            parts = [self._scan_part({})]
+        else:
+            limits = [{"Segment": n, "TotalSegments": segments} for n in range(segments)]
+            with ThreadPoolExecutor(segments, thread_name_prefix="lease-scanner") as pool:
+                parts = list(pool.map(self._scan_part, limits))
+        pages = max(pages for _, pages in parts)
+        self._segments = min(segments * pages, _MAX_SEGMENTS)
+        rows = parse_rows(chain.from_iterable(items for items, _ in parts), self._cache.decode)
+        self._cache.retain(rows.leases)
+        return rows
+
+    def _scan_part(self, limits: Mapping[str, int]) -> tuple[list[Item], int]:
+        """Return the rows of a segment and the number of its pages."""
         request: dict[str, Any] = {"TableName": self._settings.name, "ConsistentRead": True}
+        request |= limits
         items: list[Item] = []
-        while True:
+        for pages in count(1):
             answer = self._calls.ask("Scan", request)
             items.extend(answer.get("Items", ()))
             last = answer.get("LastEvaluatedKey")
             if not last:
-                rows = parse_rows(items, self._cache.decode)
-                self._cache.retain(rows.leases)
-                return rows
+                return items, pages
             request = {**request, "ExclusiveStartKey": last}
+        raise AssertionError("a count without an end")
 
     @property
     def batch_size(self) -> int:

@@ -19,6 +19,7 @@ from spark_ssp.checkpoint.leases.dynamodb_store import (
     creation_request,
 )
 from spark_ssp.checkpoint.leases.lease import LeaseTableError
+from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.checkpoint.leases.lease_store import Capacity, TableSettings
 from spark_ssp.common.aws.clients import client_config
 from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings
@@ -358,3 +359,31 @@ def test_a_url_that_is_none_names_its_option() -> None:
     )
     with pytest.raises(InvalidOptionsError, match="dynamodbEndpointUrl"):
         open_store(connection, TableSettings(name="orders-etl"))
+
+
+class Pages:
+    """The calls of a table that is scanned, with two rows on a page."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = [lease(f"shardId-{number:012d}") for number in range(rows)]
+        self.segments: list[tuple[int, int]] = []
+
+    def ask(self, operation: str, request: Mapping[str, Any]) -> dict[str, Any]:
+        assert operation == "Scan"
+        assert request["ConsistentRead"]
+        segment, total = request.get("Segment", 0), request.get("TotalSegments", 1)
+        self.segments.append((segment, total))
+        rows = [encode(row) for row in self.rows[segment::total]]
+        begin = int(request.get("ExclusiveStartKey", {"at": 0})["at"])
+        more = {"LastEvaluatedKey": {"at": begin + 2}} if begin + 2 < len(rows) else {}
+        return {"Items": rows[begin : begin + 2], **more}
+
+
+@pytest.mark.parametrize(("rows", "segments"), [(1, 1), (2, 1), (3, 2), (9, 4)])
+def test_a_large_table_is_scanned_in_segments(rows: int, segments: int) -> None:
+    table: Any = Pages(rows)
+    store = DynamoDbLeaseStore(table, TableSettings(name="orders-etl"))
+    for scanned_in in (1, segments, segments):
+        table.segments.clear()
+        assert store.scan().leases == tuple(table.rows)
+        assert set(table.segments) == {(n, scanned_in) for n in range(scanned_in)}
