@@ -28,6 +28,7 @@ CATALOGUE: Final = (
     Benchmark(name="planning.partition_planning", minutes=1, small="--partitions 400 --rounds 1"),
     Benchmark(name="planning.pipeline_planning", minutes=1, small="--operators 80 --rounds 1"),
     Benchmark(name="planning.start", minutes=2, small="--rounds 1 --warm-up 0"),
+    Benchmark(name="leases.agent", minutes=4, small="--leases 40 --failover 2 --seconds 2"),
     Benchmark(name="leases.writes", minutes=5, small="--leases 4 --failover 2 --seconds 2"),
     Benchmark(name="leases.hand_overs", minutes=8, small="--leases 2 --failover 1 --rounds 1"),
     Benchmark(

@@ -1,12 +1,11 @@
-"""Workers that share leases, for benchmarks: readers, and a DynamoDB that counts its calls."""
+"""Workers that share leases, for benchmarks: readers of all that they hold."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
-from typing import Any, Final
+from typing import Final
 
 from spark_ssp.checkpoint.agent.client import AgentClient
 from spark_ssp.checkpoint.coordination.protocol import AgentSettings, Report, Status
@@ -15,7 +14,6 @@ from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, Processed, StartA
 from spark_ssp.checkpoint.leases.lease_store import TableSettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import SequenceNumber, ShardId, WorkerId
-from spark_ssp.testing.kinesis.server import DynamoDbServer
 
 PERIOD_S: Final = 0.1
 """Between two triggers of a reader that waits for something."""
@@ -27,29 +25,6 @@ _tables = count()
 def new_table() -> str:
     """A name that no table of this process has had."""
     return f"bench-{next(_tables)}"
-
-
-class CountingServer(DynamoDbServer):
-    """A server that counts its calls by operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.counts: Counter[str] = Counter()
-
-    def start(self) -> None:
-        super().start()
-        assert self._server is not None
-        serving: Any = self._server
-        app = serving.app
-
-        def counting(
-            environ: dict[str, Any], start_response: Callable[..., Any]
-        ) -> Iterable[bytes]:
-            self.counts[environ.get("HTTP_X_AMZ_TARGET", "").rpartition(".")[2]] += 1
-            answer: Iterable[bytes] = app(environ, start_response)
-            return answer
-
-        serving.app = counting
 
 
 def lease_options(number: int) -> tuple[Lease, ...]:

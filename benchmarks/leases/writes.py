@@ -1,80 +1,32 @@
 """Cost of holding leases: calls to DynamoDB, and processor time.
 
-    python -m benchmarks.leases.writes [--leases 16 1000] [--failover 10 30] [--seconds 60]
+    python -m benchmarks.leases.writes [--leases 16 1000 10000] [--failover 10 10 10] [--seconds 60]
 
-One worker holds all leases, first of 16 with a failover time of 10 s, then of 1,000 with one of 30
-s. `idle`: nothing is read; `busy`: every trigger of one second commits progress of every shard. The
-agent is a separate process: its CPU is given per second, and its memory at the end. An exchange is
-a trigger's report and the agent's answer: its time, and the CPU of the reader's process, in which
-DynamoDB (moto's) does not run.
+One worker holds all leases of a table (`benchmarks/leases/table.py`). `idle`: nothing is read;
+`busy`: every trigger of one second commits progress of every shard. The agent is a separate
+process: its CPU is given per second, and per lease and second, and its memory at the end. An
+exchange is a trigger's report and the agent's answer: its time, and the CPU of the reader's
+process, in which the table does not run.
 """
 
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection
 from typing import Final
 
 import psutil
 
-from benchmarks.leases.workers import CountingServer, Reader, lease_options, new_table, settings_of
+from benchmarks.leases.table import Server, counting_table
+from benchmarks.leases.workers import Reader, lease_options, new_table, settings_of
 from benchmarks.support.report import Report, Spread, spread
 from spark_ssp.checkpoint.coordination.protocol import Status
 
-OPERATIONS: Final = ("UpdateItem", "PutItem", "Scan")
+OPERATIONS: Final = ("UpdateItem", "BatchExecuteStatement", "Scan")
 _MIB: Final = 1 << 20
-_context = multiprocessing.get_context("spawn")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Server:
-    """A counting DynamoDB in a separate process."""
-
-    endpoint_url: str
-    counts: Callable[[], dict[str, int]]
-    """The calls since it was asked last, by operation."""
-
-
-@contextmanager
-def counting_server() -> Iterator[Server]:
-    """One, within the block."""
-    ours, theirs = _context.Pipe()
-    process = _context.Process(target=_serve, args=(theirs,), daemon=True)
-    process.start()
-    theirs.close()
-
-    def counts() -> dict[str, int]:
-        ours.send("counts")
-        found: dict[str, int] = ours.recv()
-        return found
-
-    try:
-        yield Server(endpoint_url=ours.recv(), counts=counts)
-    finally:
-        ours.close()
-        process.join(30)
-        if process.is_alive():
-            process.kill()
-            process.join()
-
-
-def _serve(pipe: Connection) -> None:
-    server = CountingServer()
-    server.start()
-    pipe.send(server.endpoint_url)
-    try:
-        while True:
-            pipe.recv()
-            found, server.counts = server.counts, type(server.counts)()
-            pipe.send(dict(found))
-    except EOFError:
-        server.stop()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,13 +77,14 @@ def run(*, leases: Sequence[int], failover: Sequence[float], seconds: float) -> 
             "",
             *(f"{name} a minute" for name in OPERATIONS),
             "agent: CPU ms a second",
+            "agent: CPU us a lease and second",
             "agent: MiB",
             "exchange: ms",
             "exchange: reader's CPU ms",
         ),
     )
     for number, failover_s in zip(leases, failover, strict=True):
-        with counting_server() as server:
+        with counting_table() as server:
             settings = settings_of(
                 server.endpoint_url, new_table(), "anne", round(failover_s * 1000)
             )
@@ -156,6 +109,7 @@ def _add(report: Report, leases: int, failover_s: float, name: str, cost: Cost) 
         name,
         *(f"{cost.calls_a_minute.get(operation, 0):,.0f}" for operation in OPERATIONS),
         f"{cost.agent_ms_a_second:,.0f}",
+        f"{1000 * cost.agent_ms_a_second / leases:,.1f}",
         f"{cost.agent_mib:,.0f}",
         cost.exchange_ms.text(0),
         cost.reader_ms.text(1),
@@ -172,8 +126,8 @@ def _add(report: Report, leases: int, failover_s: float, name: str, cost: Cost) 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--leases", type=int, nargs="+", default=[16, 1_000])
-    parser.add_argument("--failover", type=float, nargs="+", default=[10, 30])
+    parser.add_argument("--leases", type=int, nargs="+", default=[16, 1_000, 10_000])
+    parser.add_argument("--failover", type=float, nargs="+", default=[10, 10, 10])
     parser.add_argument("--seconds", type=float, default=60)
     arguments = parser.parse_args()
     if len(arguments.leases) != len(arguments.failover):

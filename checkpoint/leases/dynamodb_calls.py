@@ -86,6 +86,7 @@ _Item = dict[str, dict[str, str | list[str] | bool]]
 """A row whose values have the same form in JSON as in botocore's answers."""
 _TYPES: Final = frozenset({"S", "N", "SS", "NS", "BOOL", "NULL"})
 """The types of such values: binary ones are bytes in botocore's answers."""
+_OTHER_TYPES: Final = (b'"B"', b'"BS"', b'"L"', b'"M"')
 
 
 class _Updated(msgspec.Struct):
@@ -129,7 +130,7 @@ def _decode_update(body: bytes) -> Answer | None:
 
 def _decode_scan(body: bytes) -> Answer | None:
     answer = _decoded(_SCANNED, body)
-    if answer is None or not _are_plain(answer.Items):
+    if answer is None or not (_names_plain_types(body) or _are_plain(answer.Items)):
         return None
     return {"Items": answer.Items, "LastEvaluatedKey": answer.LastEvaluatedKey}
 
@@ -156,6 +157,11 @@ def _decoded(decoder: msgspec.json.Decoder[T], body: bytes) -> T | None:
     except ValueError:
         check_body({"status_code": 200, "body": body})
         return None
+
+
+def _names_plain_types(body: bytes) -> bool:
+    """Return whether no other type can be in a body: a fast check of thousands of rows."""
+    return not any(name in body for name in _OTHER_TYPES)
 
 
 def _are_plain(items: list[_Item]) -> bool:

@@ -51,6 +51,7 @@ SERVED: Final[Mapping[str, Arguments]] = {
         "rounds": 1,
         "warm_up": 0,
     },
+    "leases.agent": {"leases": [40], "failover": 2.0, "seconds": 2.0},
     "leases.writes": {"leases": [2], "failover": [1.5], "seconds": 3.0},
     "kinesis.planning": {"shards": [2], "slots": 1, "rounds": 1},
     "kinesis.sink": {"shards": 4, "records": 2_000, "size": 200, "rounds": 1, "seconds": 1.0},

@@ -143,7 +143,7 @@ GOOD: Mapping[str, list[dict[str, Any]]] = {
     "leases.writes": [
         {
             "leases": 1_000,
-            "failover_s": 30.0,
+            "failover_s": 10.0,
             "load": load,
             "agent_cpu_ms_a_second": cpu,
             "calls_a_minute": {"UpdateItem": 6_000.0},
