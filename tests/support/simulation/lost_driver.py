@@ -17,7 +17,7 @@ from spark_ssp.checkpoint.agent.event_loop import (
     LeaseAgent,
     Ports,
     TableOpened,
-    WriteCompleted,
+    WritesCompleted,
     run_guarded,
 )
 from spark_ssp.checkpoint.agent.process import GATHER_S, READERS, WRITERS
@@ -29,6 +29,7 @@ from spark_ssp.checkpoint.leases.lease import Lease, StartAtTrimHorizon
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.checkpoint.leases.lease_store import Rows, TableSettings
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows, RowLocation
+from spark_ssp.common.errors import SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, WorkerId
 from tests.support.leases.memory_store import MemoryLeaseStore
@@ -71,6 +72,13 @@ class _Table:
             self.rows[write.lease.key] = outcome.lease
             self._sorted = None
         return outcome
+
+    @property
+    def batch_size(self) -> int:
+        return self._store.batch_size
+
+    def write_all(self, writes: Sequence[Write]) -> list[Outcome | SspError]:
+        return [self.write(write) for write in writes]
 
 
 class _NoKcl(KclTables):
@@ -141,9 +149,9 @@ class _Agent:
             event = run_guarded(job)
             self._agent.handle(event)
             many = self._agent.writes_in_flight > WRITERS
-            if isinstance(event, WriteCompleted) and many and not self._gathering:
+            if isinstance(event, WritesCompleted) and many and not self._gathering:
                 self._gathering, self._wake_at = True, now + _GATHER_MS
-            elif not isinstance(event, WriteCompleted) or not many:
+            elif not isinstance(event, WritesCompleted) or not many:
                 self._gathering, self._wake_at = False, now
         if self._wake_at <= now:
             self._gathering = False
