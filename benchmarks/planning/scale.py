@@ -46,12 +46,13 @@ KEPT_OFFSETS: Final = Figure(
     "each with a start and an end; before PySpark 4.2 another end",
 )
 AGENT_WRITE_MS: Final = Figure(
-    value=1.25,
+    value=0.25,
     unit="ms of the lease agent's CPU a write",
-    source="`benchmarks.leases.writes`, 1,000 busy leases: 230 ms/s for 11,012 a minute",
+    source="`benchmarks.leases.agent`, 10,000 busy leases: 431 to 607 ms/s for 2,000 writes a second, "
+    "without threads",
 )
 AGENT_ROW_MS: Final = Figure(
-    value=0.43,
+    value=0.21,
     unit="ms of the lease agent's CPU a row of another driver, each `failoverTime`",
     source="`benchmarks.leases.lost_driver`, 5 and 10 drivers with 10,000 leases; 0.09 of it to "
     "parse the row in two scans",
