@@ -33,7 +33,7 @@ def test_a_stream_is_shared_only_if_one_driver_is_not_enough() -> None:
 
 
 def test_each_resource_binds_where_it_is_scarce() -> None:
-    busy_agents = replace(EVERY_SECOND, failover_s=10, checkpoint_s=3)
+    busy_agents = replace(EVERY_SECOND, failover_s=3, checkpoint_s=0.5)
     small_heaps = replace(EVERY_SECOND, heap_mib=1)
     assert plan(FULL, busy_agents).binds == "lease agent"
     assert plan(FULL, small_heaps).binds == "driver's heap"
