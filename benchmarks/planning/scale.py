@@ -48,8 +48,8 @@ KEPT_OFFSETS: Final = Figure(
 AGENT_WRITE_MS: Final = Figure(
     value=0.25,
     unit="ms of the lease agent's CPU a write",
-    source="`benchmarks.leases.agent`, 10,000 busy leases: 431 to 607 ms/s for 2,000 writes a second, "
-    "without threads",
+    source="`benchmarks.leases.agent`, 10,000 busy leases: 431 to 607 ms/s for 2,000 writes a "
+    "second, without threads",
 )
 AGENT_ROW_MS: Final = Figure(
     value=0.21,

@@ -1,5 +1,5 @@
-"""What the release before this one has written is continued: checkpoints, rows of a lease table,
-assignments to tasks. Its code is taken from the repository's history."""
+"""Checkpoints, rows of a lease table and assignments to tasks of the release before this one are
+continued. Its code is taken from the repository's history."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def _progress(running: StreamingQuery) -> list[Any]:
 
 
 def _copy_side_by_side(spark: SparkSession, queries: list[dict[str, Any]]) -> dict[str, Any]:
-    """Until one fails, or all are to stop: what became of the one, or of the first."""
+    """Run until one fails, or all are to stop; report on that one, or on the first."""
     from spark_ssp import stop_gracefully
 
     writers = [_writer(_frame(spark, query), query) for query in queries]

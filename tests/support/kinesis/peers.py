@@ -3,7 +3,7 @@
     python -m tests.support.kinesis.peers [--runs 3] [--history reshard] [--peer KCL]
 
 Every reader has the same stream on kinesis-mock, written in the same order, and the same fault at
-the same point. `peer_judge.py` compares what it has processed with what was put. The histories:
+the same point. `peer_judge.py` compares the processed records with those put. The histories:
 
 * reshard: the reader is stopped; the stream goes from 4 to 6 to 3 shards with records after each;
   the reader is started again. The queries also count the rows of each minute of event time, with a

@@ -200,8 +200,8 @@ class OurWorker:
         raise AssertionError(f"{self.worker} does not come to rest: {steps.writes}")
 
     def _check_same(self, steps: Steps, anew: Steps) -> None:
-        """What is not planned again would be planned the same. Only a deletion may wait for the
-        next scan."""
+        """Check that leases which are not planned again would be planned the same. Only a deletion
+        may wait for the next scan."""
         found, wanted = (
             [write for write in plan.writes if not isinstance(write, Delete)]
             for plan in (steps, anew)
