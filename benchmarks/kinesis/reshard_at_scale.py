@@ -15,8 +15,9 @@ is another one if Spark first replays a batch that it had planned before. The ti
 takes to read that offset is measured again in this process.
 
 The query writes each record's number into files of Spark's own sink, which delivers exactly once.
-In the end these are compared with what the service has put: the records of each key must be there,
-once, in the order in which they were put, across all batches and shards. Anything else is an error.
+In the end these are compared with the records of the service: the records of each key must be
+there, once, in the order in which they were put, across all batches and shards. Anything else is an
+error.
 
 The service is the embedded one, in a process of its own on the same machine, and takes a good part
 of a trigger.

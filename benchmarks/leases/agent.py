@@ -3,7 +3,7 @@
     python -m benchmarks.leases.agent [--leases 1000 10000] [--failover 10] [--seconds 60]
 
 The agent's event loop runs in this process, in simulated time, so that other load on the machine
-changes nothing: every 50 ms it applies what has been answered and sends what is due. Its calls are
+changes nothing: every 50 ms it applies the answers and sends the due calls. Its calls are
 real, to a table in another process. `idle`: nothing is read; `busy`: every trigger of one second
 commits progress of every shard. `without batches`: the table refuses them. Threads and pipes are
 missing; the messages that they carry are encoded and decoded.

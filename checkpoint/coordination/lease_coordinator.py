@@ -12,10 +12,10 @@ results:
 
 All functions return a new state. `now` is this process's monotonic clock in milliseconds.
 
-A step costs what has changed, not what is held: `State.due` and `State.others_due` contain the
-times before which a lease, or all leases that are not held, need not be planned again. Whatever may
-change a plan removes them: a scan all of them, a report those of the leases that it changes, the
-result of a write that of its lease.
+The cost of a step is that of the changes since the last one: `State.due` and `State.others_due`
+contain the times before which a lease, or all leases that are not held, need not be planned again.
+Whatever may change a plan removes them: a scan all of them, a report those of the leases that it
+changes, the result of a write that of its lease.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def plan_takes(state: State, now: Monotonic, draw: float) -> list[Write]:
 
 
 def next_change(state: State, now: Monotonic) -> Monotonic | None:
-    """Return when time alone next changes what may be taken: a lease that another worker holds
+    """Return when time alone next changes the takes: a lease that another worker holds
     expires, or a free one has been free for long."""
     failover = state.settings.failover_ms
     waits: tuple[int, ...] = (failover + 1, VERY_OLD * failover + 1)

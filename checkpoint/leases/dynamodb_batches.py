@@ -1,9 +1,8 @@
 """Writes of many leases by one call: PartiQL's `BatchExecuteStatement`.
 
-Each statement of a batch has its own condition and result, and costs what the same `UpdateItem`
-costs. A batch saves the work around a call, most of the processor time of a worker with thousands
-of leases. Its answer has no new rows, so only writes are batched that determine them
-(`row_after`).
+Each statement of a batch has its own condition and result, and the cost of the same `UpdateItem`.
+A batch saves the work around a call, most of the processor time of a worker with thousands of
+leases. Its answer has no new rows, so only writes are batched that determine them (`row_after`).
 
 It needs dynamodb:PartiQLUpdate and is missing in some emulators; moto 5.2 reports statements as
 done whose conditions fail. So the first batch is preceded by one whose conditions fail: if it is

@@ -344,7 +344,7 @@ class Run:
         return reader
 
     def judged(self, reader: Reader) -> Verdict:
-        """Judge what a reader and those before it have processed."""
+        """Judge the records that a reader and those before it have processed."""
         right = Counter(row.number // 60 for row in self.rows)
         windows = (right, reader.windows()) if reader.job.counts else None
         return judge(self.rows, reader.processed(), windows)

@@ -1,5 +1,5 @@
-"""Batches of writes under drawn faults: what is reported done was written once, what is reported a
-conflict was not written, and where batches are refused the writes are made one at a time."""
+"""Batches of writes under drawn faults: a write reported done was made once, one reported a
+conflict was not made, and where batches are refused the writes are made one at a time."""
 
 from __future__ import annotations
 
