@@ -308,7 +308,10 @@ def next_steps(state: State, now: Monotonic, draw: float) -> Steps:
     if state.timestamps.scanned_at is None:
         return Steps(writes=(), scan=scan, metrics=metrics, wake_at=_after(wakes, now, state))
     held, others = _plan_held(state, now), _plan_others(state, now, draw)
-    room = max(0, MAX_IN_FLIGHT - len(state.in_flight))
+    limited_now = sum(
+        not isinstance(flight.write, RequestHandoff) for flight in state.in_flight.values()
+    )
+    room = max(0, MAX_IN_FLIGHT - limited_now)
     requests = [write for write in others.writes if isinstance(write, RequestHandoff)]
     limited = {write.lease.key: write for write in reversed((*held.writes, *others.writes))}
     fitting = [w for w in reversed(limited.values()) if not isinstance(w, RequestHandoff)]

@@ -84,12 +84,19 @@ _PROBES: Final = tuple(
 )
 """Leases that do not exist."""
 
+_MOST_FAILED_PROBES: Final = 3
+"""A service that answers as many with errors of its own is taken for one without batches."""
+
 Singly = Callable[[Write, bool], Outcome]
 """Makes one write; True if an earlier attempt may have taken effect. Raises SspError."""
 
 
 class _RefusedError(Exception):
     """The service does not accept batches."""
+
+
+class _UnprovenError(Exception):
+    """The probe has failed, so it is not known whether the service accepts batches."""
 
 
 @dataclass(slots=True)
@@ -114,6 +121,7 @@ class BatchWriter:
         self._singly = singly
         self._lock = threading.Lock()
         self._is_proven = False
+        self._failed_probes = 0
         # A statement names a table by its name. An ARN has colons, which no name has.
         self.size = 1 if ":" in table else BATCH_SIZE
 
@@ -129,6 +137,8 @@ class BatchWriter:
         except _RefusedError as refused:
             self._disable(str(refused))
             batch.single |= batch.pending
+        except _UnprovenError:
+            batch.single |= batch.pending
         except SspError as error:
             batch.results |= dict.fromkeys(batch.pending, error)
         for key, write in batch.single.items():
@@ -136,8 +146,8 @@ class BatchWriter:
         return [batch.results[write.lease.key] for write in writes]
 
     def _prove(self) -> None:
-        """Check once that failed conditions are reported. Raises _RefusedError, or SspError if that
-        is not known yet."""
+        """Check once that failed conditions are reported. Raises _RefusedError, _UnprovenError
+        after an error that may pass, or SspError after one that concerns all calls."""
         with self._lock:
             if self._is_proven:
                 return
@@ -147,9 +157,13 @@ class BatchWriter:
             try:
                 codes = self._calls.patiently(_OPERATION, lambda: self._probe(last))
             except SspError:
-                if isinstance(last[-1], ClientError) and not _is_throttled(last[-1]):
-                    raise _RefusedError(code_of(last[-1])) from None
-                raise
+                if not isinstance(last[-1], ClientError) or _is_throttled(last[-1]):
+                    raise
+                self._failed_probes += 1
+                code = code_of(last[-1])
+                if code in _REFUSALS or self._failed_probes == _MOST_FAILED_PROBES:
+                    raise _RefusedError(code) from None
+                raise _UnprovenError(code) from None
             if any(code != _FAILED_CONDITION for code in codes):
                 raise _RefusedError(f"{codes} for two failed conditions")
             self._is_proven = True
@@ -204,12 +218,14 @@ class BatchWriter:
                 raise _RefusedError(code_of(error)) from None
             raise
         errors = [answer.get("Error") or {} for answer in answers]
-        codes = {one.get("Code") for one in errors}
-        if _DENIED in codes:
-            raise _RefusedError(_DENIED)
-        again = None
+        again, denied = None, False
         for write, found in zip(writes, errors, strict=True):
-            again = self._decide(batch, write, found) or again
+            if found.get("Code") == _DENIED:
+                denied = True  # the other statements of the answer have their results
+            else:
+                again = self._decide(batch, write, found) or again
+        if denied:
+            raise _RefusedError(_DENIED)
         if again is not None:
             raise _error_of(again)
 

@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import boto3
 import pytest
 
+import spark_ssp
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.architecture.layers import ROOT
@@ -28,6 +30,7 @@ pytestmark = [pytest.mark.release, pytest.mark.timeout(1200)]
 
 EARLIER: Final = "685883ae^"
 """The last commit of 0.1.0; later the tag of a release."""
+EARLIER_VERSION: Final = "0.1.0"
 _PATIENCE_S: Final = 240
 
 
@@ -54,15 +57,22 @@ def _run(folder: Path, options: Mapping[str, str], code: Path = ROOT, **more: An
     """Copy all there is."""
     with _driver(folder, options, code, **more) as driver:
         (result,) = driver.results()
+        _check_version(driver, code)
     assert result["failure"] is None, result["failure"]
 
 
+def _check_version(driver: Driver, code: Path) -> None:
+    version = spark_ssp.__version__ if code == ROOT else EARLIER_VERSION
+    assert f"spark-ssp {version}, PySpark" in driver.log, "the code of another release has run"
+
+
 def _undo_last_commit(folder: Path) -> None:
-    """As if the driver had been killed before Spark recorded the end of the last batch."""
+    """As if the driver had been killed before the sink and Spark recorded the last batch."""
     commits = folder / "checkpoint-0" / "commits"
     last = max(int(file.name) for file in commits.iterdir() if file.name.isdecimal())
-    (commits / str(last)).unlink()
-    (commits / f".{last}.crc").unlink(missing_ok=True)
+    for log in (commits, folder / "output-0" / "_spark_metadata"):
+        (log / str(last)).unlink()
+        (log / f".{last}.crc").unlink(missing_ok=True)
 
 
 def _numbers(folders: Iterable[Path], column: str) -> list[int]:
@@ -145,21 +155,47 @@ def test_queries_with_leases_are_upgraded_one_after_another(earlier: Path, tmp_p
                 poll_s=0.5,
             )
 
+        def both_read() -> None:
+            """Wait until each worker holds leases."""
+            dynamodb: Any = boto3.client(
+                "dynamodb",
+                endpoint_url=options["dynamodbEndpointUrl"],
+                region_name="us-east-1",
+                aws_access_key_id="local",
+                aws_secret_access_key="local",
+            )
+
+            def owners() -> set[str]:
+                rows = dynamodb.scan(TableName=tmp_path.name, ConsistentRead=True)["Items"]
+                return {row["leaseOwner"]["S"] for row in rows if "leaseOwner" in row}
+
+            until(
+                lambda: owners() >= {"first", "second"},
+                "both workers hold leases",
+                within_s=_PATIENCE_S,
+                poll_s=0.5,
+            )
+
         def start(folder: Path, code: Path) -> Driver:
             settings = options | {"workerId": folder.name}
             return _driver(folder, settings, code, trigger="as fast as possible")
 
         with start(first, earlier) as one, start(second, earlier) as two:
             more(100)
+            both_read()
             feed.split("orders", feed.open_shards("orders")[0])
             more(200)
             one.stop_gracefully()
+            _check_version(one, earlier)
             with start(first, ROOT) as one_upgraded:
+                both_read()
                 more(300)
                 feed.split("orders", feed.open_shards("orders")[0])
                 more(400)
                 two.stop_gracefully()
+                _check_version(two, earlier)
                 with start(second, ROOT) as two_upgraded:
+                    both_read()
                     more(500)
                     feed.merge("orders", *feed.open_shards("orders")[:2])
                     more(600)

@@ -32,8 +32,7 @@ class Verdict:
     - `stuck`: not in the output, and nor is a later row of the key.
     - `repeated`: in the output beyond the first time.
     - `disordered`: processed, for the first time, after a later row of the key.
-    - `late`: not counted by the windows, beyond those that are not in the output; None without
-      windows.
+    - `late`: not counted by the windows; None without windows, and if the output lacks rows.
     """
 
     rows: int = 0
@@ -78,7 +77,8 @@ def judge(
         stuck=len(missing) - lost,
         repeated=found.total() - len(found),
         disordered=disordered,
-        late=None if windows is None else max(0, _missing(*windows) - len(missing)),
+        # The windows are of another query, whose lost rows may be others.
+        late=None if windows is None or missing else _missing(*windows),
     )
 
 

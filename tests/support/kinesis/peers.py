@@ -11,7 +11,7 @@ the same point. `peer_judge.py` compares the processed records with those put. T
 * split: the same, and one of the four shards is split, then merged with its neighbour.
 * kill: `kill -9` after the output and before the commit of a batch of a query, or between writing
   and checkpointing of a record processor; more records are put, and the reader is started again.
-* task: the first attempt of each task of a query fails after half of its rows.
+* task: the first attempt of each task with 200 rows or more fails after half of them.
 
 The peers have the settings that their documentation recommends, apart from intervals of the KCL
 that are shorter, so that a history takes a minute or two; rows that do not come are waited for

@@ -40,6 +40,7 @@ OF_STATEMENTS = [
     "InternalServerError",
     "InternalServerError, done",
     "ValidationError",
+    "AccessDenied",
 ]
 OF_CALLS = [None, None, None, "lost", "lost, done", "ThrottlingException"]
 
@@ -160,7 +161,6 @@ def test_each_write_is_answered_by_what_became_of_it(
         error("AccessDeniedException"),
         error("UnknownOperationException"),
         error("ValidationException"),
-        error("InternalFailure", 500),
     ],
 )
 def test_where_batches_are_refused_each_write_is_made_alone(
@@ -175,6 +175,17 @@ def test_where_batches_are_refused_each_write_is_made_alone(
     assert writer.size == 1
     (warning,) = caplog.records
     assert "dynamodb:PartiQLUpdate" in warning.getMessage()
+
+
+def test_a_fault_of_the_probe_disables_batches_only_if_it_stays() -> None:
+    service = Service(counters=dict.fromkeys(KEYS, 7), refusal=error("InternalFailure", 500))
+    writer = service.writer()
+    sizes = []
+    for counter in range(7, 10):
+        outcomes = writer.write([renewal(key, counter) for key in KEYS])
+        assert [type(outcome) for outcome in outcomes] == [Done] * len(KEYS)
+        sizes.append(writer.size)
+    assert sizes == [BATCH_SIZE, BATCH_SIZE, 1]
 
 
 def test_a_service_that_ignores_conditions_gets_no_batch() -> None:
