@@ -29,7 +29,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Renew,
     Take,
     Write,
-    row_after,
+    determines_row,
 )
 from spark_ssp.checkpoint.leases.kcl_tables import KclTables
 from spark_ssp.checkpoint.leases.lease import LeaseKey, ShardEnded
@@ -383,7 +383,7 @@ def _write_jobs(store: LeaseStore, writes: Sequence[Write]) -> list[Job]:
     """Return jobs that run in parallel: for many writes of the kinds that a store can batch, one
     for each batch of them."""
     size = store.batch_size
-    batched = [write for write in writes if size > 1 and row_after(write) is not None]
+    batched = [write for write in writes if size > 1 and determines_row(write)]
     if len(batched) < BATCHES_FROM:
         return [_write_job(store, write) for write in writes]
     chosen = {write.lease.key for write in batched}

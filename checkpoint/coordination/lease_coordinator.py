@@ -312,14 +312,14 @@ def next_steps(state: State, now: Monotonic, draw: float) -> Steps:
         not isinstance(flight.write, RequestHandoff) for flight in state.in_flight.values()
     )
     room = max(0, MAX_IN_FLIGHT - limited_now)
-    requests = [write for write in others.writes if isinstance(write, RequestHandoff)]
-    limited = {write.lease.key: write for write in reversed((*held.writes, *others.writes))}
-    fitting = [w for w in reversed(limited.values()) if not isinstance(w, RequestHandoff)]
-    all_fit = len(fitting) <= room
+    planned = {write.lease.key: write for write in reversed((*held.writes, *others.writes))}
+    requests = [w for w in reversed(planned.values()) if isinstance(w, RequestHandoff)]
+    limited = [w for w in reversed(planned.values()) if not isinstance(w, RequestHandoff)]
+    all_fit = len(limited) <= room
     wakes += [at for key, at in state.retry_at.items() if key not in state.in_flight]
     wakes += [at for plan in (held, others) if (at := plan.next_at) is not None]
     return Steps(
-        writes=(*fitting[:room], *requests),
+        writes=(*limited[:room], *requests),
         scan=scan,
         metrics=metrics,
         wake_at=_after(wakes, now, state),

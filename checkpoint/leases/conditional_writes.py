@@ -301,9 +301,20 @@ def _switch(lease: Lease, owner: WorkerId) -> dict[str, int]:
     return {Attribute.SWITCHES.value: 1} if changes or back else {}
 
 
+def determines_row(write: Write) -> bool:
+    """Return whether `row_after` is known: the condition includes the counter, which otherwise may
+    have risen."""
+    match write:
+        case Renew() | Checkpoint() | Take():
+            return True
+        case Assign(check_counter=check) | Evict(check_counter=check):
+            return check
+    return False
+
+
 def row_after(write: Write) -> Lease | None:
     """Return the row after a write whose condition held, as far as its writer knows the other
-    attributes. None if the condition does not include the counter: then it may have risen."""
+    attributes; None unless the write determines it."""
     lease = write.lease
     counter = lease.counter + 1
     match write:

@@ -2,7 +2,7 @@
 
 Each statement of a batch has its own condition and result, and the cost of the same `UpdateItem`.
 A batch saves the work around a call, most of the processor time of a worker with thousands of
-leases. Its answer has no new rows, so only writes are batched that determine them (`row_after`).
+leases. Its answer has no new rows, so only writes are batched that determine them.
 
 It needs dynamodb:PartiQLUpdate and is missing in some emulators; moto 5.2 reports statements as
 done whose conditions fail. So the first batch is preceded by one whose conditions fail: if it is
@@ -27,6 +27,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Renew,
     UpdateRow,
     Write,
+    determines_row,
     is_applied,
     row_after,
     to_update,
@@ -127,9 +128,8 @@ class BatchWriter:
 
     def write(self, writes: Sequence[Write]) -> list[Outcome | SspError]:
         """Make writes of different rows; return their results in order. Raises nothing."""
-        is_fit = {write.lease.key: row_after(write) is not None for write in writes}
-        batch = _Batch({write.lease.key: write for write in writes if is_fit[write.lease.key]})
-        batch.single = {write.lease.key: write for write in writes if not is_fit[write.lease.key]}
+        batch = _Batch({write.lease.key: write for write in writes if determines_row(write)})
+        batch.single = {write.lease.key: write for write in writes if not determines_row(write)}
         try:
             if batch.pending:
                 self._prove()
@@ -237,8 +237,7 @@ class BatchWriter:
                 batch.doubtful.add(key)
             return _TRANSIENT[code]
         del batch.pending[key]
-        after = row_after(write)
-        if code is None and after is not None:
+        if code is None and (after := row_after(write)) is not None:
             batch.results[key] = Done(lease=after)
         elif code == _FAILED_CONDITION and error.get("Item"):
             batch.results[key] = self._conflict(write, error["Item"], key in batch.doubtful)

@@ -23,6 +23,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Take,
     UpdateRow,
     Write,
+    determines_row,
     is_applied,
     row_after,
     to_update,
@@ -337,6 +338,7 @@ def test_the_new_row_is_known_beforehand(row: Lease, progress: Progress, owner: 
         change = to_update(write)
         assert isinstance(change, UpdateRow)
         assert "leaseCounter" in change.expected
+        assert determines_row(write)
         after = row_after(write)
         assert after == parse_lease(changed(change, encode(row)))
         assert after is not None
@@ -353,3 +355,4 @@ def test_no_row_is_known_where_the_counter_may_have_risen() -> None:
         SetChildren(lease=MINE, children=(LEFT,)),
     ):
         assert row_after(write) is None
+        assert not determines_row(write)
