@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -135,11 +135,14 @@ def _stored_bytes(checkpoint: Path) -> float:
     return sum(path.stat().st_size for path in files) / len(batches)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shards", type=int, nargs="+", default=[1_000, 10_000])
+def measure(
+    run: Callable[..., Report], doc: str | None, *, shards: Sequence[int], batches: int
+) -> None:
+    """Run a benchmark of many shards by its command line, with these defaults."""
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0] if doc else None)
+    parser.add_argument("--shards", type=int, nargs="+", default=list(shards))
     parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--batches", type=int, default=200)
+    parser.add_argument("--batches", type=int, default=batches)
     arguments = parser.parse_args()
     spark = local_spark(arguments.slots)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -152,6 +155,10 @@ def main() -> None:
         )
     spark.stop()
     report.publish()
+
+
+def main() -> None:
+    measure(run, __doc__, shards=(1_000, 10_000), batches=200)
 
 
 if __name__ == "__main__":

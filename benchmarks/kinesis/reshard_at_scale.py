@@ -25,9 +25,7 @@ of a trigger.
 
 from __future__ import annotations
 
-import argparse
 import json
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +38,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from benchmarks.kinesis.many_shards import measure
 from benchmarks.kinesis.service import (
     KEYS,
     NUMBER_BYTES,
@@ -48,11 +47,11 @@ from benchmarks.kinesis.service import (
     key_of,
     kinesis_service,
 )
-from benchmarks.kinesis.triggers import last_batch, wait_for_batches
+from benchmarks.kinesis.triggers import last_batch, wait_for_batches, wait_until
 from benchmarks.support.growth import cpu_ms
 from benchmarks.support.processes import cpu_seconds, used_since
 from benchmarks.support.report import Report, quantile
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in
 from spark_ssp.kinesis_source.model.offset import decode
 from tests.support.spark.drivers import committed_files
 
@@ -174,14 +173,13 @@ def _phase(
 
 def _wait_for_children(query: StreamingQuery, children: int) -> None:
     """Wait until a batch has left `children` open shards and no other."""
-    deadline = time.monotonic() + _DEADLINE_S
     wanted = {"open": children, "closed": 0, "waiting": 0, "ended": 0}
-    while _shards(query.lastProgress) != wanted:
-        if (error := query.exception()) is not None:
-            raise RuntimeError("the query failed") from error
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{wanted} not reached, but {_shards(query.lastProgress)}")
-        time.sleep(0.1)
+    wait_until(
+        lambda: _shards(query.lastProgress) == wanted,
+        query,
+        f"a batch that leaves {children} open shards",
+        within_s=_DEADLINE_S,
+    )
 
 
 def _shards(progress: Progress | None) -> Any:
@@ -236,12 +234,8 @@ def _newest(log: Path) -> int:
 
 
 def _seconds_until(file: Path, query: StreamingQuery, began: float) -> float:
-    while not file.exists():
-        if (error := query.exception()) is not None:
-            raise RuntimeError("the query failed") from error
-        if time.monotonic() - began > _DEADLINE_S:
-            raise TimeoutError(f"no {file.parent.name}/{file.name} after {_DEADLINE_S:g} s")
-        time.sleep(0.01)
+    what = f"{file.parent.name}/{file.name}"
+    wait_until(file.exists, query, what, within_s=_DEADLINE_S, poll_s=0.01)
     return max(file.stat().st_mtime - (time.time() - (time.monotonic() - began)), 0.001)
 
 
@@ -271,22 +265,7 @@ def check_order(numbers: Iterable[int], put: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shards", type=int, nargs="+", default=[5_000])
-    parser.add_argument("--slots", type=int, default=4)
-    parser.add_argument("--batches", type=int, default=10)
-    arguments = parser.parse_args()
-    spark = local_spark(arguments.slots)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(
-            spark,
-            Path(folder),
-            shards=arguments.shards,
-            slots=arguments.slots,
-            batches=arguments.batches,
-        )
-    spark.stop()
-    report.publish()
+    measure(run, __doc__, shards=[5_000], batches=10)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -104,14 +104,26 @@ def last_batch(query: StreamingQuery) -> int:
 
 def wait_for_batches(query: StreamingQuery, count: int) -> None:
     """Wait until `count` more batches are done; fail if the query does, or after five minutes."""
-    deadline = time.monotonic() + _TIMEOUT_S
     target = last_batch(query) + count
-    while last_batch(query) < target:
-        if query.exception() is not None:
-            raise RuntimeError("the query failed") from query.exception()
+    wait_until(lambda: last_batch(query) >= target, query, f"{count} batches")
+
+
+def wait_until(
+    reached: Callable[[], bool],
+    query: StreamingQuery,
+    what: str,
+    *,
+    within_s: float = _TIMEOUT_S,
+    poll_s: float = 0.1,
+) -> None:
+    """Wait for a condition; fail if the query does, or after a time."""
+    deadline = time.monotonic() + within_s
+    while not reached():
+        if (error := query.exception()) is not None:
+            raise RuntimeError("the query failed") from error
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no {count} batches within five minutes")
-        time.sleep(0.1)
+            raise TimeoutError(f"not within {within_s:g} s: {what}")
+        time.sleep(poll_s)
 
 
 def _wait_for_triggers(query: StreamingQuery, count: int) -> None:

@@ -147,7 +147,7 @@ def run(*, leases: Sequence[int], failover: float, seconds: float, batches: bool
     report = Figures(
         name="leases.agent",
         command=f"python -m benchmarks.leases.agent --leases {' '.join(map(str, leases))}"
-        f" --failover {failover:g} --seconds {seconds:g}",
+        f" --failover {failover:g} --seconds {seconds:g}{'' if batches else ' --without-batches'}",
         columns=(
             "leases",
             "",
