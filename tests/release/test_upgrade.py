@@ -6,9 +6,10 @@ from __future__ import annotations
 import io
 import subprocess
 import tarfile
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from tests.architecture.layers import ROOT
 from tests.support.kafka.feed import KafkaFeed, query_options
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
+from tests.support.kinesis.peer_judge import Processed, Put, Verdict, judge
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.drivers import Driver, committed_rows
 from tests.support.waiting import until
@@ -32,6 +34,7 @@ EARLIER: Final = "685883ae^"
 """The last commit of 0.1.0; later the tag of a release."""
 EARLIER_VERSION: Final = "0.1.0"
 _PATIENCE_S: Final = 240
+_KINESIS: Final = ("partitionKey", "data")
 
 
 @pytest.fixture(scope="session")
@@ -75,28 +78,25 @@ def _undo_last_commit(folder: Path) -> None:
         (log / f".{last}.crc").unlink(missing_ok=True)
 
 
-def _numbers(folders: Iterable[Path], column: str) -> list[int]:
-    rows = [row for folder in folders for row in committed_rows(folder / "output-0", [column])]
-    return [int(bytes(row[column])) for row in rows]
+def _verdict(put: Iterable[Put], *folders: Path, columns: tuple[str, str]) -> Verdict:
+    """Judge the rows of the outputs in the order of their batches. `columns`: key and number."""
+    key, number = columns
+    rows = [row for folder in folders for row in committed_rows(folder / "output-0", columns)]
+    return judge(
+        put,
+        [
+            Processed(at=row["batch"], key=_text(row[key]), number=int(_text(row[number])))
+            for row in rows
+        ],
+    )
 
 
-def _check_each_once(found: list[int], expected: int) -> None:
-    counts = Counter(found)
-    assert [number for number in range(expected) if number not in counts] == [], "lost"
-    assert [number for number, count in counts.items() if count > 1] == [], "repeated"
-    assert len(counts) == expected
+def _text(value: str | bytes) -> str:
+    return value if isinstance(value, str) else bytes(value).decode()
 
 
-def _check_order(folder: Path, key: str, value: str) -> None:
-    """Check the order of each key over the batches, and in the tasks of each."""
-    seen: dict[object, list[tuple[int, int]]] = defaultdict(list)
-    for row in committed_rows(folder / "output-0", [key, value]):
-        seen[bytes(row[key]) if isinstance(row[key], bytes | bytearray) else row[key]].append(
-            (row["batch"], int(bytes(row[value])))
-        )
-    for each, places in seen.items():
-        numbers = [number for _, number in sorted(places, key=lambda place: place[0])]
-        assert numbers == sorted(numbers), f"{each} is out of order"
+def _read(folder: Path) -> int:
+    return len(committed_rows(folder / "output-0", ["data"]))
 
 
 @contextmanager
@@ -112,9 +112,13 @@ def _kinesis() -> Iterator[tuple[EmbeddedFeed, dict[str, str]]]:
         )
 
 
+def _records(numbers: range) -> list[Put]:
+    return [Put(f"key-{number % 17}", number) for number in numbers]
+
+
 def _put(feed: EmbeddedFeed, numbers: range) -> None:
-    for number in numbers:
-        feed.put_data("orders", f"key-{number % 17}", b"%d" % number)
+    for key, number in _records(numbers):
+        feed.put_data("orders", key, b"%d" % number)
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "not committed"])
@@ -131,8 +135,8 @@ def test_a_kinesis_query_continues(earlier: Path, tmp_path: Path, committed: boo
         feed.merge("orders", *feed.open_shards("orders")[:2])
         _put(feed, range(200, 300))
         _run(tmp_path, options)
-    _check_each_once(_numbers([tmp_path], "data"), 300)
-    _check_order(tmp_path, "partitionKey", "data")
+    found = _verdict(_records(range(300)), tmp_path, columns=_KINESIS)
+    assert found == Verdict(rows=300)
 
 
 def test_queries_with_leases_are_upgraded_one_after_another(earlier: Path, tmp_path: Path) -> None:
@@ -149,7 +153,7 @@ def test_queries_with_leases_are_upgraded_one_after_another(earlier: Path, tmp_p
             _put(feed, range(count, count + 100))
             count += 100
             until(
-                lambda: len(_numbers([first, second], "data")) >= total,
+                lambda: _read(first) + _read(second) >= total,
                 f"{total} records are read",
                 within_s=_PATIENCE_S,
                 poll_s=0.5,
@@ -201,7 +205,9 @@ def test_queries_with_leases_are_upgraded_one_after_another(earlier: Path, tmp_p
                     more(600)
                     two_upgraded.stop_gracefully()
                 one_upgraded.stop_gracefully()
-    _check_each_once(_numbers([first, second], "data"), count)
+    found = _verdict(_records(range(count)), first, second, columns=_KINESIS)
+    # The batches of two queries have no common order.
+    assert replace(found, disordered=0) == Verdict(rows=count)
 
 
 @pytest.mark.parametrize("committed", [True, False], ids=["committed", "not committed"])
@@ -225,8 +231,12 @@ def test_a_kafka_query_keeps_its_tasks(
     topics.expand(topic, 8)
     feed.put(topic, 100)
     _run(tmp_path / "query", options, sources=("kafka-ssp",))
-    _check_each_once(_numbers([tmp_path / "query"], "value"), 300)
-    _check_order(tmp_path / "query", "key", "value")
+    put = [
+        Put(_text(one.record.key or b""), int(_text(one.record.value or b"")))
+        for one in feed.records
+    ]
+    found = _verdict(put, tmp_path / "query", columns=("key", "value"))
+    assert found == Verdict(rows=300)
     tasks: dict[bytes, set[str]] = defaultdict(set)
     for row in committed_rows(tmp_path / "query" / "output-0", ["key", "task"]):
         tasks[bytes(row["key"])].add(row["task"])

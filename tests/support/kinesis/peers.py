@@ -288,7 +288,7 @@ def _aws_labs(job: Job, scene: Scene) -> Reader:
 
 OURS: Final = Peer(name="kinesis-ssp", promise="exactly once, in order per key", start=_ours)
 KCL: Final = Peer(name="KCL", promise="at least once", start=Worker, is_query=False)
-AWS_LABS: Final = Peer(name="aws-kinesis", promise="none stated", start=_aws_labs)
+AWS_LABS: Final = Peer(name="awslabs", promise="none stated", start=_aws_labs)
 PEERS: Final[Mapping[str, Peer]] = {one.name: one for one in (OURS, KCL, AWS_LABS)}
 
 
