@@ -2,13 +2,14 @@
 
     python -m benchmarks.kinesis.triggers [--shards 1 16 128 1000] [--slots 4] [--seconds 20]
     python -m benchmarks.kinesis.triggers --shards 10000 --modes idle
-    python -m benchmarks.kinesis.triggers --shards 16 --modes busy unaligned --rounds 10
+    python -m benchmarks.kinesis.triggers --shards 16 --modes busy unaligned --interval 1
 
 `idle`: nothing arrives, the fastest trigger; its time is mostly the wait until shards may be probed
 again (`minFetchPeriod`, 400 ms). `bare`: the same with a source of a few lines of Python that waits
 as long and has nothing, whose CPU is that of Spark's own exchange with a source. `busy`: 1,000
-records/s of 200 B over all shards, a trigger every two seconds, so that none waits. `unaligned`:
-the same with `alignBatches=false`. The modes take turns, a window of time in each round.
+records/s of 200 B over all shards, a trigger every two seconds (`--interval`), so that none waits.
+`unaligned`: the same with `alignBatches=false`. The modes take turns in an order drawn by lot, a
+window of time in each round.
 
 Calls are those of driver and tasks together. Driver CPU is that of the Python process that holds
 the session (without the time of the measuring thread) and of the one on the driver that runs the
@@ -25,6 +26,7 @@ CPU. A plot is drawn beside the JSON file.
 from __future__ import annotations
 
 import argparse
+import random
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -207,8 +209,10 @@ def measure(
     rounds: int,
     rate: int,
     modes: Sequence[str],
+    interval: float | None,
 ) -> list[Found]:
     """Measure a query of each of the modes, which take turns."""
+    lot = random.Random(shards)
     windows: dict[str, list[Window]] = {mode: [] for mode in modes}
     progress: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
     late: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -216,15 +220,16 @@ def measure(
     if "unaligned" in options:
         options["unaligned"]["alignBatches"] = "false"
     with kinesis_service(shards) as service:
-        for turn in range(rounds):
-            for mode in modes if turn % 2 == 0 else reversed(modes):
+        for _ in range(rounds):
+            for mode in lot.sample(modes, len(modes)):
                 service.produce(rate if mode in _BUSY else 0)
                 bare = mode == "bare"
+                every = f"{interval:g} seconds" if mode in _BUSY and interval else TRIGGERS[mode]
                 stream = _bare(spark) if bare else _stream(spark, service, options[mode])
                 query = (
                     stream.writeStream.format("noop")
                     .option("checkpointLocation", checkpoint_in(folder, f"{shards}-{mode}"))
-                    .trigger(processingTime=TRIGGERS[mode])
+                    .trigger(processingTime=every)
                     .start()
                 )
                 _wait_for_triggers(query, WARM_UP)
@@ -357,6 +362,7 @@ def run(
     rounds: int,
     rate: int = RATE,
     modes: Sequence[str] = MODES,
+    interval: float | None = None,
     plot: Path = OUTPUT / "kinesis_triggers.png",
 ) -> Report:
     """Measure, and draw how it grows into `plot`. Leaves the session's settings as they were."""
@@ -364,7 +370,8 @@ def run(
         name="kinesis.triggers",
         command="python -m benchmarks.kinesis.triggers "
         f"--shards {' '.join(str(count) for count in shards)} --slots {slots} "
-        f"--seconds {seconds:g} --rounds {rounds} --modes {' '.join(modes)}",
+        f"--seconds {seconds:g} --rounds {rounds} --modes {' '.join(modes)}"
+        + (f" --interval {interval:g}" if interval else ""),
         columns=(
             "shards",
             "trigger ms: median, p99",
@@ -400,6 +407,7 @@ def run(
                 rounds=rounds,
                 rate=rate,
                 modes=modes,
+                interval=interval,
             ):
                 _add(report, found, pure.get(found.mode, 0.0))
                 every.append(found)
@@ -416,6 +424,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--modes", nargs="+", choices=TRIGGERS, default=list(MODES))
+    parser.add_argument("--interval", type=float, help="seconds between busy triggers (default: 2)")
     arguments = parser.parse_args()
     spark = local_spark(2)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
@@ -427,6 +436,7 @@ def main() -> None:
             seconds=arguments.seconds,
             rounds=arguments.rounds,
             modes=arguments.modes,
+            interval=arguments.interval,
         )
     spark.stop()
     report.publish()
