@@ -93,26 +93,23 @@ class PageView:
     time: EpochMillis
     limit: int
     """The number of records requested."""
+    size_bytes: int = field(init=False)
+    """The size of the records, as the service counts it."""
+    is_cut: bool = field(init=False)
+    """True if the page may have been cut by its limit, so that more records may follow."""
+    at_latest: bool = field(init=False)
+    """True if nothing followed the page in an open shard when the service answered. 0 milliseconds
+    behind is trusted only on a page that was not cut: kinesis-mock answers 0 for all records of the
+    latest second, even if a limit left some of them out."""
 
-    @property
-    def is_cut(self) -> bool:
-        """Return whether the page may have been cut by its limit, so that more records may
-        follow."""
-        if not self.records:
-            return False
-        return len(self.records) >= self.limit or self.size_bytes >= CUT_BYTES
-
-    @property
-    def size_bytes(self) -> int:
-        """The size of the records, as the service counts it."""
-        return sum(row.size_bytes for row in self.records)
-
-    @property
-    def at_latest(self) -> bool:
-        """Return whether nothing followed the page in an open shard when the service answered. 0
-        milliseconds behind is trusted only on a page that was not cut: kinesis-mock answers 0 for
-        all records of the latest second, even if a limit left some of them out."""
-        return self.next_iterator is not None and self.millis_behind == 0 and not self.is_cut
+    def __post_init__(self) -> None:
+        # Once, and not in properties: each is needed several times for each shard and probe.
+        records = self.records
+        size = sum([record.size_bytes for record in records])
+        is_cut = bool(records) and (len(records) >= self.limit or size >= CUT_BYTES)
+        at_latest = self.next_iterator is not None and self.millis_behind == 0 and not is_cut
+        for name, value in (("size_bytes", size), ("is_cut", is_cut), ("at_latest", at_latest)):
+            object.__setattr__(self, name, value)
 
     @property
     def lag(self) -> int:

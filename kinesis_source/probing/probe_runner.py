@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -29,11 +30,21 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     page_view,
 )
 
-MAX_PROBE_THREADS = 32
+FIRST_PROBE_THREADS = 32
+"""The threads that probe side by side at first."""
+MAX_PROBE_THREADS = 64
+"""The most threads, which they are where calls wait for the service: with 12 ms a call, 32 threads
+make 2,000 calls a second with 0.4 of a processor, 64 make 3,200. 128 make 4,100, but use more of it
+than they need for calls that do not wait."""
+_IDLE = 0.7
+_BUSY = 0.95
+"""The parts of a processor that the probes use, below and above which the next ones have twice as
+many and half as many threads. One process does not use more than one processor."""
 
-MAX_HELD_BYTES = 32 * 1024 * 1024
-"""The most bytes of the answers that the threads fetch at the same time. After its fetch, only the
-fields of a page's records that planning needs are kept."""
+MAX_HELD_BYTES = 64 * 1024 * 1024
+"""The most bytes of the answers that the threads fetch at the same time: for each thread the
+largest record, which a probe may find in a shard whose records have no known size. After its fetch,
+only the fields of a page's records that planning needs are kept."""
 
 MAX_EXPIRIES = 4
 """Iterators that may expire in the middle of one probe; the next one is an error."""
@@ -62,11 +73,15 @@ class PageBudget:
             while self._held and self._held + size > self._limit:
                 self._changed.wait()
             self._held += size
+            if self._held < self._limit:
+                self._changed.notify()  # the next one may fit as well
 
     def _release(self, size: int) -> None:
         with self._changed:
             self._held -= size
-            self._changed.notify_all()
+            # Not all, of which most would find no room. The one that is called calls the next if it
+            # leaves room, and if it finds none, another release is to come.
+            self._changed.notify()
 
 
 class _Reservation:
@@ -163,14 +178,34 @@ def _answer(
                 return page_view(page, tuple(last_sub(data) for data in page.data), request.limit)
 
 
+def next_threads(threads: int, *, wall_s: float, cpu_s: float) -> int:
+    """Return the number of threads for the next probes, from the time that the last ones took with
+    `threads`, and the processor time that this process used meanwhile."""
+    if cpu_s < _IDLE * wall_s:
+        return min(2 * threads, MAX_PROBE_THREADS)
+    if cpu_s > _BUSY * wall_s:
+        return max(threads // 2, FIRST_PROBE_THREADS)
+    return threads
+
+
 class ProbeRunner:
     """Runs probes of many shards on a pool of threads, which start on first use, and on the calling
-    thread."""
+    thread. `wall_clock` and `cpu_clock` are in seconds, the latter of all threads of this
+    process."""
 
-    def __init__(self, service: KinesisService) -> None:
+    def __init__(
+        self,
+        service: KinesisService,
+        *,
+        wall_clock: Callable[[], float] = time.monotonic,
+        cpu_clock: Callable[[], float] = time.process_time,
+    ) -> None:
         self._service = service
+        self._wall_clock = wall_clock
+        self._cpu_clock = cpu_clock
         self._budget = PageBudget()
         self._pool: ThreadPoolExecutor | None = None
+        self._threads = FIRST_PROBE_THREADS
 
     def run_all(
         self,
@@ -203,16 +238,19 @@ class ProbeRunner:
                 except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
                     outcomes[key] = error
 
+        began, used = self._wall_clock(), self._cpu_clock()
+        threads, count = min(self._threads, MAX_PROBE_THREADS), len(waiting)
         # The caller is one of the threads: a probe of one shard needs no other.
-        jobs = [
-            self._threads().submit(work) for _ in range(min(MAX_PROBE_THREADS, len(waiting)) - 1)
-        ]
+        jobs = [self._executor().submit(work) for _ in range(min(threads, count) - 1)]
         work()
         for job in jobs:
             job.result()
+        if count >= 4 * threads:  # else the threads are not what it waits for
+            wall_s, cpu_s = self._wall_clock() - began, self._cpu_clock() - used
+            self._threads = next_threads(threads, wall_s=wall_s, cpu_s=cpu_s)
         return {key: outcomes[key] for key in sorted(outcomes)}
 
-    def _threads(self) -> ThreadPoolExecutor:
+    def _executor(self) -> ThreadPoolExecutor:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(
                 MAX_PROBE_THREADS - 1, thread_name_prefix="kinesis-probe"

@@ -112,16 +112,16 @@ DEFECTS: Final = (
         "        if shard_id in waiting:",
     ),
     _source(
-        "a parent leaves once one of its children has begun",
+        "a parent leaves before its children are listed",
         "planning/active_shards.py",
         "        if ended and own and all(child in begun for child in own):",
-        "        if ended and own and any(child in begun for child in own):",
+        "        if ended and all(child in begun for child in own):",
     ),
     _source(
-        "a child does not inherit when its parents were caught up",
-        "planning/active_shards.py",
-        "ShardState(position=TrimHorizon(), last_caught_up_ms=seen)",
-        "ShardState(position=TrimHorizon())",
+        "records of a child may be missing if its parents were never read to the latest",
+        "planning/data_loss.py",
+        "    return replace(state, last_caught_up_ms=created) if is_unpromised(state) else state",
+        "    return state",
     ),
     _source(
         "any record proves that none was trimmed",

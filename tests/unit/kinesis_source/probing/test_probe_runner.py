@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -23,11 +25,13 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     open_iterator,
 )
 from spark_ssp.kinesis_source.probing.probe_runner import (
+    FIRST_PROBE_THREADS,
     MAX_EXPIRIES,
     MAX_PROBE_THREADS,
     PageBudget,
     Probe,
     ProbeRunner,
+    next_threads,
     run_probe,
 )
 from tests.support.fakes.scripted import (
@@ -139,6 +143,40 @@ def test_shards_are_looked_at_side_by_side(
     assert all(isinstance(outcome, ProbeResult) for outcome in outcomes.values())
 
 
+def test_calls_that_wait_for_the_service_get_more_threads() -> None:
+    """The clock says that the first probes took a second and no processor time."""
+    held = shards(4 * FIRST_PROBE_THREADS)
+    together = threading.Barrier(MAX_PROBE_THREADS, timeout=60)
+    waits = False
+    service = ScriptedService(
+        held.values(), before_fetch=lambda shard: together.wait() if waits else None
+    )
+    seconds = itertools.count()
+    prober = ProbeRunner(service, wall_clock=lambda: next(seconds), cpu_clock=lambda: 0.0)
+    probes = {shard: look() for shard in held}
+    prober.run_all(probes, STREAMS, patient=patient)
+    waits = True
+    outcomes = prober.run_all(probes, STREAMS, patient=patient)
+    assert all(isinstance(outcome, ProbeResult) for outcome in outcomes.values())
+    prober.close()
+
+
+@pytest.mark.parametrize(
+    ("threads", "cpu_s", "expected"),
+    [
+        (FIRST_PROBE_THREADS, 0.4, 2 * FIRST_PROBE_THREADS),
+        (MAX_PROBE_THREADS, 0.4, MAX_PROBE_THREADS),
+        (MAX_PROBE_THREADS, 0.8, MAX_PROBE_THREADS),
+        (MAX_PROBE_THREADS, 1.0, MAX_PROBE_THREADS // 2),
+        (FIRST_PROBE_THREADS, 1.0, FIRST_PROBE_THREADS),
+    ],
+)
+def test_the_number_of_threads_follows_the_processor_time_of_the_probes(
+    threads: int, cpu_s: float, expected: int
+) -> None:
+    assert next_threads(threads, wall_s=1.0, cpu_s=cpu_s) == expected
+
+
 def test_the_calls_are_counted() -> None:
     service = ScriptedService(shards(1).values())
     for pages in (1, 2):
@@ -198,6 +236,26 @@ def test_pages_held_at_the_same_time_are_bounded_by_bytes_not_by_threads() -> No
     for thread in threads:
         thread.join()
     assert (held, most) == (0, 90)
+
+
+def test_a_large_page_that_leaves_makes_room_for_several_small_ones() -> None:
+    memory = PageBudget(limit=30)
+    gate = threading.Barrier(3, timeout=30)
+
+    def fetch_page() -> None:
+        with memory.reserved(10):
+            gate.wait()  # all three hold theirs
+
+    threads = [threading.Thread(target=fetch_page) for _ in range(3)]
+    with memory.reserved(30):
+        for thread in threads:
+            thread.start()
+        while sum(thread.is_alive() for thread in threads) < 3:
+            time.sleep(0.01)
+        time.sleep(0.1)  # they wait for room
+    for thread in threads:
+        thread.join(60)
+    assert not any(thread.is_alive() for thread in threads)
 
 
 def test_a_page_larger_than_the_bound_is_fetched_by_itself() -> None:
