@@ -43,9 +43,10 @@ SUITES: Final[Mapping[Kind, Sequence[str]]] = {
     Kind.SOURCE: (
         "tests/simulation/kinesis/test_found.py",
         "tests/simulation/kinesis/test_missing_batches.py",
+        "tests/simulation/kinesis/test_days.py",
         "tests/simulation/kinesis/test_histories.py",
     ),
-    Kind.LEASES: ("tests/simulation/leases",),
+    Kind.LEASES: ("tests/simulation/leases", "tests/unit/kinesis_source/leases"),
     Kind.KAFKA: (
         "tests/unit/kafka_source/test_planner_histories.py",
         "tests/unit/kafka_source/test_planner_moves.py",

@@ -213,11 +213,13 @@ class Company:
                 if agent.alive:
                     agent.work()
 
-    def put(self, count: int = 1, *, stream: str = "orders") -> list[str]:
-        """Put records with keys that spread over all shards; return their texts."""
+    def put(self, count: int = 1, *, stream: str = "orders", keys: int | None = None) -> list[str]:
+        """Put records with keys that spread over all shards; return their texts. `keys`: the number
+        of keys, by default one for each record."""
         texts = [str(self._put + number) for number in range(count)]
         for text in texts:
-            self.state.put(stream, f"key-{text}", text.encode())
+            key = text if keys is None else key_of(text, keys)
+            self.state.put(stream, f"key-{key}", text.encode())
             self.clock.advance(1)
         self._put += count
         return texts
@@ -231,6 +233,23 @@ class Company:
                 read += batch.read if batch else []
             self.pass_time(500)
         return read
+
+
+def key_of(text: str, keys: int) -> str:
+    """Return the number of the key of a record, of so many keys."""
+    return str(int(text) % keys)
+
+
+def out_of_order(read: list[str], keys: int) -> list[str]:
+    """Return the records that were first read after a later one of their key."""
+    newest: dict[str, int] = {}
+    found: list[str] = []
+    for text in dict.fromkeys(read):
+        key = key_of(text, keys)
+        if int(text) < newest.get(key, -1):
+            found.append(text)
+        newest[key] = max(int(text), newest.get(key, -1))
+    return found
 
 
 def twice(read: list[str]) -> list[str]:

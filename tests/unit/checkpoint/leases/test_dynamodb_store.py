@@ -22,6 +22,7 @@ from spark_ssp.checkpoint.leases.lease import LeaseTableError
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.checkpoint.leases.lease_store import Capacity, TableSettings
 from spark_ssp.common.aws.clients import client_config
+from spark_ssp.common.aws.provided_credentials import forget_providers
 from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings
 from spark_ssp.common.errors import (
     AccessError,
@@ -95,6 +96,7 @@ class Scripted:
 
 @pytest.fixture
 def scripted() -> Iterator[Scripted]:
+    forget_providers()  # those of other tests would be asked for other keys, for half a minute
     made = Scripted(TableSettings(name="orders-etl", wait_s=20.0))
     yield made
     made.stub.assert_no_pending_responses()

@@ -1,0 +1,108 @@
+"""The disk of the checkpoints fills up while records and reshards go on; a larger one is all that
+the queries need then. Mounts file systems, so it needs Linux and root."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.spark.system.test_killed_driver import SLOTS, Partitions, Shards
+from tests.support.kafka.feed import kafka_traffic, query_options
+from tests.support.kafka.topics import KafkaTopics
+from tests.support.kinesis.feeds import Feed
+from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.spark.drivers import Driver
+from tests.support.waiting import Background
+
+
+class Disk:
+    """A file system in memory, of `kib` KiB."""
+
+    def __init__(self, folder: Path, kib: int) -> None:
+        self._folder = folder
+        self._kib = kib
+        self._mount("size")
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether it has no room for one more file of a batch and its checksum."""
+        return shutil.disk_usage(self._folder).free < 16 * 1024
+
+    def grow(self, times: int) -> None:
+        self._kib *= times
+        self._mount("remount,size")
+
+    def _mount(self, option: str) -> None:
+        where = ["tmpfs", str(self._folder)]
+        command = ["mount", "-t", "tmpfs", "-o", f"{option}={self._kib}k", *where]
+        subprocess.run(command, check=True)
+
+
+@contextmanager
+def _disk(folder: Path, kib: int) -> Iterator[Disk]:
+    folder.mkdir(parents=True)
+    disk = Disk(folder, kib)
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def _batches(checkpoint: Path) -> int:
+    planned = [int(path.name) for path in (checkpoint / "offsets").glob("*") if path.name.isdigit()]
+    return max(planned, default=-1) + 1
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_disk_of_the_checkpoints_fills_up(
+    spark: SparkSession,
+    feed: Feed,
+    options: dict[str, str],
+    kafka_broker: KafkaBroker,
+    topics: KafkaTopics,
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "driver"
+    checkpoints = [folder / "checkpoint-0", folder / "checkpoint-1"]
+    feed.create("orders", shards=2)
+    feed.put("orders", 50)
+    shards = Shards(feed, "orders", random.Random(17), lambda: _batches(checkpoints[0]))
+    partitions = Partitions(kafka_broker, topics, lambda: _batches(checkpoints[1]))
+    queries = [
+        options | {"slots": str(SLOTS)},
+        query_options(kafka_broker.options, partitions.topic),
+    ]
+
+    def run(trigger: str) -> list[str | None]:
+        formats = ("kinesis-ssp", "kafka-ssp")
+        with Driver(folder, queries, sources=formats, trigger=trigger) as driver:
+            return [result["failure"] for result in driver.results()]
+
+    with _disk(checkpoints[0], 256) as of_kinesis, _disk(checkpoints[1], 256) as of_kafka:
+        disks = (of_kinesis, of_kafka)
+        with (
+            Background(shards.put, pause_s=0.05),
+            kafka_traffic(partitions.feed, partitions.topic, meanwhile=partitions.expand),
+        ):
+            # The driver ends with the first query that runs out of space.
+            for _ in range(3):
+                (failure,) = run("as fast as possible")
+                assert failure is not None
+                assert "No space left on device" in failure
+                full = [disk for disk in disks if disk.is_full]
+                assert full, failure
+                for disk in full:
+                    disk.grow(2)
+        for disk in disks:
+            disk.grow(64)
+        assert run("available now") == [None, None]
+        shards.check(spark, folder / "output-0")
+        partitions.check(spark, folder / "output-1")
