@@ -152,6 +152,7 @@ class Lossy(Histories):
         "failed: data-loss",
         "long pause",
         "loss reported",
+        "records missed",
         "stream recreated",
     )
 
@@ -162,6 +163,18 @@ class Lossy(Histories):
             self.query.stop()
         self.world.pass_time(hours * HOUR_MS)
         self._happened("long pause")
+
+    @precondition(lambda self: self.streams)
+    @rule(stream=small_index, hours=st.sampled_from([13, 23, 25, 30]))
+    def miss_records(self, stream: int, hours: int) -> None:
+        """Records come while the query is stopped, and others hours later."""
+        self.query.stop()
+        for _ in range(2):
+            self._put_many(self._stream(stream), 0, 5, {})
+            self.world.pass_time(hours * HOUR_MS // 2)
+        self._put_many(self._stream(stream), 0, 5, {})
+        self._step(UNDISTURBED)
+        self._happened("records missed")
 
     @rule(hours=st.integers(2, 30))
     def steady_hours(self, hours: int) -> None:

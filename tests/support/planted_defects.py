@@ -46,7 +46,11 @@ SUITES: Final[Mapping[Kind, Sequence[str]]] = {
         "tests/simulation/kinesis/test_days.py",
         "tests/simulation/kinesis/test_histories.py",
     ),
-    Kind.LEASES: ("tests/simulation/leases", "tests/unit/kinesis_source/leases"),
+    Kind.LEASES: (
+        "tests/simulation/leases",
+        "tests/unit/kinesis_source/leases",
+        "tests/unit/checkpoint/coordination",
+    ),
     Kind.KAFKA: (
         "tests/unit/kafka_source/test_planner_histories.py",
         "tests/unit/kafka_source/test_planner_moves.py",

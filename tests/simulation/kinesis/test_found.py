@@ -88,6 +88,24 @@ def read_to_the_end_of_a_parent(orders: Scene) -> None:
     orders.put(3)
 
 
+def test_the_loss_of_records_that_came_while_the_query_was_stopped_is_no_secret(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes)
+    orders.put(3)
+    orders.start()
+    orders.run()
+    orders.query.stop()
+    orders.put(3)
+    orders.world.pass_time(30 * HOUR_MS)
+    orders.put(3)
+    orders.start()
+    assert isinstance(orders.failure(), DataLossError)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
+
+
 def test_the_loss_of_a_child_that_was_never_begun_is_no_secret(scenes: ExitStack) -> None:
     orders = scene(scenes)
     read_to_the_end_of_a_parent(orders)

@@ -10,7 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
@@ -209,11 +209,23 @@ def test_a_merged_shard_waits_for_the_parent_that_another_query_reads() -> None:
     assert twice(scene.read) == []
 
 
+_RETURNS_BEHIND_THE_LEASES = [
+    ("drain", 0),
+    ("to the tip", 0),
+    ("put", 20),
+    ("join", 0),
+    ("work", 30),
+    ("drain", 0),
+    ("return", 1),
+    ("work", 60),
+]
+"""A run to the tip comes back, after another query has read on in its shards."""
 _amount = settings(max_examples=max(10, AMOUNT.histories // 10))
 
 
 @_amount
 @given(st.lists(_gentle, max_size=20))
+@example(_RETURNS_BEHIND_THE_LEASES)
 def test_whoever_leaves_in_an_orderly_way_leaves_nothing_to_read_twice(
     acts: list[tuple[str, int]],
 ) -> None:
