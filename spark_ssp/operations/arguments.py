@@ -30,7 +30,7 @@ from spark_ssp.kinesis_source.options.connection import (
 )
 from spark_ssp.kinesis_source.options.parse import has_lease_role, lease_role
 from spark_ssp.kinesis_source.options.values import KINESIS_OPTIONS, LeaseOptions, table_connection
-from spark_ssp.operations.limits import YEAR_MS
+from spark_ssp.operations.health import YEAR_MS
 
 F = TypeVar("F", bound=Callable[..., Any])
 _SOURCE: Final = "spark-ssp"

@@ -19,8 +19,10 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from spark_ssp.common.errors import NEW_CHECKPOINT, SspError
+from spark_ssp.common.errors import NEW_CHECKPOINT, InvalidOptionsError, OptionProblem, SspError
 from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.options.spec import BadValueError
+from spark_ssp.common.options.values import duration
 from spark_ssp.common.times import duration_text
 
 FAILING_STARTS: Final = 3
@@ -605,3 +607,24 @@ def unreadable(error: SspError, missing: str = "") -> Finding:
     """Return the finding for something that could not be read. `missing`: the beginning of its
     reason, with what is not known for that."""
     return unknown(f"{missing}{error.subject}: found {error.found}", error.next_step)
+
+
+# --- Limits as a program gives them --------------------------------------------------------------
+
+
+YEAR_MS: Final = 365 * 24 * 3_600_000
+
+
+def limits_of(subject: str, **given: str) -> Limits:
+    """Return the limits by their names without the unit. Raises InvalidOptionsError, which names
+    the subject."""
+    found: dict[str, int] = {}
+    problems: list[OptionProblem] = []
+    for name, text in given.items():
+        try:
+            found[f"{name}_ms"] = duration(1, YEAR_MS)(text)
+        except BadValueError as error:
+            problems += error.problems(name)
+    if problems:
+        raise InvalidOptionsError(subject, problems)
+    return Limits(**found)

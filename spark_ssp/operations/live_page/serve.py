@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from spark_ssp.common import clock
 from spark_ssp.common.spark.requirement import missing_extra
-from spark_ssp.operations.limits import limits_of
+from spark_ssp.operations.health import limits_of
 from spark_ssp.operations.live_page.page import page
 from spark_ssp.operations.live_page.timelines import Timelines
 from spark_ssp.operations.progress import Subscription, subscribe

@@ -7,8 +7,7 @@ import threading
 from typing import Protocol
 
 from spark_ssp.operations.health import Limits
-from spark_ssp.operations.live_page.banner import Assessed
-from spark_ssp.operations.live_page.page import Content, Parts, content, query_parts
+from spark_ssp.operations.live_page.page import Assessed, Content, Parts, content, query_parts
 from spark_ssp.operations.live_page.svg import axis_of
 from spark_ssp.operations.live_page.timeline import QueryTimeline
 from spark_ssp.operations.observed_queries import MAX_ENDED, ObservedQueries, ObservedQuery

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_ssp.common import clock
 from spark_ssp.common.spark.requirement import missing_extra
-from spark_ssp.operations.limits import limits_of
+from spark_ssp.operations.health import limits_of
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
 from spark_ssp.operations.metrics.readings import (
     MetricsPublisher,
