@@ -30,7 +30,6 @@ from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.operations.health import Finding, Part, Query, Reader, Verdict, unknown, unreadable
-from spark_ssp.operations.inspection.kinesis_parts import shared_parts
 from spark_ssp.operations.inspection.lease_table import (
     ObservedTable,
     ShardLease,
@@ -41,6 +40,7 @@ from spark_ssp.operations.inspection.lease_table import (
     streams_of,
     without_namesakes,
 )
+from spark_ssp.operations.inspection.parts import shared_parts
 from spark_ssp.operations.inspection.streams import ListedStream, References, list_streams
 
 _THREADS: Final = 8

@@ -20,9 +20,8 @@ from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.operations.health import Finding, Limits, Part, Query, Verdict, unknown, unreadable
 from spark_ssp.operations.inspection.checkpoint_folder import DamagedFileError, Folder
-from spark_ssp.operations.inspection.kafka_parts import kafka_parts
-from spark_ssp.operations.inspection.kinesis_parts import kinesis_parts
 from spark_ssp.operations.inspection.lease_table import ObservedTable
+from spark_ssp.operations.inspection.parts import kafka_parts, kinesis_parts
 from spark_ssp.operations.inspection.positions import Earlier
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,

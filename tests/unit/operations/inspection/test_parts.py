@@ -13,7 +13,7 @@ from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.topic import partition_of
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.operations.health import Behind, Part, Reader, Verdict
-from spark_ssp.operations.inspection.kafka_parts import kafka_parts
+from spark_ssp.operations.inspection.parts import kafka_parts
 from spark_ssp.operations.inspection.positions import Earlier
 from spark_ssp.operations.inspection.spark_checkpoint import (
     KAFKA,
