@@ -12,9 +12,9 @@ import pytest
 from spark_ssp.grouping.identifiers import hash_of
 from spark_ssp.operations.acceptance import rules
 from spark_ssp.operations.acceptance.account import Kind
-from spark_ssp.operations.acceptance.report import cli_options, costs, scrubbed
 from spark_ssp.operations.acceptance.rules import Put, Row
 from spark_ssp.operations.acceptance.steps import Plan
+from spark_ssp.operations.commands.acceptance import cli_options, costs, scrubbed
 from spark_ssp.testing.kinesis import KinesisState
 from tests.support.kinesis.embedded_calls import FIRST, ORDERS, SECOND, answered
 

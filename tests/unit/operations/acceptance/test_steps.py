@@ -15,9 +15,9 @@ import pytest
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.operations.acceptance.account import Kind, Thing, deletion_command
 from spark_ssp.operations.acceptance.queries import query_options
-from spark_ssp.operations.acceptance.report import findings
 from spark_ssp.operations.acceptance.rules import Check
 from spark_ssp.operations.acceptance.steps import Plan, Proof, Status, prove
+from spark_ssp.operations.commands.acceptance import findings
 from spark_ssp.testing.kinesis import Limits, UnusualAnswers
 from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
