@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from spark_ssp.operations.commands import doctor
-from spark_ssp.operations.inspection import interpreters
-from spark_ssp.operations.inspection.interpreters import task_interpreter
+from spark_ssp.operations.commands.doctor import task_interpreter
 from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.contract.operations.conftest import KEYS, Cloud
 from tests.support.kafka.topics import KafkaTopics
@@ -123,7 +122,7 @@ def test_a_slow_interpreter_is_not_a_wrong_one(
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     program.chmod(0o755)
     monkeypatch.setenv("PYSPARK_PYTHON", str(program))
-    monkeypatch.setattr(interpreters, "_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(doctor, "_PYTHON_TIMEOUT_S", 0.1)
     levels = {one["check"]: one["level"] for one in run("doctor", "--json").document()}
     assert levels["Python of the JVM"] == "warning"
 
