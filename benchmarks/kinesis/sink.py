@@ -36,8 +36,7 @@ from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.columns import SinkColumns
 from spark_ssp.kinesis_source.sink.options import SinkOptions
-from spark_ssp.kinesis_source.sink.process_wide import LEARNED_RATES, TargetCache
-from spark_ssp.kinesis_source.sink.writer import RecordWriter
+from spark_ssp.kinesis_source.sink.writer import LEARNED_RATES, RecordWriter, TargetCache
 from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
 
 KEYS: Final = 5_000

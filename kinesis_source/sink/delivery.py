@@ -25,7 +25,13 @@ from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.times import seconds_text
 from spark_ssp.grouping.identifiers import HashRange, ShardId, hash_of
 from spark_ssp.kinesis_source.model.shard import PutEntries, PutOutcome
-from spark_ssp.kinesis_source.sink.aggregation import PackedRecord, Packing, unsupported_aggregates
+from spark_ssp.kinesis_source.sink.aggregation import (
+    ANY_SHARD,
+    PackedRecord,
+    Packing,
+    ShardMap,
+    unsupported_aggregates,
+)
 from spark_ssp.kinesis_source.sink.columns import Rows
 from spark_ssp.kinesis_source.sink.encoding import (
     RecordRun,
@@ -34,7 +40,6 @@ from spark_ssp.kinesis_source.sink.encoding import (
     encode_rows,
 )
 from spark_ssp.kinesis_source.sink.pacing import ShardPacer, ShardQueue, Use, Waiting
-from spark_ssp.kinesis_source.sink.shard_map import ANY_SHARD, ShardMap
 
 MAX_RECORDS: Final = 500
 MAX_BYTES: Final = 10 << 20

@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import pybase64
 
 from spark_ssp.grouping.identifiers import ShardId
+from spark_ssp.kinesis_source.sink.aggregation import ShardMap
 from spark_ssp.kinesis_source.sink.columns import Rows
-from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 
 if TYPE_CHECKING:
     from spark_ssp.kinesis_source.sink.aggregation import PackedRecord

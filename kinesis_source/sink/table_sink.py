@@ -33,8 +33,7 @@ from spark_ssp.kinesis_source.sink.columns import SinkColumns
 from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
 from spark_ssp.kinesis_source.sink.options import SinkOptions, parse_sink_options
 from spark_ssp.kinesis_source.sink.pacing import first_share
-from spark_ssp.kinesis_source.sink.process_wide import LEARNED_RATES, TARGETS, Target
-from spark_ssp.kinesis_source.sink.writer import RecordWriter
+from spark_ssp.kinesis_source.sink.writer import LEARNED_RATES, TARGETS, RecordWriter, Target
 
 if TYPE_CHECKING:
     import pyarrow as pa

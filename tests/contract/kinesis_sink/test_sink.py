@@ -25,7 +25,7 @@ from spark_ssp.kinesis_source.model.deaggregation import open_aggregate
 from spark_ssp.kinesis_source.model.shard import StreamDescription, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
-from spark_ssp.kinesis_source.sink.process_wide import TargetCache
+from spark_ssp.kinesis_source.sink.writer import TargetCache
 from spark_ssp.testing.kinesis import Distribution, EmbeddedKinesis, StreamMode
 from spark_ssp.testing.kinesis.state.faults import (
     DropConnection,
@@ -304,7 +304,7 @@ def test_each_stream_is_described_once_in_a_task(
     kinesis: EmbeddedKinesis, connected: Boto3Kinesis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also if the process does not remember all of them."""
-    monkeypatch.setattr("spark_ssp.kinesis_source.sink.process_wide._MAX_TARGETS", 1)
+    monkeypatch.setattr("spark_ssp.kinesis_source.sink.writer._MAX_TARGETS", 1)
     names = ["orders", "payments", "returns"]
     for name in names[1:]:
         kinesis.state.create_stream(name, shards=1)

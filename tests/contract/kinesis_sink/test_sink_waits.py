@@ -15,7 +15,7 @@ from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef
-from spark_ssp.kinesis_source.sink.shard_map import ShardMap
+from spark_ssp.kinesis_source.sink.aggregation import ShardMap
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from spark_ssp.testing.kinesis.state.faults import RejectRecords
 from tests.support.kinesis.sink_writer import Entry, batch, data_of, entries_of, rows, write, writer

@@ -26,7 +26,7 @@ from spark_ssp.common.aws.http_exchange import post
 from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
-from spark_ssp.kinesis_source.sink.process_wide import LearnedRates
+from spark_ssp.kinesis_source.sink.writer import LearnedRates
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.sink_writer import batch, writer
 

@@ -19,8 +19,7 @@ from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.columns import Rows, SinkColumns
 from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
 from spark_ssp.kinesis_source.sink.options import SinkOptions
-from spark_ssp.kinesis_source.sink.process_wide import TargetCache
-from spark_ssp.kinesis_source.sink.writer import RecordWriter
+from spark_ssp.kinesis_source.sink.writer import RecordWriter, TargetCache
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 
 COLUMNS = SinkColumns(data=0, partition_key=1)

@@ -33,9 +33,9 @@ from spark_ssp.kinesis_source.sink.aggregation import (
     PackedRecord,
     Packing,
     Row,
+    ShardMap,
     take_record,
 )
-from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 from tests.support.kcl.kpl import chunk, number, seal
 from tests.support.kinesis.pages import page, slice_of
 from tests.support.kinesis.sink_writer import Entry, rows_of

@@ -35,10 +35,10 @@ from spark_ssp.kinesis_source.sink.aggregation import (
     AggregateLimits,
     PackedRecord,
     Row,
+    ShardMap,
     group_by_shard,
     take_record,
 )
-from spark_ssp.kinesis_source.sink.shard_map import ShardMap
 from tests.support.kcl.kpl import new_message, seal
 
 MIB = 1 << 20

@@ -15,7 +15,7 @@ from spark_ssp.common.errors import ServiceUnavailableError, UnsupportedError
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
 from spark_ssp.kinesis_source.model.deaggregation import open_aggregate
 from spark_ssp.kinesis_source.model.shard import PutOutcome, Shard
-from spark_ssp.kinesis_source.sink.aggregation import AggregateLimits, Packing
+from spark_ssp.kinesis_source.sink.aggregation import ANY, AggregateLimits, Packing, ShardMap
 from spark_ssp.kinesis_source.sink.delivery import (
     MAX_BYTES,
     MAX_RECORDS,
@@ -29,7 +29,6 @@ from spark_ssp.kinesis_source.sink.pacing import (
     LinkWindow,
     Upload,
 )
-from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
 from tests.support.kinesis.sink_writer import Entry, entries_of, rows_of
 
 LAYOUTS = (1, 2, 4)

@@ -14,9 +14,9 @@ from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumb
 from spark_ssp.kinesis_source.client.messages import ENCODERS, to_parameters
 from spark_ssp.kinesis_source.model.shard import PutEntries, Shard
 from spark_ssp.kinesis_source.sink import encoding
+from spark_ssp.kinesis_source.sink.aggregation import ANY, ShardMap
 from spark_ssp.kinesis_source.sink.columns import RecordLimits, SinkColumns, checked_rows
 from spark_ssp.kinesis_source.sink.encoding import RecordRun, encode_by_shard, encode_rows
-from spark_ssp.kinesis_source.sink.shard_map import ANY, ShardMap
 from tests.support.kinesis.sink_writer import Entry, entries_of, rows_of
 
 KEYS = st.one_of(

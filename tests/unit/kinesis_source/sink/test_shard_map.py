@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
 from spark_ssp.kinesis_source.model.shard import Shard
-from spark_ssp.kinesis_source.sink.shard_map import ShardMap
+from spark_ssp.kinesis_source.sink.aggregation import ShardMap
 
 
 def shard(name: str, first: int, last: int, *, closed: bool = False) -> Shard:
