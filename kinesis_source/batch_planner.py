@@ -43,15 +43,6 @@ from spark_ssp.kinesis_source.planning.active_shards import (
     is_one_to_one,
 )
 from spark_ssp.kinesis_source.planning.batch_log import BatchLog, warn_of_next_batches
-from spark_ssp.kinesis_source.planning.chained_children import (
-    Child,
-    Generation,
-    in_slots_of_parents,
-    next_children,
-    with_unread_children,
-    within_bounds,
-    without_ended_ancestors,
-)
 from spark_ssp.kinesis_source.planning.data_loss import (
     report_missed_children,
     report_recreated_stream,
@@ -59,10 +50,17 @@ from spark_ssp.kinesis_source.planning.data_loss import (
     report_vanished_shard,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import (
+    Child,
+    Generation,
     check_leases,
+    in_slots_of_parents,
     max_caught_up_age_ms,
+    next_children,
     same_positions,
     skipped_shards,
+    with_unread_children,
+    within_bounds,
+    without_ended_ancestors,
     without_removed,
 )
 from spark_ssp.kinesis_source.planning.key_placement import PlacementWatch, families
@@ -302,7 +300,7 @@ class BatchPlanner:
 
     def next_offset_of_all(self, start: Offset) -> Offset | None:
         """Return the end of a batch of all records that the streams contain now, except those of
-        children that `chained_children` leaves to the next batch; as `next_offset`. It may be the
+        children that `next_children` leaves to the next batch; as `next_offset`. It may be the
         query's only batch."""
         self.stop_at_latest()
         try:

@@ -21,7 +21,6 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.planning.active_shards import Listings
-from spark_ssp.kinesis_source.planning.chained_children import keys_of
 from spark_ssp.kinesis_source.planning.data_loss import (
     Evidence,
     check_absent_start,
@@ -30,6 +29,7 @@ from spark_ssp.kinesis_source.planning.data_loss import (
     limited_start,
     warn_start_moved,
 )
+from spark_ssp.kinesis_source.planning.input_partitions import keys_of
 from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
 from spark_ssp.kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
 from spark_ssp.kinesis_source.probing.alignment import TOLERANCE_MS, BatchAlignment

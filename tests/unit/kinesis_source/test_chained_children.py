@@ -20,7 +20,7 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.options.values import SlotAssignment
-from spark_ssp.kinesis_source.planning import chained_children
+from spark_ssp.kinesis_source.planning import input_partitions
 from spark_ssp.kinesis_source.planning.active_shards import ActiveShards, ancestors
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
@@ -131,7 +131,7 @@ def test_by_hash_range_only_children_in_the_slots_of_their_parents() -> None:
 
 
 def test_a_component_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chained_children, "MAX_COMPONENT_SHARDS", 4)
+    monkeypatch.setattr(input_partitions, "MAX_COMPONENT_SHARDS", 4)
     world = World(shards=1).settle()
     put = world.put(30)
     for number in range(3):
@@ -318,7 +318,7 @@ def test_all_records_of_a_stop_are_read_in_two_batches_however_often_it_was_resh
 
     chained = dict(world.offset.assignment)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chained_children, "MAX_COMPONENT_SHARDS", 0)
+        patch.setattr(input_partitions, "MAX_COMPONENT_SHARDS", 0)
         world.offset = begin
         world.restart(align_batches=False)
         assert sorted(world.drain(limits)) == sorted(put)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ssp.kinesis_source.planning import chained_children
+from spark_ssp.kinesis_source.planning import input_partitions
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.planning import shard_id
@@ -61,7 +61,7 @@ def test_shards_that_follow_a_split_are_read_after_it_or_by_the_next_run(
     world.state.split("orders", shard_id(0))
     put += world.put(20)
     assert sorted(run_of_one_batch(world)) == sorted(put)
-    monkeypatch.setattr(chained_children, "MAX_COMPONENT_SHARDS", 1)
+    monkeypatch.setattr(input_partitions, "MAX_COMPONENT_SHARDS", 1)
     world.state.split("orders", shard_id(1))
     second = world.put(20)
     read = run_of_one_batch(world)

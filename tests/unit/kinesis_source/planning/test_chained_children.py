@@ -22,16 +22,17 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.planning.active_shards import ActiveShards
-from spark_ssp.kinesis_source.planning.chained_children import (
+from spark_ssp.kinesis_source.planning.input_partitions import (
     MAX_COMPONENT_SHARDS,
     Child,
     Components,
     in_slots_of_parents,
     next_children,
+    plan_ranges,
+    skipped_shards,
     with_unread_children,
     within_bounds,
 )
-from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges, skipped_shards
 from tests.support.kinesis.planning import listed, shard_id
 from tests.support.kinesis.shards import key
 
