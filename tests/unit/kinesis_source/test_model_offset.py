@@ -21,7 +21,6 @@ from spark_ssp.common.locations import MAX_BYTES
 from spark_ssp.common.versioned_json import Json, OffsetCache
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
 from spark_ssp.kinesis_source.model import offset as offset_module
-from spark_ssp.kinesis_source.model import packed_entries
 from spark_ssp.kinesis_source.model.offset import (
     BEFORE_FIRST_BATCH,
     MOST_READABLE,
@@ -29,8 +28,9 @@ from spark_ssp.kinesis_source.model.offset import (
     StreamEntry,
     decode,
     encode,
+    open_tables,
+    seal_tables,
 )
-from spark_ssp.kinesis_source.model.packed_entries import seal
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -391,7 +391,7 @@ def test_a_golden_offset_of_many_shards_reads_as_it_was_meant() -> None:
     written = encode(_resharded())
     assert decode(stored) == decode(written) == _resharded()
     # Two versions of zlib write other text for the same tables.
-    packed = [packed_entries.opened(document.pop("packed")) for document in (stored, written)]
+    packed = [open_tables(document.pop("packed")) for document in (stored, written)]
     assert packed[0] == packed[1]
     assert stored == written
     assert stored["shards"] == {
@@ -418,9 +418,9 @@ def _first(tables: Any) -> Any:
 
 def _packed(edit: Callable[[Any], None]) -> Json:
     document = encode(_resharded())
-    tables = packed_entries.opened(document["packed"])
+    tables = open_tables(document["packed"])
     edit(tables)
-    return {**document, "packed": packed_entries.seal(tables)}
+    return {**document, "packed": seal_tables(tables)}
 
 
 @pytest.mark.parametrize(
@@ -428,8 +428,8 @@ def _packed(edit: Callable[[Any], None]) -> Json:
     [
         (encode(_resharded()) | {"packed": "eNrl"}, "cannot be opened"),
         (encode(_resharded()) | {"packed": "no base64"}, "cannot be opened"),
-        (encode(_resharded()) | {"packed": seal({})[:-8]}, "cannot be opened"),
-        (encode(_resharded()) | {"packed": seal("x" * (MAX_BYTES + 1))}, "cannot be opened"),
+        (encode(_resharded()) | {"packed": seal_tables({})[:-8]}, "cannot be opened"),
+        (encode(_resharded()) | {"packed": seal_tables("x" * (MAX_BYTES + 1))}, "cannot be opened"),
         (encode(_resharded()) | {"packed": 7}, "'int'"),
         (encode(_resharded()) | {"shards": {"orders": {"ssp": 302}}}, "shards"),
         (encode(_resharded()) | {"more": 1}, "the unknown key 'more'"),
