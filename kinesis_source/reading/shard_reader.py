@@ -1,7 +1,7 @@
 """Reads one shard's range, page by page, in order, until its end.
 
 This is the only loop that fetches records for Spark. `page_rows` selects the records of a page and
-builds their rows, `data_loss_checks` decides what a missing record means, and `fetch_pacing` sets
+builds their rows, `data_loss` decides what a missing record means, and `fetch_pacing` sets
 the pace and the sizes.
 
 A range may begin with an expected record: its start record, or the record with which the batch is
@@ -47,8 +47,8 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
+from spark_ssp.kinesis_source.planning.data_loss import DataLossChecks
 from spark_ssp.kinesis_source.reading.arrow_batches import memory_bytes
-from spark_ssp.kinesis_source.reading.data_loss_checks import DataLossChecks
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
 from spark_ssp.kinesis_source.reading.fetch_pacing import (
     EndWait,

@@ -17,8 +17,8 @@ from spark_ssp.kinesis_source.batch_planner import BatchPlanner
 from spark_ssp.kinesis_source.model.offset import decode
 from spark_ssp.kinesis_source.model.ranges import ShardRange
 from spark_ssp.kinesis_source.model.shard import AfterRecord, ShardState
+from spark_ssp.kinesis_source.planning.data_loss import DataLossChecks
 from spark_ssp.kinesis_source.probing.probe_rate_limiter import PAUSE_S, RETRIES
-from spark_ssp.kinesis_source.reading.data_loss_checks import DataLossChecks
 from spark_ssp.kinesis_source.source import KinesisStreamReader, SlotPartition
 from tests.support.fakes.formula_kinesis import FormulaKinesis, index_of, number_of
 

@@ -16,10 +16,10 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.offset import decode, encode
 from spark_ssp.kinesis_source.model.ranges import SlotRange
 from spark_ssp.kinesis_source.model.shard import EpochMillis, Retention, StreamRef
+from spark_ssp.kinesis_source.planning.data_loss import DataLossChecks
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
 from spark_ssp.kinesis_source.planning.shard_discovery import DESCRIBE_INTERVAL_MS
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
-from spark_ssp.kinesis_source.reading.data_loss_checks import DataLossChecks
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.planner_world import HOUR_MS, Batch, World
