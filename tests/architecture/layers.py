@@ -91,8 +91,7 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
         ".": "",
         "kafka": "",
         "kinesis.state": "",
-        "kinesis.api": "kinesis.state",
-        "kinesis": "kinesis.api kinesis.state",
+        "kinesis": "kinesis.state",
     },
     "common": {
         ".": "",

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.dispatch import KinesisState
 from spark_ssp.testing.kinesis.state.clock import Clock, ManualClock, SystemClock
 from spark_ssp.testing.kinesis.state.errors import KinesisError
 from spark_ssp.testing.kinesis.state.limits import Limits

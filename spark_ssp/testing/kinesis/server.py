@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.dispatch import KinesisState
 from spark_ssp.testing.kinesis.state.errors import NoAnswer
 from spark_ssp.testing.kinesis.state.subscription import Subscription
 from spark_ssp.testing.kinesis.wire import (

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TypedDict
 
-from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.dispatch import KinesisState
 from spark_ssp.testing.kinesis.server import LOOPBACK, DynamoDbServer, HttpServer
 from spark_ssp.testing.kinesis.state.clock import Clock
 from spark_ssp.testing.kinesis.state.faults import CallLog, Faults

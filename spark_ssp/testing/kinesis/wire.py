@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import orjson
 
-from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.dispatch import KinesisState
 from spark_ssp.testing.kinesis.state.errors import KinesisError, serialization, unknown_operation
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
 from spark_ssp.testing.kinesis.state.request import Json
-from spark_ssp.testing.kinesis.state.shard import Record
+from spark_ssp.testing.kinesis.state.stream import Record
 from spark_ssp.testing.kinesis.state.subscription import ErrorEvent, Event, Subscription
 
 _TARGET_PREFIX = "Kinesis_20131202."

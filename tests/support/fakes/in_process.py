@@ -39,7 +39,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.testing.kinesis.api.dispatch import Answer, KinesisState
+from spark_ssp.testing.kinesis.dispatch import Answer, KinesisState
 from spark_ssp.testing.kinesis.state.errors import KinesisError, NoAnswer
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
 from spark_ssp.testing.kinesis.state.request import Json

@@ -29,7 +29,7 @@ from spark_ssp.kinesis_source.options.values import ConnectionOptions, KinesisOp
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.testing.kinesis import KinesisState, ManualClock
-from spark_ssp.testing.kinesis.state.shard import Record
+from spark_ssp.testing.kinesis.state.stream import Record
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.kinesis.shards import key
 

@@ -19,7 +19,7 @@ import h2.exceptions
 from h2.errors import ErrorCodes
 from h2.settings import SettingCodes, Settings
 
-from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.dispatch import KinesisState
 from spark_ssp.testing.kinesis.server import LOOPBACK, TRANSPORT, Http1Protocol, HttpServer
 from tests.support.kinesis.certificates import write_certificates
 

@@ -23,7 +23,7 @@ from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRa
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
-from spark_ssp.testing.kinesis.state.shard import (
+from spark_ssp.testing.kinesis.state.stream import (
     Record,
     RecordLog,
     Slice,

@@ -16,11 +16,10 @@ from spark_ssp.kinesis_source.model.shard import Position, RecordPage, ShardIter
 from spark_ssp.kinesis_source.planning.key_placement import LONGEST_GAP_S
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import ReadOrder
-from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.dispatch import KinesisState
 from spark_ssp.testing.kinesis.state.clock import ManualClock
 from spark_ssp.testing.kinesis.state.faults import Call, Fault
-from spark_ssp.testing.kinesis.state.shard import Shard
-from spark_ssp.testing.kinesis.state.stream import Distribution, StreamMode
+from spark_ssp.testing.kinesis.state.stream import Distribution, Shard, StreamMode
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.kcl.kpl import Put as KplPut
 from tests.support.kcl.kpl import aggregate

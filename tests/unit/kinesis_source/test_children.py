@@ -16,7 +16,7 @@ from spark_ssp.kinesis_source.model.shard import (
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.testing.kinesis import ManualClock
-from spark_ssp.testing.kinesis.api.dispatch import KinesisState
+from spark_ssp.testing.kinesis.dispatch import KinesisState
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.planner_world import World as PlannerWorld
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from spark_ssp.testing.kinesis.state.errors import expired_iterator, invalid_argument
 from spark_ssp.testing.kinesis.state.request import seal, unseal
-from spark_ssp.testing.kinesis.state.shard import Record, Shard, decode_number, shard_id
-from spark_ssp.testing.kinesis.state.stream import Stream
+from spark_ssp.testing.kinesis.state.stream import Record, Shard, Stream, decode_number, shard_id
 
 ITERATOR_LIFE_MS = 300_000
 MAX_PAGE_BYTES = 10 * 1024 * 1024

@@ -13,10 +13,11 @@ from spark_ssp.testing.kinesis.state.errors import in_use, invalid_argument, not
 from spark_ssp.testing.kinesis.state.faults import CallLog, Faults
 from spark_ssp.testing.kinesis.state.limits import Limits, RateLimiter
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
-from spark_ssp.testing.kinesis.state.shard import Record, Shard
 from spark_ssp.testing.kinesis.state.stream import (
     Change,
     Distribution,
+    Record,
+    Shard,
     Stream,
     StreamMode,
     StreamStatus,

@@ -22,8 +22,7 @@ from spark_ssp.testing.kinesis.state.faults import (
     SubscriptionFault,
 )
 from spark_ssp.testing.kinesis.state.page_reads import Cursor, UnusualAnswers, child_shards
-from spark_ssp.testing.kinesis.state.shard import Record, Shard, Slice, next_second
-from spark_ssp.testing.kinesis.state.stream import Stream
+from spark_ssp.testing.kinesis.state.stream import Record, Shard, Slice, Stream, next_second
 
 LIFE_MS = 300_000
 """A subscription ends after five minutes."""

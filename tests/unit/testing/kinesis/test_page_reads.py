@@ -10,7 +10,7 @@ import pytest
 
 from spark_ssp.testing.kinesis import Delays, KinesisState, ManualClock, UnusualAnswers
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
-from spark_ssp.testing.kinesis.state.shard import decode_number
+from spark_ssp.testing.kinesis.state.stream import decode_number
 from tests.support.kinesis.embedded_calls import FIRST, iterator, outcome, read, texts
 
 START = 1_700_000_000_000

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.testing.kinesis.state import shard
-from spark_ssp.testing.kinesis.state.shard import Record, RecordLog
+from spark_ssp.testing.kinesis.state import stream
+from spark_ssp.testing.kinesis.state.stream import Record, RecordLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,11 @@ def build(steps: list[Put | TrimTo]) -> tuple[RecordLog, list[Row]]:
 def test_the_log_finds_what_the_model_finds(
     steps: list[Put | TrimTo], now: int, probe: int, limit: int, max_bytes: int
 ) -> None:
-    compact_at, shard._COMPACT_AT = shard._COMPACT_AT, 4
+    compact_at, stream._COMPACT_AT = stream._COMPACT_AT, 4
     try:
         log, rows = build(steps)
     finally:
-        shard._COMPACT_AT = compact_at
+        stream._COMPACT_AT = compact_at
     end = log.end
     horizon = rows[0].ordinal if rows else end
     assert log.horizon == horizon

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from spark_ssp.testing.kinesis.api import consumers, records, streams
-from spark_ssp.testing.kinesis.api.streams import stream_in_consumer_arn
+from spark_ssp.testing.kinesis import consumers, records, streams
 from spark_ssp.testing.kinesis.state.errors import (
     KinesisError,
     NoAnswer,
@@ -36,6 +35,7 @@ from spark_ssp.testing.kinesis.state.page_reads import RecordsPage, parse_cursor
 from spark_ssp.testing.kinesis.state.request import Effect, Json, Request, unseal
 from spark_ssp.testing.kinesis.state.service_state import ServiceState
 from spark_ssp.testing.kinesis.state.subscription import Step, Subscription
+from spark_ssp.testing.kinesis.streams import stream_in_consumer_arn
 
 Answer = Json | RecordsPage | Subscription
 Operation = Callable[[ServiceState, Request], Answer]

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_ssp.testing.kinesis.api.records import ITERATOR_TYPES
-from spark_ssp.testing.kinesis.api.streams import consumer_of, stream_of
+from spark_ssp.testing.kinesis.records import ITERATOR_TYPES
 from spark_ssp.testing.kinesis.state import page_reads
 from spark_ssp.testing.kinesis.state.errors import (
     KinesisError,
@@ -28,8 +27,7 @@ from spark_ssp.testing.kinesis.state.request import (
     unseal_next_token,
 )
 from spark_ssp.testing.kinesis.state.service_state import ServiceState
-from spark_ssp.testing.kinesis.state.shard import Shard
-from spark_ssp.testing.kinesis.state.stream import Stream, StreamStatus
+from spark_ssp.testing.kinesis.state.stream import Shard, Stream, StreamStatus
 from spark_ssp.testing.kinesis.state.subscription import (
     Consumer,
     ConsumerStatus,
@@ -39,6 +37,7 @@ from spark_ssp.testing.kinesis.state.subscription import (
     advance,
     open_subscription,
 )
+from spark_ssp.testing.kinesis.streams import consumer_of, stream_of
 
 _MAX_RESULTS = 100
 _MAX_TAGS = 50

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY
-from spark_ssp.testing.kinesis.api.streams import stream_of
 from spark_ssp.testing.kinesis.state import page_reads
 from spark_ssp.testing.kinesis.state.errors import (
     KinesisError,
@@ -32,8 +31,8 @@ from spark_ssp.testing.kinesis.state.request import (
     missing,
 )
 from spark_ssp.testing.kinesis.state.service_state import ServiceState
-from spark_ssp.testing.kinesis.state.shard import Record, Shard
-from spark_ssp.testing.kinesis.state.stream import Distribution, Stream, StreamStatus
+from spark_ssp.testing.kinesis.state.stream import Distribution, Record, Shard, Stream, StreamStatus
+from spark_ssp.testing.kinesis.streams import stream_of
 
 _MAX_BATCH_RECORDS = 500
 _MAX_BATCH_BYTES = 10 * 1024 * 1024

@@ -24,12 +24,12 @@ from spark_ssp.testing.kinesis.state.request import (
     unseal_next_token,
 )
 from spark_ssp.testing.kinesis.state.service_state import ServiceState
-from spark_ssp.testing.kinesis.state.shard import Shard
 from spark_ssp.testing.kinesis.state.stream import (
     MAX_RETENTION_HOURS,
     MIN_RETENTION_HOURS,
     Change,
     Distribution,
+    Shard,
     Stream,
     StreamMode,
     StreamStatus,
