@@ -18,14 +18,13 @@ from spark_ssp.checkpoint.assignments.sync import AssignmentSync, with_store_uri
 from spark_ssp.common.errors import AccessError, IncompatibleStateError
 from spark_ssp.common.logs import abbreviate, count_of, versions
 from spark_ssp.common.times import time_text
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, SINGLE, TaskAssignment, inherit
 from spark_ssp.grouping.fixed_tasks import FixedTasks, PartitionCountError
 from spark_ssp.grouping.identifiers import (
     EpochMillis,
     StreamName,
     SystemStreamPartition,
 )
-from spark_ssp.grouping.merging import SINGLE, inherit
 from spark_ssp.kafka_source.client.api import KafkaService
 from spark_ssp.kafka_source.model.offset import Offset, without_topics
 from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges

@@ -9,10 +9,9 @@ from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.checkpoint.assignments.sync import with_store_uri
 from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError, OptionProblem
 from spark_ssp.common.logs import abbreviate, count_of, versions
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, restrict_to, up_to
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.grouping.identifiers import SystemStreamPartition
-from spark_ssp.grouping.merging import restrict_to, up_to
 from spark_ssp.kafka_source.batch_planner import describe_topics
 from spark_ssp.kafka_source.client.api import KafkaService
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset

@@ -22,8 +22,8 @@ from benchmarks.planning import partition_planning
 from benchmarks.support.growth import cpu_ms
 from benchmarks.support.report import Report
 from spark_ssp.common.versioned_json import Json
+from spark_ssp.grouping.assignment import GroupBySystemStreamPartition
 from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import GroupBySystemStreamPartition
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model import offset as kafka

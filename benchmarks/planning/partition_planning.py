@@ -21,8 +21,8 @@ from typing import Final
 
 from benchmarks.support.growth import Work, add_grown, columns, draw, grown
 from benchmarks.support.report import OUTPUT, Report
+from spark_ssp.grouping.assignment import GroupByPartition
 from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import GroupByPartition
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kafka_source.model.ranges import plan_ranges

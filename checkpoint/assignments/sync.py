@@ -23,13 +23,12 @@ from spark_ssp.checkpoint.assignments.store import (
     store_subject,
 )
 from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
-from spark_ssp.grouping.identifiers import SystemStreamPartition
-from spark_ssp.grouping.merging import (
+from spark_ssp.grouping.assignment import (
     GROUPER,
+    NO_ASSIGNMENT,
     SINGLE,
     Contradiction,
+    TaskAssignment,
     contradiction,
     inherit,
     merged,
@@ -37,6 +36,8 @@ from spark_ssp.grouping.merging import (
     restrict_to,
     up_to,
 )
+from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
+from spark_ssp.grouping.identifiers import SystemStreamPartition
 
 _ATTEMPTS: Final = 50
 """Attempts while other queries write first. Each of them writes once at its start."""

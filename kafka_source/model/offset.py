@@ -40,9 +40,9 @@ from spark_ssp.grouping.assignment import (
     decode_assignment,
     encode_assignment,
     encode_assignment_v1,
+    restrict_to,
 )
 from spark_ssp.grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
-from spark_ssp.grouping.merging import restrict_to
 from spark_ssp.kafka_source.model.topic import SYSTEM, TopicId, kafka_name, partition_of
 
 OFFSET_VERSION = 2

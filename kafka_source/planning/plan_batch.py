@@ -21,7 +21,15 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.assignment import (
+    NO_ASSIGNMENT,
+    AllSspToSingleTask,
+    GroupByPartition,
+    GroupBySystemStreamPartition,
+    Grouper,
+    TaskAssignment,
+    inherit,
+)
 from spark_ssp.grouping.fixed_tasks import (
     REGROUP_OR_AFRESH,
     FixedTasks,
@@ -31,12 +39,6 @@ from spark_ssp.grouping.fixed_tasks import (
     PartitionExpansionAlgorithm,
     load_expansion_algorithm,
 )
-from spark_ssp.grouping.groupers import (
-    AllSspToSingleTask,
-    GroupByPartition,
-    GroupBySystemStreamPartition,
-    Grouper,
-)
 from spark_ssp.grouping.identifiers import (
     StreamName,
     SystemStream,
@@ -44,7 +46,6 @@ from spark_ssp.grouping.identifiers import (
     TaskName,
     WorkerId,
 )
-from spark_ssp.grouping.merging import inherit
 from spark_ssp.kafka_source.model.offset import Offset, Split
 from spark_ssp.kafka_source.model.topic import SYSTEM, TopicId
 from spark_ssp.kafka_source.options.values import GrouperName, KafkaOptions

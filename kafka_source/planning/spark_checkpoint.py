@@ -18,10 +18,9 @@ from typing import Any, Final
 
 from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
 from spark_ssp.common.versioned_json import Json, whole_number
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment, up_to
 from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
-from spark_ssp.grouping.merging import up_to
 from spark_ssp.kafka_source.model.offset import (
     BEFORE_FIRST_BATCH,
     Offset,

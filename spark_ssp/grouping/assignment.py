@@ -1,4 +1,7 @@
-"""Assignments of partitions to tasks, and their JSON, version 2.
+"""The assignment of partitions to tasks: the groupers that make it, its JSON, and its merges. The
+tasks of an assignment are kept through an expansion by `fixed_tasks`.
+
+The JSON, version 2:
 
     {"v": 2, "grouper": "partition",
      "counts": {"kafka": {"orders": [2, 4], "clicks": [2]}},
@@ -21,22 +24,147 @@ In version 1 `tasks` is always present and has the partitions of all streams.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from spark_ssp.common.errors import NEW_CHECKPOINT
+from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.versioned_json import Codec, Json, VersionedDocument, whole_number
-from spark_ssp.grouping.groupers import Grouping, grouper_of, tasks_of
 from spark_ssp.grouping.identifiers import (
     StreamName,
     SystemName,
     SystemStream,
     SystemStreamPartition,
     TaskName,
+    WorkerId,
 )
+
+# --- Groupers ------------------------------------------------------------------------------------
+
+
+Grouping = Mapping[TaskName, frozenset[SystemStreamPartition]]
+"""The partitions of each task: disjoint, none empty."""
+
+
+SINGLE: Final = "single"
+"""The label of `AllSspToSingleTask`."""
+_BOUNDED: Final = "partition mod "
+
+
+class Grouper(Protocol):
+    """A strategy for giving partitions their tasks: a pure function of the set of partitions. Every
+    partition is in exactly one task, no task is empty.
+
+    The groupers are Samza's three (`org.apache.samza.container.grouper.stream`), with its task
+    names, without broadcast streams and elasticity.
+    """
+
+    @property
+    def label(self) -> str:
+        """Return the name stored in an assignment. Another label means other tasks."""
+        ...
+
+    def group(
+        self, ssps: Collection[SystemStreamPartition]
+    ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+        """The tasks, sorted by their lowest partition. No partitions, no tasks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupByPartition:
+    """Partition p of every stream goes to the task "Partition p", so streams can be joined.
+    `tasks`, which Samza does not have, bounds the number of tasks from the start: partition p goes
+    to "Partition (p mod tasks)"."""
+
+    tasks: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tasks is not None and self.tasks < 1:
+            raise ValueError(f"there must be at least one task, not {self.tasks}")
+
+    @property
+    def label(self) -> str:
+        """The name stored in an assignment."""
+        return "partition" if self.tasks is None else f"{_BOUNDED}{self.tasks}"
+
+    def group(
+        self, ssps: Collection[SystemStreamPartition]
+    ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+        """Assign each partition to a task."""
+        return tasks_of({ssp: self._task(ssp.partition) for ssp in ssps})
+
+    def _task(self, partition: int) -> TaskName:
+        number = partition if self.tasks is None else partition % self.tasks
+        return TaskName(f"Partition {number}")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupBySystemStreamPartition:
+    """One task per partition of each stream, named after it: the most parallel."""
+
+    @property
+    def label(self) -> str:
+        """The name stored in an assignment."""
+        return "ssp"
+
+    def group(
+        self, ssps: Collection[SystemStreamPartition]
+    ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+        """Assign each partition to a task."""
+        return tasks_of({ssp: TaskName(str(ssp)) for ssp in ssps})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllSspToSingleTask:
+    """One task per worker, "Task-<worker>", with all the partitions that the worker reads. A query
+    is one worker, so it gets one task. (Samza gives every worker's task all partitions and leaves
+    sharing them out to the consumer.)"""
+
+    worker: WorkerId
+
+    @property
+    def label(self) -> str:
+        """See `Grouper.label`. The same for every worker: a query keeps its task."""
+        return SINGLE
+
+    def group(
+        self, ssps: Collection[SystemStreamPartition]
+    ) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+        """Assign each partition to a task."""
+        return tasks_of(dict.fromkeys(ssps, TaskName(f"Task-{self.worker}")))
+
+
+def grouper_of(label: str) -> Grouper | None:
+    """Return the grouper of this label; None for one whose tasks do not follow from the label."""
+    if label == GroupBySystemStreamPartition().label:
+        return GroupBySystemStreamPartition()
+    if label == GroupByPartition().label:
+        return GroupByPartition()
+    tasks = label.removeprefix(_BOUNDED)
+    if label.startswith(_BOUNDED) and tasks.isdecimal() and int(tasks):
+        bounded = GroupByPartition(tasks=int(tasks))
+        return bounded if bounded.label == label else None
+    return None
+
+
+def tasks_of(
+    owners: Mapping[SystemStreamPartition, TaskName],
+) -> dict[TaskName, frozenset[SystemStreamPartition]]:
+    """The partitions of each task, from the task of each partition; sorted by their lowest. As
+    text, "Partition 10" would come before "Partition 2"."""
+    members: dict[TaskName, set[SystemStreamPartition]] = {}
+    for ssp, task in owners.items():
+        members.setdefault(task, set()).add(ssp)
+    ordered = sorted(members, key=lambda task: (min(members[task]), task))
+    return {task: frozenset(members[task]) for task in ordered}
+
+
+# --- Assignments ---------------------------------------------------------------------------------
+
 
 ASSIGNMENT_VERSION = 2
 
@@ -284,3 +412,165 @@ def _check_counts(
 def is_whole(partitions: set[int] | frozenset[int]) -> bool:
     """Return whether these are all partitions of a stream, 0 to n - 1, and not chosen ones."""
     return partitions == set(range(len(partitions)))
+
+
+# --- Merging -------------------------------------------------------------------------------------
+
+
+GROUPER: Final = "the grouper"
+"""The subject of a contradiction between groupers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contradiction:
+    """A contradiction between two assignments: its subject, and the value in each."""
+
+    about: str
+    stored: str
+    own: str
+
+
+def restrict_to(assignment: TaskAssignment, streams: Collection[SystemStream]) -> TaskAssignment:
+    """Return the part for `streams`; `NO_ASSIGNMENT` if there is no part."""
+    kept = assignment.counts.keys() & set(streams)
+    if not kept:
+        return NO_ASSIGNMENT
+    return TaskAssignment(
+        grouper=assignment.grouper,
+        counts={stream: assignment.counts[stream] for stream in sorted(kept)},
+        tasks=tasks_of(
+            {ssp: task for ssp, task in assignment.owners().items() if ssp.system_stream in kept}
+        ),
+    )
+
+
+def inherit(own: TaskAssignment, others: TaskAssignment) -> TaskAssignment:
+    """Return `own` with the streams of `others` that it does not have. Returns `own` if it has
+    tasks and another grouper made those of `others`. A query with a single task keeps a single
+    task: that of `own`, else the first of `others`."""
+    if not own.tasks:
+        return _at_most_one(others) if others.tasks else own
+    if own.grouper == SINGLE:
+        return own
+    added = restrict_to(others, others.counts.keys() - own.counts.keys())
+    if not added.tasks or added.grouper != own.grouper:
+        return own
+    return _joined(added, own)
+
+
+def _at_most_one(others: TaskAssignment) -> TaskAssignment:
+    if others.grouper != SINGLE or len(others.tasks) == 1:
+        return others
+    everything = frozenset[SystemStreamPartition]().union(*others.tasks.values())
+    return replace(others, tasks={min(others.tasks): everything})
+
+
+def up_to(assignment: TaskAssignment, ssps: Collection[SystemStreamPartition]) -> TaskAssignment:
+    """Return `assignment` as it was when expanded streams had only the partitions in `ssps`. For an
+    older checkpoint or a lagging broker, which see an expansion late. A stream is unchanged if its
+    count in `ssps` is neither one of its counts nor possible between two of them."""
+    owners = assignment.owners()
+    known, present = _by_stream(owners), _by_stream(ssps)
+    counts = dict(assignment.counts)
+    for stream, history in assignment.counts.items():
+        numbers = present.get(stream, frozenset())
+        earlier = tuple(count for count in history if count < len(numbers))
+        later = history[len(earlier)] if len(earlier) < len(history) else 0
+        if (
+            history[0] <= len(numbers) < history[-1]
+            and is_whole(numbers)
+            and is_whole(known[stream])
+            and (
+                later == len(numbers)
+                or (later % len(numbers) == 0 and len(numbers) % earlier[-1] == 0)
+            )
+        ):
+            way = counts_up_to(len(numbers), earlier[-1]) if earlier else (len(numbers),)
+            counts[stream] = (*earlier, *way)
+    if counts == assignment.counts:
+        return assignment
+    tasks = tasks_of(
+        {
+            ssp: task
+            for ssp, task in owners.items()
+            if counts[ssp.system_stream] == assignment.counts[ssp.system_stream]
+            or ssp.partition < counts[ssp.system_stream][-1]
+        }
+    )
+    return TaskAssignment(grouper=assignment.grouper, counts=counts, tasks=tasks)
+
+
+def contradiction(stored: TaskAssignment, own: TaskAssignment) -> Contradiction | None:
+    """Return the first difference, or None if the two agree.
+
+    Queries of a pipeline that read the same streams must give a partition the same task. They do if
+    each starts from the other's assignment, since both apply the same function to it; so two
+    assignments agree if every partition that both have is in the same task. One query may see an
+    expansion before the other.
+
+    If only chosen partitions of a stream are read, both must have the same partitions, except for a
+    query with a single task, which no key can leave.
+    """
+    if not stored.tasks or not own.tasks:
+        return None
+    if stored.grouper != own.grouper:
+        return Contradiction(about=GROUPER, stored=stored.grouper, own=own.grouper)
+    theirs, ours = stored.owners(), own.owners()
+    for ssp, task in ours.items():
+        if theirs.get(ssp, task) != task:
+            return Contradiction(about=f"the task of {ssp}", stored=theirs[ssp], own=task)
+    if own.grouper == SINGLE:
+        return None
+    befores, nows = _by_stream(theirs), _by_stream(ours)
+    for stream in sorted(befores.keys() & nows.keys()):
+        before, now = befores[stream], nows[stream]
+        if before != now and not (is_whole(before) and is_whole(now)):
+            return Contradiction(
+                about=f"the chosen partitions of {stream}",
+                stored=_listed(before),
+                own=_listed(now),
+            )
+    return None
+
+
+def merged(stored: TaskAssignment, own: TaskAssignment) -> TaskAssignment:
+    """Return the union. Equal to `stored` if `own` adds nothing. For assignments without a
+    contradiction. The counts of a stream are those that either has seen: additional counts only
+    divide its partitions finer, which keeps the order of keys."""
+    if not own.tasks:
+        return stored
+    return _joined(stored, own) if stored.tasks else own
+
+
+def replaced(stored: TaskAssignment, own: TaskAssignment) -> TaskAssignment:
+    """`stored` with the streams of `own` as `own` has them: for streams that are grouped afresh."""
+    if not own.tasks:
+        return stored
+    return _joined(restrict_to(stored, stored.counts.keys() - own.counts.keys()), own)
+
+
+def _joined(first: TaskAssignment, second: TaskAssignment) -> TaskAssignment:
+    owners = {**first.owners(), **second.owners()}
+    counts = {**first.counts, **second.counts}
+    present = _by_stream(owners)
+    for stream in first.counts.keys() & second.counts.keys():
+        seen = {*first.counts[stream], *second.counts[stream]}
+        counts[stream] = _counts(seen, present[stream])
+    return TaskAssignment(grouper=second.grouper, counts=counts, tasks=tasks_of(owners))
+
+
+def _counts(seen: set[int], numbers: frozenset[int]) -> tuple[int, ...]:
+    if is_whole(numbers) and max(seen) == len(numbers):
+        return tuple(sorted(seen))
+    return (len(numbers),)
+
+
+def _by_stream(ssps: Iterable[SystemStreamPartition]) -> dict[SystemStream, frozenset[int]]:
+    numbers: dict[SystemStream, set[int]] = {}
+    for ssp in ssps:
+        numbers.setdefault(ssp.system_stream, set()).add(ssp.partition)
+    return {stream: frozenset(own) for stream, own in numbers.items()}
+
+
+def _listed(numbers: frozenset[int]) -> str:
+    return abbreviate([str(number) for number in sorted(numbers)])

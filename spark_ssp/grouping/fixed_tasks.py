@@ -30,8 +30,15 @@ from typing import Final, Protocol, runtime_checkable
 from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError, SspError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.options.plugins import PluginSpec
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment, counts_up_to, is_whole
-from spark_ssp.grouping.groupers import AllSspToSingleTask, Grouper, tasks_of
+from spark_ssp.grouping.assignment import (
+    NO_ASSIGNMENT,
+    AllSspToSingleTask,
+    Grouper,
+    TaskAssignment,
+    counts_up_to,
+    is_whole,
+    tasks_of,
+)
 from spark_ssp.grouping.identifiers import SystemStream, SystemStreamPartition, TaskName
 
 Owners = dict[SystemStreamPartition, TaskName]

@@ -10,9 +10,8 @@ from typing import Any
 import boto3
 import pytest
 
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, GroupByPartition
 from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import GroupByPartition
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import Offset, encode
 from spark_ssp.kafka_source.model.topic import partition_of

@@ -21,9 +21,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_ssp.checkpoint.assignments.open import open_assignment_store
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, GroupByPartition
 from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import GroupByPartition
 from spark_ssp.kinesis_source.client import consumers
 from spark_ssp.kinesis_source.client.boto3_client import disconnect
 from spark_ssp.kinesis_source.sink.table_sink import KinesisBatchWriter

@@ -40,9 +40,8 @@ from spark_ssp.common.errors import (
     InvalidRequestError,
     ServiceUnavailableError,
 )
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, GroupByPartition, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import GroupByPartition
 from tests.support.fakes.assignment_stores import (
     ATTEMPTS,
     REGION,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spark_ssp.grouping.assignment import GroupByPartition
 from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import GroupByPartition
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges

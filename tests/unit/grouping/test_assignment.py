@@ -17,18 +17,16 @@ from hypothesis import strategies as st
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.grouping.assignment import (
     NO_ASSIGNMENT,
+    AllSspToSingleTask,
+    GroupByPartition,
+    GroupBySystemStreamPartition,
+    Grouper,
     TaskAssignment,
     decode_assignment,
     encode_assignment,
     encode_assignment_v1,
 )
 from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import (
-    AllSspToSingleTask,
-    GroupByPartition,
-    GroupBySystemStreamPartition,
-    Grouper,
-)
 from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.edits import edited
 from tests.support.kafka.partitions import assigned, ssp, ssps

@@ -8,7 +8,12 @@ import pytest
 
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.common.options.spec import BadValueError
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.assignment import (
+    NO_ASSIGNMENT,
+    AllSspToSingleTask,
+    GroupByPartition,
+    GroupBySystemStreamPartition,
+)
 from spark_ssp.grouping.fixed_tasks import (
     FixedTasks,
     ModuloExpansion,
@@ -16,11 +21,6 @@ from spark_ssp.grouping.fixed_tasks import (
     PartitionCountError,
     PartitionExpansionError,
     load_expansion_algorithm,
-)
-from spark_ssp.grouping.groupers import (
-    AllSspToSingleTask,
-    GroupByPartition,
-    GroupBySystemStreamPartition,
 )
 from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.kafka.partitions import assigned, ssp, ssps, stream
@@ -288,7 +288,7 @@ def test_an_algorithm_is_loaded_by_its_dotted_path() -> None:
         ("spark_ssp.grouping.identifiers.ShardKey", "no method partition_before_expansion"),
         (f"{__name__}.Demanding", "whose constructor raised TypeError"),
         ("os.abort", "which is not a class"),  # not called
-        ("spark_ssp.grouping.groupers.GroupByPartition", "no method partition_before_expansion"),
+        ("spark_ssp.grouping.assignment.GroupByPartition", "no method partition_before_expansion"),
         ("spark_ssp.grouping.identifiers.MAX_HASH_KEY", "which is not a class"),
     ],
 )

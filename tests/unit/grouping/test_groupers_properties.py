@@ -9,14 +9,15 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
-from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange
-from spark_ssp.grouping.groupers import (
+from spark_ssp.grouping.assignment import (
+    NO_ASSIGNMENT,
     AllSspToSingleTask,
     GroupByPartition,
     GroupBySystemStreamPartition,
     Grouper,
+    TaskAssignment,
 )
+from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange
 from spark_ssp.grouping.identifiers import SlotId, SystemStreamPartition, TaskName, WorkerId
 from tests.support.kafka.partitions import ssp, ssps, stream
 

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment, decode_assignment
-from spark_ssp.grouping.assignment import encode_assignment as encode
-from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import (
+from spark_ssp.grouping.assignment import (
+    NO_ASSIGNMENT,
+    SINGLE,
     AllSspToSingleTask,
+    Contradiction,
     GroupByPartition,
     GroupBySystemStreamPartition,
-)
-from spark_ssp.grouping.identifiers import WorkerId
-from spark_ssp.grouping.merging import (
-    SINGLE,
-    Contradiction,
+    TaskAssignment,
     contradiction,
+    decode_assignment,
     inherit,
     merged,
     replaced,
     restrict_to,
     up_to,
 )
+from spark_ssp.grouping.assignment import encode_assignment as encode
+from spark_ssp.grouping.fixed_tasks import FixedTasks
+from spark_ssp.grouping.identifiers import WorkerId
 from tests.support.kafka.partitions import assigned, ssp, ssps, stream
 
 FIXED = FixedTasks(grouper=GroupByPartition())

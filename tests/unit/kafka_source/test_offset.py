@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import IncompatibleStateError
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, GroupByPartition, TaskAssignment
 from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import GroupByPartition
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Split, decode, encode
 from spark_ssp.kafka_source.model.topic import TopicId

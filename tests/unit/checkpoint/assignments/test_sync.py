@@ -17,11 +17,17 @@ from spark_ssp.checkpoint.assignments.store import (
 )
 from spark_ssp.checkpoint.assignments.sync import AssignmentSync, Decision, decide
 from spark_ssp.common.errors import IncompatibleStateError
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT, TaskAssignment
+from spark_ssp.grouping.assignment import (
+    NO_ASSIGNMENT,
+    Contradiction,
+    GroupByPartition,
+    GroupBySystemStreamPartition,
+    Grouper,
+    TaskAssignment,
+    contradiction,
+)
 from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
-from spark_ssp.grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper
 from spark_ssp.grouping.identifiers import SystemStreamPartition, TaskName
-from spark_ssp.grouping.merging import Contradiction, contradiction
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH
 from tests.support.kafka.partitions import ssps, stream
 from tests.support.kafka.planning import RULES, after, found, planned, read

@@ -8,9 +8,8 @@ from spark_ssp.checkpoint.assignments.store import decode_text, encode_text
 from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.spec import BadValueError
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, GroupByPartition
 from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import GroupByPartition
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import QueryKind
 from tests.support.kafka.partitions import ssps

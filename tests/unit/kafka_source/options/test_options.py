@@ -12,12 +12,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
-from spark_ssp.grouping.fixed_tasks import ModuloExpansion, OnPartitionCountChange
-from spark_ssp.grouping.groupers import (
+from spark_ssp.grouping.assignment import (
     AllSspToSingleTask,
     GroupByPartition,
     GroupBySystemStreamPartition,
 )
+from spark_ssp.grouping.fixed_tasks import ModuloExpansion, OnPartitionCountChange
 from spark_ssp.grouping.identifiers import WorkerId
 from spark_ssp.kafka_source.model.topic import (
     Assign,

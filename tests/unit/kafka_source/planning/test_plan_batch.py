@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import DataLossError, IncompatibleStateError, InvalidOptionsError
+from spark_ssp.grouping.assignment import GroupByPartition, GroupBySystemStreamPartition, Grouper
 from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
-from spark_ssp.grouping.groupers import GroupByPartition, GroupBySystemStreamPartition, Grouper
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kafka_source.model.ranges import plan_ranges

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT
-from spark_ssp.grouping.fixed_tasks import FixedTasks
-from spark_ssp.grouping.groupers import (
+from spark_ssp.grouping.assignment import (
+    NO_ASSIGNMENT,
     AllSspToSingleTask,
     GroupByPartition,
     GroupBySystemStreamPartition,
     Grouper,
 )
+from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.identifiers import StreamName, WorkerId
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kafka_source.model.ranges import plan_ranges
