@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StructType
 
 from spark_ssp.common.errors import SspError
-from spark_ssp.planner.graph.errors import InvalidPipelineError
+from spark_ssp.planner.graph.errors import InvalidPipelineError, kind_of
 from spark_ssp.planner.graph.operators import (
     Filter,
     Graph,
@@ -48,7 +48,6 @@ from spark_ssp.planner.graph.operators import (
 )
 from spark_ssp.planner.graph.systems import Services, SparkFormat
 from spark_ssp.planner.planning.stages import MOST_SOURCES, fillers_of, order_stages, sources_of
-from spark_ssp.planner.running.errors import kind_of
 from spark_ssp.planner.running.row_serde import (
     columns_of,
     invalid_keys,

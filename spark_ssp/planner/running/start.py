@@ -16,11 +16,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.common.locations import is_path
 from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING, is_rocksdb
+from spark_ssp.planner.graph.errors import SessionSettingError
 from spark_ssp.planner.graph.operators import Graph, PartitionBy
 from spark_ssp.planner.graph.systems import Services, SparkFormat
 from spark_ssp.planner.planning.stages import bootstrap_stages
 from spark_ssp.planner.running.dataframes import StageQuery, StreamAccess, stage_queries
-from spark_ssp.planner.running.errors import SessionSettingError
 from spark_ssp.planner.running.supervisor import Phase, RunningPipeline
 
 STAGES: Final = "stages"

@@ -16,7 +16,7 @@ from enum import StrEnum
 from types import TracebackType
 from typing import Any, Final, Protocol, Self
 
-from spark_ssp.planner.running.errors import (
+from spark_ssp.planner.graph.errors import (
     PipelineStageError,
     ended_normally,
     stage_failure,

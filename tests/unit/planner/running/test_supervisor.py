@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from spark_ssp.common.errors import AccessError, DataLossError, InvalidOptionsError, OptionProblem
+from spark_ssp.planner.graph.errors import kind_of, stage_failure, start_failure
 from spark_ssp.planner.running import PipelineStageError, RunningPipeline, StageState
-from spark_ssp.planner.running.errors import kind_of, stage_failure, start_failure
 from spark_ssp.planner.running.supervisor import Phase
 
 _DEADLINE_S = 30
