@@ -37,10 +37,10 @@ from spark_ssp.planner.graph.operators import (
     TableName,
     by_name,
     consumers,
+    reached,
     upstreams,
 )
 from spark_ssp.planner.graph.systems import StreamUse
-from spark_ssp.planner.graph.traversal import reached
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,8 +37,9 @@ from spark_ssp.planner.graph.operators import (
     by_name,
     described,
     problem_of,
+    shortest_path,
+    unwind,
 )
-from spark_ssp.planner.graph.traversal import shortest_path, unwind
 from spark_ssp.planner.planning.co_partitioning import (
     CoPartitionGraph,
     JoinLink,

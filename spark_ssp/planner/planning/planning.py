@@ -30,8 +30,8 @@ from spark_ssp.planner.graph.operators import (
     PartitionBy,
     StreamId,
     SystemKind,
+    reached,
 )
-from spark_ssp.planner.graph.traversal import reached
 from spark_ssp.planner.planning.co_partitioning import CoPartitionGraph, side_inputs
 from spark_ssp.planner.planning.partition_counts import (
     Agreement,

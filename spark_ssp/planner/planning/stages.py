@@ -25,9 +25,10 @@ from spark_ssp.planner.graph.operators import (
     StreamId,
     TableName,
     by_name,
+    reached,
     upstreams,
+    upwards,
 )
-from spark_ssp.planner.graph.traversal import reached, upwards
 from spark_ssp.planner.planning.plan import StagePlan, TablePlan
 from spark_ssp.planner.planning.validation import operators_in_order
 

@@ -54,15 +54,13 @@ from spark_ssp.planner.graph.operators import (
     by_name,
     consumers,
     described,
-    problem_of,
-    upstreams,
-)
-from spark_ssp.planner.graph.traversal import (
     find_cycle,
+    problem_of,
     reached,
     shortest_path,
     topological_order,
     traverse,
+    upstreams,
 )
 from spark_ssp.planner.planning.co_partitioning import (
     line_successors,

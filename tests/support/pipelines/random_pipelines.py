@@ -29,9 +29,9 @@ from spark_ssp.planner.graph.operators import (
     StreamId,
     TableName,
     Transform,
+    reached,
     upstreams,
 )
-from spark_ssp.planner.graph.traversal import reached
 from spark_ssp.planner.planning.co_partitioning import (
     Link,
     TableLink,

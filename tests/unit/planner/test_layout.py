@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 
 from spark_ssp.planner import PartitionCountConflictError
 from spark_ssp.planner.figure import figure
-from spark_ssp.planner.layout import BOX_GAP, LAYER_GAP, Box, EdgePath, Layout, Pair, Point, arrange
-from spark_ssp.planner.page import box_of
+from spark_ssp.planner.page import (
+    BOX_GAP,
+    LAYER_GAP,
+    Box,
+    EdgePath,
+    Layout,
+    Pair,
+    Point,
+    arrange,
+    box_of,
+)
 from tests.support.pipelines.examples import planned
 from tests.support.pipelines.random_pipelines import Drawn, pipelines
 

@@ -10,8 +10,14 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from spark_ssp.planner import PartitionCountConflictError, PlannedPipeline
-from spark_ssp.planner.graph.operators import Graph, Input, PartitionBy, StreamId
-from spark_ssp.planner.graph.traversal import shortest_path, unwind
+from spark_ssp.planner.graph.operators import (
+    Graph,
+    Input,
+    PartitionBy,
+    StreamId,
+    shortest_path,
+    unwind,
+)
 from spark_ssp.planner.planning.co_partitioning import CoPartitionGraph, Link
 from spark_ssp.planner.planning.partition_counts import Agreement, Count, Origin, agree
 from spark_ssp.planner.planning.plan import from_text, to_text

@@ -7,7 +7,7 @@ from itertools import pairwise, permutations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.planner.graph.traversal import (
+from spark_ssp.planner.graph.operators import (
     find_cycle,
     reached,
     shortest_path,
