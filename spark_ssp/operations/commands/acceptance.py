@@ -37,8 +37,15 @@ from spark_ssp.operations.arguments import (
     dynamodb_connection,
     options_file,
 )
-from spark_ssp.operations.cli import FINDING, INTERRUPTED, FailureError
-from spark_ssp.operations.terminal import Environment, Screen, note, write_json
+from spark_ssp.operations.cli import (
+    FINDING,
+    INTERRUPTED,
+    Environment,
+    FailureError,
+    Screen,
+    note,
+    write_json,
+)
 
 PREFIX: Final = "spark-ssp-acceptance"
 """The beginning of the names of everything that is made, for policies."""

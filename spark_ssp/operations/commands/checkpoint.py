@@ -27,6 +27,13 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     stream_references,
 )
+from spark_ssp.operations.cli import (
+    Environment,
+    Screen,
+    note,
+    to_document,
+    write_json,
+)
 from spark_ssp.operations.health import Finding, Health, Limits, Part, assess, delay_text
 from spark_ssp.operations.inspection.checkpoint_folder import (
     CheckpointFolderError,
@@ -65,13 +72,6 @@ from spark_ssp.operations.inspection.starting_position import (
 from spark_ssp.operations.inspection.streams import ListedStream, list_streams
 from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
 from spark_ssp.operations.snapshot import task_text
-from spark_ssp.operations.terminal import (
-    Environment,
-    Screen,
-    note,
-    to_document,
-    write_json,
-)
 
 _DELAYS: Final = ("DELAY", "PLANNED DELAY")
 _ALWAYS_MS: Final = 1_000 * 24 * 3_600_000

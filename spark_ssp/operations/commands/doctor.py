@@ -44,7 +44,7 @@ from spark_ssp.operations.arguments import (
     kafka_options,
     options_file,
 )
-from spark_ssp.operations.cli import FINDING
+from spark_ssp.operations.cli import FINDING, Environment, Screen, to_document, write_json
 from spark_ssp.operations.inspection.access_checks import (
     Finding,
     Level,
@@ -52,7 +52,6 @@ from spark_ssp.operations.inspection.access_checks import (
     check_kinesis,
     findings_of,
 )
-from spark_ssp.operations.terminal import Environment, Screen, to_document, write_json
 
 _OLDEST_JAVA: Final = 17
 _TOO_NEW_JAVA: Final = 23

@@ -36,7 +36,13 @@ from spark_ssp.operations.arguments import (
     wait_between_readings,
     wait_option,
 )
-from spark_ssp.operations.cli import FINDING
+from spark_ssp.operations.cli import (
+    FINDING,
+    Environment,
+    Screen,
+    unavailable_noted,
+    write_json,
+)
 from spark_ssp.operations.health import Reader, exceeds
 from spark_ssp.operations.inspection.lease_table import (
     Age,
@@ -51,12 +57,6 @@ from spark_ssp.operations.inspection.lease_table import (
 )
 from spark_ssp.operations.inspection.streams import ListedStream, lags_of, list_streams
 from spark_ssp.operations.snapshot import short_name
-from spark_ssp.operations.terminal import (
-    Environment,
-    Screen,
-    unavailable_noted,
-    write_json,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

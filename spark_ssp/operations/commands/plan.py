@@ -13,7 +13,7 @@ from typing import Any, Final
 import click
 
 from spark_ssp.common.errors import InvalidRequestError, SspError
-from spark_ssp.operations.terminal import write_json
+from spark_ssp.operations.cli import write_json
 from spark_ssp.planner.builder import Pipeline
 from spark_ssp.planner.graph.systems import Services
 from spark_ssp.planner.planned_pipeline import PlannedPipeline

@@ -19,9 +19,9 @@ from spark_ssp.operations.arguments import (
     options_file,
     stream_ref,
 )
+from spark_ssp.operations.cli import Screen, write_json
 from spark_ssp.operations.inspection.streams import StreamDetails, lags_of, read_stream
 from spark_ssp.operations.snapshot import short_name
-from spark_ssp.operations.terminal import Screen, write_json
 
 
 @click.command("shards")

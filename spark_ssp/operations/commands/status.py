@@ -53,6 +53,7 @@ from spark_ssp.operations.arguments import (
     wait_between_readings,
     wait_option,
 )
+from spark_ssp.operations.cli import Environment, Screen, note, to_document, write_json
 from spark_ssp.operations.health import (
     Finding,
     Health,
@@ -99,7 +100,6 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
 )
 from spark_ssp.operations.inspection.streams import ListedStream, References, list_streams
 from spark_ssp.operations.inspection.topics import topic_options
-from spark_ssp.operations.terminal import Environment, Screen, note, to_document, write_json
 
 EXIT_CODES: Final = {
     Verdict.OK: 0,

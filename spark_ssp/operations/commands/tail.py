@@ -29,6 +29,7 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     stream_ref,
 )
+from spark_ssp.operations.cli import Environment, Screen, write_json
 from spark_ssp.operations.inspection.checkpoint_folder import CheckpointFolderError, open_folder
 from spark_ssp.operations.inspection.positions import record_id
 from spark_ssp.operations.inspection.records import (
@@ -49,7 +50,6 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
 from spark_ssp.operations.inspection.streams import describe_streams
 from spark_ssp.operations.inspection.topics import describe_topics, topic_options
 from spark_ssp.operations.snapshot import short_name
-from spark_ssp.operations.terminal import Environment, Screen, write_json
 
 _PAUSE_S: Final = 1.0
 """Between two rounds of reads at the newest records: a shard allows five reads a second to all of

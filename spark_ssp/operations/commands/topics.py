@@ -7,9 +7,9 @@ import click
 
 from spark_ssp.common.logs import count_of
 from spark_ssp.operations.arguments import Given, kafka_options, options_file
+from spark_ssp.operations.cli import Screen, write_json
 from spark_ssp.operations.inspection.topics import PartitionState, Topics, read_topics
 from spark_ssp.operations.snapshot import task_text
-from spark_ssp.operations.terminal import Screen, write_json
 
 
 @click.command("topics")

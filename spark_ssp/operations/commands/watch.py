@@ -37,6 +37,13 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     to_millis,
 )
+from spark_ssp.operations.cli import (
+    Environment,
+    note,
+    to_document,
+    unavailable_noted,
+    write_json,
+)
 from spark_ssp.operations.health import Finding, Health, Limits, Query, assess, unknown
 from spark_ssp.operations.inspection.checkpoint_folder import (
     CheckpointFolderError,
@@ -68,13 +75,6 @@ from spark_ssp.operations.snapshot import (
     ShardSnapshot,
     StreamSnapshot,
     source_snapshot,
-)
-from spark_ssp.operations.terminal import (
-    Environment,
-    note,
-    to_document,
-    unavailable_noted,
-    write_json,
 )
 
 _MOST_OWNERS = 20

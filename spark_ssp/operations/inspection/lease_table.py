@@ -49,8 +49,8 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.operations.cli import Environment
 from spark_ssp.operations.health import Reader
-from spark_ssp.operations.terminal import Environment
 
 _THREADS: Final = 8
 LeaseId = tuple[StreamIdentifier | None, ShardId]

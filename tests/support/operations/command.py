@@ -11,8 +11,7 @@ from typing import Any, Final
 
 from click.testing import CliRunner
 
-from spark_ssp.operations.cli import cli
-from spark_ssp.operations.terminal import Environment
+from spark_ssp.operations.cli import Environment, cli
 
 WIDTHS: Final = (80, 140)
 WRITE_OUTPUTS: Final = "SSP_WRITE_OUTPUTS"
