@@ -22,7 +22,7 @@ import orjson
 import uvicorn
 
 from spark_ssp.grouping.identifiers import hash_of
-from spark_ssp.testing.kinesis.wire import (
+from spark_ssp.testing.kinesis.server import (
     CONTENT_TYPE,
     encode_message,
     initial_response,

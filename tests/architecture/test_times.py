@@ -14,7 +14,7 @@ _WRITER: Final = "common.times"
 
 _EXEMPT: Final = {
     "common.aws.botocore_bypass": "the date of a signature, as AWS defines it",
-    "testing.kinesis.wire": "the date of an HTTP response",
+    "testing.kinesis.server": "the date of an HTTP response",
     "testing.kinesis.streams": "text of the service that it stands for",
     "testing.kinesis.state.page_reads": "text of the service that it stands for",
     "testing.kinesis.state.subscription": "text of the service that it stands for",

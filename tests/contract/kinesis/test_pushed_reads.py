@@ -18,6 +18,7 @@ from spark_ssp.kinesis_source.client.subscriptions import open_subscriber
 from spark_ssp.kinesis_source.model.shard import ConsumerArn, TrimHorizon
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.testing.kinesis import EmbeddedKinesis
+from spark_ssp.testing.kinesis.server import encode_message
 from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
     CutSubscription,
@@ -31,7 +32,6 @@ from spark_ssp.testing.kinesis.state.faults import (
 )
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
 from spark_ssp.testing.kinesis.state.subscription import TAKEOVER_MS
-from spark_ssp.testing.kinesis.wire import encode_message
 from tests.support.fakes.clocks import ShiftedClock
 from tests.support.fakes.scripted import STREAM
 from tests.support.fakes.scripted_http import Reply, ScriptedHttp

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.testing.kinesis import EmbeddedKinesis, server, wire
+from spark_ssp.testing.kinesis import EmbeddedKinesis, server
 from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.support.kinesis.fan_out_mode import pushed_everywhere, python_path
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
@@ -72,7 +72,7 @@ class Keys:
 def keys(monkeypatch: pytest.MonkeyPatch) -> Keys:
     """Records the keys of the requests to services that start after it."""
     seen = Keys()
-    respond, one_at_a_time = wire.respond, server.one_at_a_time
+    respond, one_at_a_time = server.respond, server.one_at_a_time
 
     def note(state: Any, headers: Mapping[bytes, bytes], body: bytes) -> Any:
         seen.add(headers[b"x-amz-target"].decode(), headers[b"authorization"].decode())

@@ -29,7 +29,7 @@ from spark_ssp.kinesis_source.client.subscriptions import (
     MessageStream,
 )
 from spark_ssp.kinesis_source.model.shard import ConsumerArn, TrimHorizon
-from spark_ssp.testing.kinesis.wire import encode_message
+from spark_ssp.testing.kinesis.server import encode_message
 
 
 class _Client:

@@ -9,9 +9,9 @@ from botocore.eventstream import EventStreamBuffer
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.testing.kinesis.server import encode_event, encode_message, initial_response
 from spark_ssp.testing.kinesis.state.stream import Record
 from spark_ssp.testing.kinesis.state.subscription import ErrorEvent, RecordsEvent
-from spark_ssp.testing.kinesis.wire import encode_event, encode_message, initial_response
 
 NAMES = st.text(min_size=1, max_size=20)
 
