@@ -49,7 +49,7 @@ from spark_ssp.kinesis_source.sink.delivery import (
 from spark_ssp.kinesis_source.sink.options import SinkOptions
 from spark_ssp.kinesis_source.sink.pacing import LinkWindow, ShardPacer, Upload
 
-# --- What a process keeps from task to task ------------------------------------------------------
+# --- Kept from task to task ----------------------------------------------------------------------
 
 
 _DESCRIPTION_KEPT_S: Final = 60.0

@@ -1,4 +1,4 @@
-"""The command `spark-ssp`: its commands, errors and interruptions, and what all commands write.
+"""The command `spark-ssp`: its commands, errors and interruptions, and the output of all.
 
 Each module of `spark_ssp.operations.commands` is a command. Its docstring begins with the name and
 a summary; the module is imported when the command is called.
