@@ -1,5 +1,5 @@
 """The service's rate limits per shard, stream and account. The size limits of single requests and
-answers always hold; they are in `api/`."""
+answers always hold; they are with the operations."""
 
 from __future__ import annotations
 
