@@ -27,12 +27,12 @@ from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
-from spark_ssp.kafka_source.sink.transactions import record_completed
-from spark_ssp.kafka_source.sink.writer import (
+from spark_ssp.kafka_source.sink.table_sink import (
     marker_topic,
     write_in_transaction,
     write_rows,
 )
+from spark_ssp.kafka_source.sink.transactions import record_completed
 from spark_ssp.testing.kafka import LocalKafka
 
 PARTITIONS: Final = 4

@@ -25,13 +25,13 @@ from spark_ssp.kafka_source.sink.columns import SinkColumns, rows_of
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write, write_completed
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kafka_source.sink.table_sink import write_in_transaction
 from spark_ssp.kafka_source.sink.transactions import (
     TransactionalTask,
     batches_id,
     record_completed,
     task_id,
 )
-from spark_ssp.kafka_source.sink.writer import write_in_transaction
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBroker, KafkaBrokers
 

@@ -28,8 +28,8 @@ from spark_ssp.kafka_source.sink import producer as producing
 from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kafka_source.sink.table_sink import write_in_transaction, write_rows
 from spark_ssp.kafka_source.sink.transactions import record_completed
-from spark_ssp.kafka_source.sink.writer import write_in_transaction, write_rows
 from spark_ssp.testing.kafka.jars import java
 from tests.support.kafka.reading import (
     TaskReading,

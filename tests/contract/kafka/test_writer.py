@@ -31,7 +31,7 @@ from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.producer import RecordProducer
-from spark_ssp.kafka_source.sink.writer import write_rows
+from spark_ssp.kafka_source.sink.table_sink import write_rows
 from tests.support.kafka.dedup_memory import parse_position
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBroker

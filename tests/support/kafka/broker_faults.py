@@ -32,7 +32,7 @@ import pyarrow as pa
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
-from spark_ssp.kafka_source.sink.writer import write_rows
+from spark_ssp.kafka_source.sink.table_sink import write_rows
 from spark_ssp.kafka_source.source import KafkaBatchReader, KafkaStreamReader
 from spark_ssp.operations.inspection.topics import read_topics
 from tests.support.kafka.topics import KafkaTopics

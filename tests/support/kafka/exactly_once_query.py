@@ -30,8 +30,8 @@ from spark_ssp.kafka_source.sink.markers import CompletedBatch, Write
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.producer import RecordProducer
+from spark_ssp.kafka_source.sink.table_sink import write_in_transaction
 from spark_ssp.kafka_source.sink.transactions import record_completed
-from spark_ssp.kafka_source.sink.writer import write_in_transaction
 
 TASKS: Final = 3
 _WORKERS: Final = TASKS + 1

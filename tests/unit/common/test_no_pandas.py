@@ -27,7 +27,7 @@ _PATHS = {
     "modules": """
 import spark_ssp.kafka_source.reading.native_consumer
 import spark_ssp.kafka_source.sink.table_sink
-import spark_ssp.kafka_source.source, spark_ssp.kafka_source.sink.writer
+import spark_ssp.kafka_source.source
 import spark_ssp.kinesis_source.reading.shard_reader, spark_ssp.kinesis_source.source
 import spark_ssp.planner, spark_ssp.planner.running
 """,

@@ -14,7 +14,7 @@ from spark_ssp.kafka_source.options.property_names import COMBINED, PRODUCER, SE
 from spark_ssp.kafka_source.options.translation import read_properties
 from spark_ssp.kafka_source.sink.options import SinkOptions
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
-from spark_ssp.kafka_source.sink.writer import marker_topic
+from spark_ssp.kafka_source.sink.table_sink import marker_topic
 
 BROKERS = {"kafka.bootstrap.servers": "h:1"}
 
