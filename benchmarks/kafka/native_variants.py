@@ -15,9 +15,13 @@ from pyspark.sql.types import StructType
 from pyspark_kafka_ssp import DefaultSource
 from spark_ssp.kafka_source.reading.arrow_batches import headers_column, headers_from_counts
 from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
-from spark_ssp.kafka_source.reading.headers import MessageHeaders
-from spark_ssp.kafka_source.reading.librdkafka import NO_ENTRY
-from spark_ssp.kafka_source.reading.messages import MessageTimes, Words, gather_column
+from spark_ssp.kafka_source.reading.librdkafka import (
+    NO_ENTRY,
+    MessageHeaders,
+    MessageTimes,
+    Words,
+    gather_column,
+)
 from spark_ssp.kafka_source.reading.pool import (
     PROCESS_POOL,
     ConsumerKey,

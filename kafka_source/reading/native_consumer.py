@@ -3,8 +3,8 @@
 The library returns an array of pointers to messages. One indexing by numpy reads the fields of all
 of them; keys and values are then copied by one call of Arrow per batch. Only releasing a message is
 a call for each. Three to five times as fast as `confluent_consumer`, which does the same by
-confluent-kafka's consumer; a test compares the two. `headers` and `timestamps` read headers and
-times, which are after the public part of a message.
+confluent-kafka's consumer; a test compares the two. `librdkafka` reads headers
+and times, which are after the public part of a message.
 """
 
 from __future__ import annotations
@@ -40,25 +40,23 @@ from spark_ssp.kafka_source.reading.arrow_batches import (
     split_runs,
 )
 from spark_ssp.kafka_source.reading.consumer_api import Event, PartitionEof, ReadError, RecordRun
-from spark_ssp.kafka_source.reading.headers import MessageHeaders
 from spark_ssp.kafka_source.reading.librdkafka import (
     CONSUMER,
+    ERR,
     ERROR_CALLBACK,
     ERROR_TEXT,
-    LOG_CALLBACK,
-    TOKEN_CALLBACK,
-    Library,
-)
-from spark_ssp.kafka_source.reading.messages import (
-    ERR,
     KEY,
     KEY_LENGTH,
+    LOG_CALLBACK,
     OFFSET,
     PARTITION,
+    TOKEN_CALLBACK,
     TOPIC,
     VALUE,
     VALUE_LENGTH,
     WIDTH,
+    Library,
+    MessageHeaders,
     MessageTimes,
     Words,
     gather_column,

@@ -1,4 +1,5 @@
-"""Reads the ranges of one task as Arrow record batches, in a Spark task."""
+"""Reads the ranges of one task as Arrow record batches, in a Spark task: the partitions of one
+generation concurrently, and the generations one after another."""
 
 from __future__ import annotations
 
@@ -6,7 +7,10 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -14,16 +18,27 @@ from typing import Final
 import pyarrow as pa
 
 from spark_ssp.common.columns import Column
-from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
+from spark_ssp.common.times import duration_text
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.admin_client import connect
+from spark_ssp.kafka_source.client.admin_connection import run_in_thread
 from spark_ssp.kafka_source.client.api import KafkaService, TopicDescription
+from spark_ssp.kafka_source.client.error_translation import LIMIT_STEP, ErrorKind
 from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
-from spark_ssp.kafka_source.model.topic import Subscribe, TopicId
+from spark_ssp.kafka_source.model.topic import Assign, LogicalOffset, Subscribe, TopicId, kafka_name
 from spark_ssp.kafka_source.options.client_properties import GROUP_ID, ClientProperties
+from spark_ssp.kafka_source.options.property_names import NO_LIMIT, RECEIVE_BYTES
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.data_loss import report_data_loss
-from spark_ssp.kafka_source.reading.arrow_batches import all_columns
-from spark_ssp.kafka_source.reading.generation_reader import GenerationReader
+from spark_ssp.kafka_source.reading.arrow_batches import all_columns, record_batch
+from spark_ssp.kafka_source.reading.consumer_api import (
+    Event,
+    PartitionConsumer,
+    PartitionEof,
+    ReadError,
+    RecordRun,
+)
 from spark_ssp.kafka_source.reading.pool import (
     PROCESS_POOL,
     ConsumerKey,
@@ -36,6 +51,7 @@ from spark_ssp.kafka_source.reading.progress import (
     PartitionStatus,
     RangeProgress,
     StallReason,
+    diagnose,
     is_recreated,
     split_generations,
     to_data_loss,
@@ -189,3 +205,293 @@ _checkers: dict[int, TopicIdChecker] = {}
 def checker_of_process(process: int) -> TopicIdChecker:
     """Return the checker of a process, by its id: a forked child starts with a new one."""
     return _checkers.setdefault(process, TopicIdChecker())
+
+
+# --- The partitions of one generation -------------------------------------------------------------
+
+BATCH_ROWS: Final = 10_000
+BATCH_BYTES: Final = 4 << 20
+"""A batch is passed to Spark once it has this many bytes."""
+
+_POLL_ROWS: Final = 10_000
+POLL_BYTES: Final = 8 << 20
+"""Approximate bytes taken from the client at once, and the most bytes of one Arrow batch, unless
+one record is larger."""
+
+_FIRST_ROWS: Final = 64
+"""Rows of the first poll, while the size of a record is unknown, and of the first batch with
+headers, whose size is known only after reading them."""
+
+_WAIT_S: Final = 0.2
+_CHECK_AFTER_S: Final = 2.0
+"""The time without progress after which the brokers are asked for the status of the partitions."""
+_LAST_CHECK_S: Final = 10.0
+
+_NOT_IN_LOG: Final = frozenset({ErrorKind.OUT_OF_RANGE, ErrorKind.MISSING, ErrorKind.TRUNCATED})
+
+_Statuses = Mapping[SystemStreamPartition, PartitionStatus]
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationReader:
+    """Reads one generation of a task's partitions. `service` connects to the brokers; it is called
+    only if there is no progress."""
+
+    task: TaskRange
+    options: KafkaOptions
+    columns: Sequence[Column]
+    progress: RangeProgress
+    consumer: PartitionConsumer
+    service: Callable[[], KafkaService]
+    monotonic: Callable[[], float]
+    sleep: Callable[[float], None]
+    record_bytes: float | None = None
+    """Recent bytes per record, including headers if they are read."""
+    _header_bytes: float | None = None
+    """The largest header bytes per record of any batch so far; None before the first one."""
+    _stopped: set[SystemStreamPartition] = field(default_factory=set)
+    """Partitions that the consumer no longer reads: their position is not in the log."""
+    _truncated: set[SystemStreamPartition] = field(default_factory=set)
+    """Partitions whose log was truncated before the position."""
+    _doubts: Counter[SystemStreamPartition] = field(default_factory=Counter)
+    """The checks in a row that found a partition deleted, or its log at an end before the
+    position. A broker that was paused answers so for a while if it does not know the new leader."""
+    _check: Future[_Statuses] | None = None
+    _check_at: float = 0.0
+
+    def read(self) -> Iterator[pa.RecordBatch]:
+        """Read the ranges once, as `task_reader.read_task` does."""
+        progress, consumer = self.progress, self.consumer
+        consumer.assign(progress.positions)
+        deadline = self._reset_deadline()
+        while not progress.done:
+            advances, before = progress.advances, set(progress.positions)
+            for event in consumer.poll(self._limit(), _WAIT_S):
+                self._handle(event)
+            self._check_stall()
+            if progress.advances > advances:
+                deadline = self._reset_deadline()
+                finished = before - progress.positions.keys()
+                if finished and progress.positions:
+                    consumer.unassign(sorted(finished))
+            elif self.monotonic() > deadline:
+                self._on_timeout()
+                deadline = self._reset_deadline()
+            if self._is_batch_full():
+                yield from self._batches()
+                deadline = self._reset_deadline()
+        yield from self._batches()
+
+    def _reset_deadline(self) -> float:
+        """Restart the timeout, and return its end."""
+        now = self.monotonic()
+        self._check_at = now + _CHECK_AFTER_S
+        return now + self.options.poll_timeout_ms / 1000
+
+    def _limit(self) -> int:
+        """Return the number of records to poll: at most those that remain, and those that fit into
+        memory."""
+        positions = self.progress.positions
+        remaining = sum(self.progress.range_of(ssp).end - at for ssp, at in positions.items())
+        if self._headers_unknown():
+            most = _FIRST_ROWS - self.consumer.buffered_rows
+        else:
+            self._update_record_bytes()
+            size = self.record_bytes
+            most = _FIRST_ROWS if size is None else min(_POLL_ROWS, max(1, int(POLL_BYTES / size)))
+        return min(most, remaining + len(positions))
+
+    @property
+    def _names(self) -> list[str]:
+        return [column.name for column in self.columns]
+
+    def _headers_unknown(self) -> bool:
+        return self._header_bytes is None and "headers" in self._names
+
+    def _update_record_bytes(self) -> None:
+        """Update the size of a record from the buffered records, before they become a batch."""
+        rows = self.consumer.buffered_rows
+        if rows:
+            self.record_bytes = max(
+                1.0, self.consumer.buffered_bytes / rows + (self._header_bytes or 0.0)
+            )
+
+    def _is_batch_full(self) -> bool:
+        """Return whether the buffered records make a batch."""
+        rows = self.consumer.buffered_rows
+        most = _FIRST_ROWS if self._headers_unknown() else BATCH_ROWS
+        buffered_bytes = self.consumer.buffered_bytes + rows * (self._header_bytes or 0.0)
+        return rows >= most or buffered_bytes >= BATCH_BYTES
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        """Return all buffered records, in several batches if a poll took more than `POLL_BYTES`
+        because records have grown."""
+        while self.consumer.buffered_rows:
+            self._update_record_bytes()
+            records = self.consumer.take(POLL_BYTES, self._names, self._header_bytes or 0.0)
+            if records.headers is not None:
+                each = records.headers.nbytes / len(records.offsets)
+                self._header_bytes = max(self._header_bytes or 0.0, each)
+            yield record_batch(records, self.columns, self.task)
+
+    def _handle(self, event: Event) -> None:
+        match event:
+            case RecordRun():
+                self.consumer.keep(event, self.progress.select(event.ssp, event.offsets))
+            case PartitionEof():
+                self.progress.reach_end_of_log(event.ssp, event.offset)
+            case ReadError():
+                self._handle_error(event)
+
+    # --- Stalls and errors ------------------------------------------------------------------------
+
+    def _handle_error(self, error: ReadError) -> None:
+        ssp = error.ssp
+        if error.kind in (ErrorKind.TRANSIENT, ErrorKind.GROUP_ACCESS):
+            return
+        if ssp is not None and self.progress.position(ssp) is None:
+            return
+        if ssp is not None and error.kind in _NOT_IN_LOG:
+            self._stopped.add(ssp)
+            if error.kind is ErrorKind.TRUNCATED:
+                self._truncated.add(ssp)
+            if not self._doubts[ssp]:
+                self._check_at = self.monotonic()
+            return
+        raise error.error
+
+    def _check_stall(self) -> None:
+        """Start a check of the brokers if it is time, and apply the result of one that is done."""
+        if self._check is None:
+            if self.progress.positions and self.monotonic() >= self._check_at:
+                self._check = self._start_check()
+        elif self._check.done():
+            check, self._check = self._check, None
+            self._check_at = self.monotonic() + _CHECK_AFTER_S
+            try:
+                statuses = check.result()
+                recreated = self._recreated(statuses)
+            except ServiceUnavailableError:
+                return  # The brokers may be unavailable, which ends in a timeout if it lasts.
+            self._apply(statuses, recreated)
+
+    def _start_check(self) -> Future[_Statuses]:
+        ssps, service = tuple(sorted(self.progress.positions)), self.service()
+
+        def fetch() -> _Statuses:
+            topics = service.describe(Assign(partitions=ssps))
+            existing = [
+                ssp
+                for ssp in ssps
+                if ssp.stream in topics and ssp.partition < topics[ssp.stream].partition_count
+            ]
+            earliest = service.list_offsets(existing, LogicalOffset.EARLIEST) if existing else {}
+            ends = service.list_offsets(existing, LogicalOffset.LATEST) if existing else {}
+            return {
+                ssp: PartitionStatus(
+                    topic=topics.get(ssp.stream), earliest=earliest.get(ssp), end=ends.get(ssp)
+                )
+                for ssp in ssps
+            }
+
+        return run_in_thread(fetch)
+
+    def _apply(
+        self,
+        statuses: _Statuses,
+        recreated: Collection[SystemStreamPartition],
+        *,
+        last: bool = False,
+    ) -> None:
+        for ssp, status in sorted(statuses.items()):
+            position = self.progress.position(ssp)
+            if position is None:
+                continue
+            range_ = self.progress.range_of(ssp)
+            reason = diagnose(range_, position, status, truncated=ssp in self._truncated)
+            if reason in (StallReason.DELETED, StallReason.TRUNCATED):
+                self._doubts[ssp] += 1
+            else:
+                self._doubts.pop(ssp, None)
+            confirmed = self._doubts[ssp] >= CONFIRMATIONS
+            certain = (last and reason is not StallReason.RECREATED) or {
+                StallReason.OK: False,
+                StallReason.INCOMPLETE: False,
+                # It may be hidden for a while, and tolerated records would be left for good: not
+                # before the timeout.
+                StallReason.DELETED: self.options.fail_on_data_loss and confirmed,
+                StallReason.RECREATED: ssp in recreated,
+                # A consumer that makes progress may have fetched records that have expired by now.
+                StallReason.EXPIRED: ssp in self._stopped,
+                StallReason.TRUNCATED: ssp in self._stopped and confirmed,
+            }.get(reason, True)
+            if certain and reason is not StallReason.OK:
+                loss = to_data_loss(range_, position, reason, status)
+                report_data_loss([loss], fail=self.options.fail_on_data_loss)
+                self._continue_after_loss(ssp, reason, status)
+                self._truncated.discard(ssp)
+            if ssp in self._stopped and (again := self.progress.position(ssp)) is not None:
+                self._stopped.remove(ssp)
+                self.consumer.seek(ssp, again)
+
+    def _recreated(self, statuses: _Statuses) -> set[SystemStreamPartition]:
+        """Return the partitions whose topic has another id in repeated requests. Nothing is read
+        until that is confirmed: it would be records of another topic."""
+        suspects = {
+            ssp
+            for ssp, status in statuses.items()
+            if self.progress.position(ssp) is not None
+            and is_recreated(self.progress.range_of(ssp), status.topic)
+        }
+        for _ in range(CONFIRMATIONS - 1):
+            if suspects:
+                self.sleep(CONFIRM_INTERVAL_S)
+                topics = self.service().describe(Assign(partitions=tuple(sorted(suspects))))
+                suspects = {
+                    ssp
+                    for ssp in suspects
+                    if is_recreated(self.progress.range_of(ssp), topics.get(ssp.stream))
+                }
+        return suspects
+
+    def _continue_after_loss(
+        self, ssp: SystemStreamPartition, reason: StallReason, status: PartitionStatus
+    ) -> None:
+        if reason is StallReason.EXPIRED and status.earliest is not None:
+            self._stopped.add(ssp)
+            self.progress.skip_to(ssp, status.earliest)
+        elif reason is not StallReason.REWRITTEN:
+            self.progress.abandon(ssp)
+
+    def _on_timeout(self) -> None:
+        """Raise a timeout unless a last check shows that the missing records are lost, which may be
+        tolerated."""
+        check, self._check = self._check or self._start_check(), None
+        advances = self.progress.advances
+        reason = ""
+        try:
+            statuses = check.result(_LAST_CHECK_S)
+            self._apply(statuses, self._recreated(statuses), last=True)
+        except NotYetError:
+            pass
+        except ServiceUnavailableError as error:
+            reason = error.found
+        if self.progress.advances == advances:
+            raise self._timeout_error(self.consumer.last_error() or reason)
+
+    def _timeout_error(self, reason: str) -> SspError:
+        ssp, position = next(iter(self.progress.positions.items()))
+        more = len(self.progress.positions) - 1
+        is_limited = dict(self.options.client.public).get(RECEIVE_BYTES, NO_LIMIT) != NO_LIMIT
+        limited = f"{LIMIT_STEP}; " if is_limited else ""
+        return ServiceUnavailableError(
+            f"partition {kafka_name(ssp)}" + (f" (and {more} more partitions)" if more else ""),
+            found=f"no record for {duration_text(self.options.poll_timeout_ms)} at position "
+            f"{position} of the range up to {self.progress.range_of(ssp).end}"
+            + (f"; last error: {reason}" if reason else ""),
+            expected="the records that the brokers have reported",
+            next_step=f"{limited}check that the partition has a leader and the brokers can be "
+            "reached; raise pollTimeout if they are slow, or if kafka.isolation.level is "
+            "read_committed and long aborted transactions, which contain no readable "
+            "record, end the range",
+        )

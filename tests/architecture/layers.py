@@ -126,9 +126,8 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.planning.offset_fetcher": "calls the brokers, with retries",
     "kafka_source.options.iam_token": "signs with AWS credentials, logs missing ones",
     "kafka_source.options.login_tokens": "calls the user's code, fetches tokens from a thread",
-    "kafka_source.reading.generation_reader": "calls the brokers from a thread",
     "kafka_source.reading.pool": "keeps consumers for the life of a process",
-    "kafka_source.reading.task_reader": "reads from Kafka until a deadline, caches topic ids",
+    "kafka_source.reading.task_reader": "reads from Kafka until a deadline, in threads",
     "kafka_source.sink.parse": "logs a warning",
     "kafka_source.sink.producer": "writes to Kafka, keeps producers",
     "kafka_source.sink.transactions": "writes to Kafka in transactions",
@@ -326,9 +325,7 @@ KAFKA_SDK: Final = frozenset(
 NATIVE: Final = (
     frozenset(
         {
-            "kafka_source.reading.headers",
             "kafka_source.reading.librdkafka",
-            "kafka_source.reading.messages",
             "kafka_source.reading.native_consumer",
         }
     ),

@@ -13,12 +13,10 @@ import pytest
 from spark_ssp.common.errors import InvalidRequestError
 from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
-from spark_ssp.kafka_source.reading.generation_reader import BATCH_BYTES, POLL_BYTES
-from spark_ssp.kafka_source.reading.headers import MessageHeaders
-from spark_ssp.kafka_source.reading.messages import Words
+from spark_ssp.kafka_source.reading.librdkafka import MessageHeaders, Words
 from spark_ssp.kafka_source.reading.native_consumer import NativeConsumer
 from spark_ssp.kafka_source.reading.pool import PROCESS_POOL, ConsumerKey, ConsumerPool
-from spark_ssp.kafka_source.reading.task_reader import read_task
+from spark_ssp.kafka_source.reading.task_reader import BATCH_BYTES, POLL_BYTES, read_task
 from tests.support.kafka.reading import (
     TaskReading,
     open_messages,
@@ -214,7 +212,7 @@ def test_a_library_in_which_headers_lie_elsewhere_is_found_out(
     monkeypatch.setattr(MessageHeaders, "_mismatch", False)
     right = MessageHeaders._bytes
     if wrong == "elsewhere":
-        monkeypatch.setattr("spark_ssp.kafka_source.reading.headers._HEADER_BYTES_OFFSET", 80)
+        monkeypatch.setattr("spark_ssp.kafka_source.reading.librdkafka._HEADER_BYTES_OFFSET", 80)
     else:
         change = {"shorter": (1, -1), "longer": (1, 1), "none": (0, 0)}[wrong]
 

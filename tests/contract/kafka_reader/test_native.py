@@ -13,9 +13,9 @@ from benchmarks.kafka.memory import Shape, fill, held_by_a_task
 from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRequestError
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer, RecordRun
-from spark_ssp.kafka_source.reading.generation_reader import POLL_BYTES
-from spark_ssp.kafka_source.reading.messages import MessageTimes
+from spark_ssp.kafka_source.reading.librdkafka import MessageTimes
 from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool
+from spark_ssp.kafka_source.reading.task_reader import POLL_BYTES
 from tests.support.kafka.reading import (
     TaskReading,
     open_messages,
@@ -184,7 +184,7 @@ def test_a_library_in_which_times_lie_elsewhere_is_found_out(
     range_ = task(part(topic, 0, 0, 200))
     monkeypatch.setattr(MessageTimes, "_agreed", 0)
     monkeypatch.setattr(MessageTimes, "_mismatch", False)
-    monkeypatch.setattr("spark_ssp.kafka_source.reading.messages._TIME_OFFSET", 8)
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.librdkafka._TIME_OFFSET", 8)
     found = pa.Table.from_batches(native.batches(range_))
     assert not MessageTimes.is_verified()
     assert found == pa.Table.from_batches(messages.batches(range_))

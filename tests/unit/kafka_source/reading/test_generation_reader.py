@@ -25,9 +25,13 @@ from spark_ssp.kafka_source.reading.arrow_batches import (
     rows_within,
 )
 from spark_ssp.kafka_source.reading.consumer_api import Event, PartitionEof, ReadError, RecordRun
-from spark_ssp.kafka_source.reading.generation_reader import POLL_BYTES, GenerationReader
 from spark_ssp.kafka_source.reading.progress import CONFIRM_INTERVAL_S, CONFIRMATIONS, RangeProgress
-from spark_ssp.kafka_source.reading.task_reader import TopicIdChecker, _check_topic_ids
+from spark_ssp.kafka_source.reading.task_reader import (
+    POLL_BYTES,
+    GenerationReader,
+    TopicIdChecker,
+    _check_topic_ids,
+)
 from tests.support.kafka.driving import ManualTime, kafka_options
 from tests.support.kafka.reading import part, task
 
@@ -164,7 +168,7 @@ def test_only_errors_that_do_not_keep_from_reading_are_passed_over(
     ssp: SystemStreamPartition | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether they are of the partition or of the brokers."""
-    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
     for kind in (ErrorKind.TRANSIENT, ErrorKind.GROUP_ACCESS):
         assert read(Brokers(["new"]), ManualTime(), after=1, kind=kind, ssp=ssp) == [0]
     brokers = Brokers(["new"])
@@ -178,7 +182,7 @@ def test_only_errors_that_do_not_keep_from_reading_are_passed_over(
 def test_an_end_before_the_position_is_a_loss_once_it_is_confirmed(
     fail: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
     planned = part("orders", 0, 50, 100, topic_id="new")
 
     def placed(stale: int) -> list[int]:
@@ -198,7 +202,7 @@ def test_an_end_before_the_position_is_a_loss_once_it_is_confirmed(
 def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_past_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
 
     def placed(kind: ErrorKind, fail: str) -> list[int]:
         return read(Brokers(["new"]), ManualTime(), after=1, kind=kind, fail=fail, placements=2)
@@ -249,7 +253,7 @@ def test_records_that_were_fetched_before_they_were_deleted_are_not_lost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A fault of one partition has all of them looked at."""
-    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
     brokers, time = Trimmed(["new"]), ManualTime()
     consumer = Ahead(brokers, time, 0, fault(ErrorKind.OUT_OF_RANGE))
     wave = GenerationReader(
@@ -271,7 +275,7 @@ def test_time_is_over_where_nothing_comes_unless_it_is_raised_as_the_error_says(
 ) -> None:
     """As where a range ends in aborted transactions that take longer to pass than `pollTimeout`:
     the client reports nothing of them."""
-    monkeypatch.setattr("spark_ssp.kafka_source.reading.generation_reader.run_in_thread", at_once)
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
 
     def looks_for(timeout: str) -> int:
         brokers = Brokers(["new"])

@@ -15,7 +15,7 @@ from spark_ssp.kafka_source.reading.arrow_batches import (
     headers_column,
     headers_from_counts,
 )
-from spark_ssp.kafka_source.reading.headers import HeaderPositions, find_headers
+from spark_ssp.kafka_source.reading.librdkafka import HeaderPositions, find_headers
 from spark_ssp.kafka_source.source import spark_schema
 from tests.support.spark.arrow_schemas import arrow_schema_of
 
