@@ -22,6 +22,7 @@ from spark_ssp.checkpoint.assignments.store import (
     AssignmentStore,
     AssignmentStoreError,
     StoredAssignment,
+    StoreUri,
     Version,
     conflict,
     decode_text,
@@ -29,7 +30,6 @@ from spark_ssp.checkpoint.assignments.store import (
     store_subject,
     unreadable_error,
 )
-from spark_ssp.checkpoint.assignments.uri import StoreUri
 from spark_ssp.common.aws.error_translation import code_of
 from spark_ssp.common.aws.service_calls import create_table, describe_table
 from spark_ssp.common.aws.store import S3Calls, S3Files, StoreCalls, StoreLocation

@@ -1,4 +1,5 @@
-"""An assignment in a folder: every write creates a new file, unless that file exists.
+"""Opens assignment stores by their URIs, and keeps an assignment in a folder: every write creates a
+new file, unless that file exists.
 
     orders/00000001.json
     orders/00000002.json        the current one: the highest number
@@ -16,15 +17,18 @@ from pathlib import Path
 from typing import Final
 
 from spark_ssp.checkpoint.assignments.store import (
+    AssignmentStore,
     AssignmentStoreError,
     StoredAssignment,
+    StoreKind,
+    StoreUri,
     Version,
     conflict,
     decode_text,
     encode_text,
+    parse_store_uri,
     store_subject,
 )
-from spark_ssp.checkpoint.assignments.uri import StoreKind, StoreUri
 from spark_ssp.common.aws.error_translation import safe_text
 from spark_ssp.common.errors import (
     AccessError,
@@ -33,6 +37,7 @@ from spark_ssp.common.errors import (
     ServiceUnavailableError,
     SspError,
 )
+from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.write_once_files import (
     PACKAGES,
     FsspecFiles,
@@ -158,3 +163,29 @@ def _storage_error(uri: StoreUri, error: Exception) -> SspError:
         next_step=f"check the path, the credentials that {PACKAGES.get(uri.scheme, 'fsspec')} "
         "finds, and the network",
     )
+
+
+# --- The store of a URI ---------------------------------------------------------------------------
+
+
+def open_assignment_store(uri: str, connection: ConnectionOptions | None = None) -> AssignmentStore:
+    """Return the store of a URI that passes `parse_store_uri`, without calling it yet. The code
+    for AWS is imported when a store there is first opened.
+
+    `connection` is for S3 and DynamoDB; without it boto3's default chain applies, with AWS_REGION
+    and AWS_ENDPOINT_URL. Raises AccessError without credentials, InvalidOptionsError without a
+    region or without the package that a scheme needs.
+    """
+    parsed = parse_store_uri(uri)
+    aws = connection or ConnectionOptions()
+    match parsed.kind:
+        case StoreKind.LOCAL | StoreKind.FSSPEC:
+            return FileAssignmentStore(parsed, open_files(parsed))
+        case StoreKind.S3:
+            from spark_ssp.checkpoint.assignments.aws import open_s3
+
+            return FileAssignmentStore(parsed, open_s3(parsed, aws))
+        case StoreKind.DYNAMODB:
+            from spark_ssp.checkpoint.assignments.aws import open_dynamodb
+
+            return open_dynamodb(parsed, aws)

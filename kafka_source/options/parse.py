@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+from spark_ssp.checkpoint.assignments.store import StoreKind, parse_store_uri
 from spark_ssp.common.errors import printable
 from spark_ssp.common.options.endpoints import (
     CREDENTIALS_PROVIDER,

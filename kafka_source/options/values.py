@@ -154,7 +154,7 @@ def _algorithm(text: str) -> str:
 
 
 def _store(text: str) -> str:
-    from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+    from spark_ssp.checkpoint.assignments.store import StoreKind, parse_store_uri
 
     uri = parse_store_uri(text)
     if uri.kind is StoreKind.LOCAL:

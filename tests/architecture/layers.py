@@ -207,7 +207,7 @@ EDGE: Final[dict[str, str]] = {
 CORE: Final = frozenset(
     {
         "checkpoint.assignments.sync",
-        "checkpoint.assignments.uri",
+        "checkpoint.assignments.store",
         "checkpoint.coordination",
         "checkpoint.leases.conditional_writes",
         "checkpoint.leases.lease",

@@ -18,8 +18,7 @@ from spark_ssp.checkpoint.assignments.aws import (
     s3_folder,
     s3_where,
 )
-from spark_ssp.checkpoint.assignments.files import FileAssignmentStore
-from spark_ssp.checkpoint.assignments.open import open_assignment_store
+from spark_ssp.checkpoint.assignments.files import FileAssignmentStore, open_assignment_store
 from spark_ssp.checkpoint.assignments.store import (
     AssignmentConflictError,
     AssignmentStore,
@@ -27,11 +26,9 @@ from spark_ssp.checkpoint.assignments.store import (
     StoredAssignment,
     Version,
     encode_text,
-)
-from spark_ssp.checkpoint.assignments.sync import AssignmentSync
-from spark_ssp.checkpoint.assignments.uri import (
     parse_store_uri,
 )
+from spark_ssp.checkpoint.assignments.sync import AssignmentSync
 from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.aws.store import S3Calls, S3Files, StoreCalls
 from spark_ssp.common.errors import (

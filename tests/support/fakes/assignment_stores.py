@@ -21,10 +21,8 @@ from spark_ssp.checkpoint.assignments.aws import (
     s3_folder,
     s3_where,
 )
-from spark_ssp.checkpoint.assignments.files import FileAssignmentStore
-from spark_ssp.checkpoint.assignments.open import open_assignment_store
-from spark_ssp.checkpoint.assignments.store import AssignmentStore
-from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+from spark_ssp.checkpoint.assignments.files import FileAssignmentStore, open_assignment_store
+from spark_ssp.checkpoint.assignments.store import AssignmentStore, StoreKind, parse_store_uri
 from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.aws.store import S3Calls, S3Files, StoreCalls
 from tests.support.leases.stores import Given, Mishap, hook_calls

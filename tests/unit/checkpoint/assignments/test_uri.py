@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ssp.checkpoint.assignments.store import decode_text, encode_text
-from spark_ssp.checkpoint.assignments.uri import StoreKind, parse_store_uri
+from spark_ssp.checkpoint.assignments.store import (
+    StoreKind,
+    decode_text,
+    encode_text,
+    parse_store_uri,
+)
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.spec import BadValueError
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, GroupByPartition
