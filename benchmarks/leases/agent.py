@@ -29,7 +29,7 @@ from spark_ssp.checkpoint.agent.event_loop import (
     ReportReceived,
     run_guarded,
 )
-from spark_ssp.checkpoint.agent.tables import open_tables
+from spark_ssp.checkpoint.agent.process import open_tables
 from spark_ssp.checkpoint.coordination.protocol import (
     FrameDecoder,
     Report,

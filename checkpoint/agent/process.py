@@ -20,6 +20,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import BinaryIO, Final, NoReturn
 
 from spark_ssp.checkpoint.agent.event_loop import (
@@ -31,10 +32,10 @@ from spark_ssp.checkpoint.agent.event_loop import (
     Ports,
     ReaderExited,
     ReportReceived,
+    TableOpened,
     WritesCompleted,
     run_guarded,
 )
-from spark_ssp.checkpoint.agent.tables import open_tables
 from spark_ssp.checkpoint.coordination.protocol import (
     AgentSettings,
     FrameDecoder,
@@ -43,9 +44,12 @@ from spark_ssp.checkpoint.coordination.protocol import (
     encode_frame,
     to_change,
 )
+from spark_ssp.checkpoint.leases.kcl_tables import connect_tables
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.common.aws.service_calls import RetrySettings, retry_settings
 from spark_ssp.common.errors import SspError
 from spark_ssp.common.logs import show_logs
+from spark_ssp.common.options.endpoints import ConnectionOptions
 
 _log = logging.getLogger(__name__)
 
@@ -224,3 +228,55 @@ def _ports(
 
 def _ignore_future(_: object) -> None:
     """Ignore the future: the job's result arrives in the inbox."""
+
+
+# --- The tables -----------------------------------------------------------------------------------
+
+
+def open_tables(settings: AgentSettings) -> TableOpened:
+    """Create the lease table if absent and scan it with the user's retry settings; return stores
+    with short timeouts. Raises SspError."""
+    connection = settings.connection
+    application, table = settings.application, settings.table
+    patient, patient_kcl = connect_tables(
+        application, table, connection, retry_settings(connection)
+    )
+    patient.prepare()
+    rows = patient.scan()
+    kcl_rows = patient_kcl.read(rows)
+    patient.close()
+    hurried, retry = with_short_timeouts(connection, settings.coordination.failover_ms)
+    store, kcl = connect_tables(application, table, hurried, retry)
+    return TableOpened(store=store, kcl=kcl, rows=rows, kcl_rows=kcl_rows)
+
+
+_ATTEMPTS: Final = 2
+_CONNECT, _READ, _BACKOFF = 0.2, 0.25, 0.1
+"""Shares of a call's time: 2 x (0.2 + 0.25) + 0.1 = 1."""
+SHORTEST_MS: Final = 500
+"""The minimum timeout: a healthy DynamoDB may need some hundred milliseconds, above all for a new
+connection."""
+
+
+def with_short_timeouts(
+    connection: ConnectionOptions, failover_ms: int
+) -> tuple[ConnectionOptions, RetrySettings]:
+    """Return connection and retry settings under which a call takes at most a third of the failover
+    time.
+
+    Failover times below 7.5 s get the minimum timeouts instead. A renewal is due that often, and
+    the coordinator repeats a failed one while the lease lasts: a longer call would only delay that.
+    """
+    budget = failover_ms / 3
+    retry = RetrySettings(
+        max_attempts=min(_ATTEMPTS, connection.retry_max_attempts),
+        max_backoff=min(connection.retry_max_backoff_ms, budget * _BACKOFF) / 1000,
+    )
+    hurried = replace(
+        connection,
+        connect_timeout_ms=min(
+            connection.connect_timeout_ms, max(SHORTEST_MS, int(budget * _CONNECT))
+        ),
+        read_timeout_ms=min(connection.read_timeout_ms, max(SHORTEST_MS, int(budget * _READ))),
+    )
+    return hurried, retry

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -11,6 +11,7 @@ from botocore.exceptions import ClientError, ConnectTimeoutError, EndpointConnec
 
 from spark_ssp.checkpoint.leases.lease import LeaseTableError
 from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.error_translation import (
     DeniedCall,
     Severity,
@@ -29,6 +30,7 @@ from spark_ssp.common.aws.service_calls import (
     reject_cut_bodies,
 )
 from spark_ssp.common.errors import InvalidRequestError, ServiceUnavailableError, SspError
+from spark_ssp.common.options.endpoints import ConnectionOptions
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -176,6 +178,25 @@ DECODERS: Final = {
 }
 """The decoders of frequent calls, for `common.aws.botocore_bypass`: None leaves an answer to
 botocore."""
+
+
+def connect_calls(connection: ConnectionOptions) -> Callable[[str, Retrier], DynamoDbCalls]:
+    """Return a function that returns the calls about a table: all by one client, which the first
+    `close` of any closes. DynamoDB is not called yet."""
+    client = create_client("dynamodb", connection, endpoint_option="dynamodbEndpointUrl")
+    direct = DirectCalls(client, DECODERS)
+
+    def calls(table: str, retrier: Retrier) -> DynamoDbCalls:
+        return DynamoDbCalls(
+            client,
+            table,
+            retrier,
+            role_arn=connection.role_arn,
+            role_option=connection.role_option,
+            direct=direct,
+        )
+
+    return calls
 
 
 def has_code(error: ClientError, code: str) -> bool:

@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from botocore.exceptions import ClientError
 
-from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls, has_code
+from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls, connect_calls, has_code
+from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
 from spark_ssp.checkpoint.leases.lease import Item
 from spark_ssp.checkpoint.leases.lease_serializer import Attribute, text
-from spark_ssp.checkpoint.leases.lease_store import Rows
+from spark_ssp.checkpoint.leases.lease_store import Rows, TableSettings
 from spark_ssp.checkpoint.leases.worker_metrics import (
     OWN,
     KclRows,
@@ -25,7 +26,9 @@ from spark_ssp.checkpoint.leases.worker_metrics import (
     own_metric_row,
     state_table,
 )
+from spark_ssp.common.aws.service_calls import Retrier, RetrySettings
 from spark_ssp.common.errors import AccessError
+from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import WorkerId
 
 _log = logging.getLogger(__name__)
@@ -166,3 +169,15 @@ class KclTables:
 
     def _table(self, location: RowLocation) -> str:
         return self._lease_table if location is RowLocation.LEASES else self._metrics_table
+
+
+def connect_tables(
+    application: str, table: TableSettings, connection: ConnectionOptions, retry: RetrySettings
+) -> tuple[DynamoDbLeaseStore, KclTables]:
+    """Return the lease table of an application, and the tables of its KCL workers. `connection` is
+    that of DynamoDB, which is not called."""
+    calls = connect_calls(connection)
+    store = DynamoDbLeaseStore(calls(table.name, Retrier(retry)), table)
+    # One log for all tables of the KCL: throttling is logged once, not once for each table.
+    of_kcl = Retrier(retry)
+    return store, KclTables(application, table.name, lambda name: calls(name, of_kcl))

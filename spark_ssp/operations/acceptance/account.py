@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
-from spark_ssp.checkpoint.agent.tables import connect_tables
+from spark_ssp.checkpoint.leases.kcl_tables import connect_tables
 from spark_ssp.checkpoint.leases.lease_store import LeaseStore, TableSettings
 from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.error_translation import code_of

@@ -16,8 +16,7 @@ from typing import Any, Final
 
 import click
 
-from spark_ssp.checkpoint.agent.tables import connect_calls
-from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls
+from spark_ssp.checkpoint.leases.dynamodb_calls import DynamoDbCalls, connect_calls
 from spark_ssp.checkpoint.leases.dynamodb_store import is_lease_table
 from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.common.aws.error_translation import is_denied

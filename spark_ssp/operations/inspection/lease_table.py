@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from spark_ssp.checkpoint.agent.tables import connect_calls, connect_tables
+from spark_ssp.checkpoint.leases.dynamodb_calls import connect_calls
 from spark_ssp.checkpoint.leases.dynamodb_store import DynamoDbLeaseStore
+from spark_ssp.checkpoint.leases.kcl_tables import connect_tables
 from spark_ssp.checkpoint.leases.lease import (
     Lease,
     LeaseTableError,

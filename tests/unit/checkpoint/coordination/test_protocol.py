@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.checkpoint.agent.tables import with_short_timeouts
+from spark_ssp.checkpoint.agent.process import with_short_timeouts
 from spark_ssp.checkpoint.coordination.protocol import (
     AgentSettings,
     FrameDecoder,

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs
 import pytest
 from botocore.credentials import Credentials, ReadOnlyCredentials
 
-from spark_ssp.checkpoint.agent.tables import connect_tables
+from spark_ssp.checkpoint.leases.kcl_tables import connect_tables
 from spark_ssp.checkpoint.leases.lease_store import TableSettings
 from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.provided_credentials import forget_providers
