@@ -19,8 +19,8 @@ from functools import partial
 from typing import Any, Final, Protocol, Self, runtime_checkable
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem, shown
-from spark_ssp.common.options.plugins import PluginSpec
 from spark_ssp.common.options.spec import BadValueError, Fault
+from spark_ssp.common.options.user_code import PluginSpec
 from spark_ssp.grouping.identifiers import WorkerId as WorkerId
 
 WORKER_ID: Final = "workerId"

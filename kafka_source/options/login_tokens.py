@@ -24,8 +24,8 @@ from numbers import Real
 from typing import Final, Protocol, cast
 
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspError
+from spark_ssp.common.options.user_code import call_guarded, import_function, type_name
 from spark_ssp.common.times import seconds_text
-from spark_ssp.common.user_functions import call_guarded, import_function, type_name
 from spark_ssp.kafka_source.options.client_properties import TokenProvider
 
 PATIENCE_S: Final = 60.0

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from spark_ssp.common.errors import shown
-from spark_ssp.common.options.plugins import CLASSES, PATHS, check_path, is_restricted
 from spark_ssp.common.options.spec import BadValueError, OptionProblem, closest
+from spark_ssp.common.options.user_code import CLASSES, PATHS, check_path, is_restricted
 from spark_ssp.common.options.values import is_readable_on_the_way
 from spark_ssp.kafka_source.options.client_properties import (
     BOOTSTRAP_SERVERS,

@@ -22,7 +22,6 @@ from spark_ssp.common.options.endpoints import (
     function_path,
     keyword_arguments,
 )
-from spark_ssp.common.options.plugins import check_path
 from spark_ssp.common.options.shared import trigger_option
 from spark_ssp.common.options.spec import (
     KINESIS,
@@ -35,6 +34,7 @@ from spark_ssp.common.options.spec import (
     option,
     options_of,
 )
+from spark_ssp.common.options.user_code import check_path
 from spark_ssp.common.options.values import boolean, duration, integer, matching, member, size
 from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange, load_expansion_algorithm
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition

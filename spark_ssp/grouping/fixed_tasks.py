@@ -29,7 +29,7 @@ from typing import Final, Protocol, runtime_checkable
 
 from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError, SspError
 from spark_ssp.common.logs import abbreviate
-from spark_ssp.common.options.plugins import PluginSpec
+from spark_ssp.common.options.user_code import PluginSpec
 from spark_ssp.grouping.assignment import (
     NO_ASSIGNMENT,
     AllSspToSingleTask,

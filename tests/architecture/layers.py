@@ -197,7 +197,7 @@ EDGE: Final[dict[str, str]] = {
     "common.file_lock": "locks files",
     "common.helper_process": "starts processes",
     "common.logs": "configures logging",
-    "common.options.plugins": "reads the environment, resolves links of paths",
+    "common.options.user_code": "reads the environment, resolves links of paths",
     "common.spark.reader_status": "writes and reads files, locks them",
     "common.spark.gc_freeze": "counts the tasks of a process",
 }

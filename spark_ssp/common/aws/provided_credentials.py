@@ -24,7 +24,7 @@ from spark_ssp.common.aws.error_translation import (
     provider_error,
 )
 from spark_ssp.common.errors import AccessError
-from spark_ssp.common.user_functions import call_guarded, import_function, type_name
+from spark_ssp.common.options.user_code import call_guarded, import_function, type_name
 
 if TYPE_CHECKING:
     from botocore.credentials import ReadOnlyCredentials

@@ -13,7 +13,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from spark_ssp.common.errors import shown
-from spark_ssp.common.options.plugins import check_class
 from spark_ssp.common.options.spec import (
     Alias,
     BadValueError,
@@ -25,6 +24,7 @@ from spark_ssp.common.options.spec import (
     option,
     options_of,
 )
+from spark_ssp.common.options.user_code import check_class
 from spark_ssp.common.options.values import (
     credentials_url,
     credentials_url_or_host,

@@ -10,8 +10,8 @@ import pytest
 from spark_ssp.checkpoint.worker_identity import Query, load_generator
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.options.endpoints import PROVIDER_OPTIONS
-from spark_ssp.common.options.plugins import CLASSES, PATHS, check_class, check_path
 from spark_ssp.common.options.spec import BadValueError
+from spark_ssp.common.options.user_code import CLASSES, PATHS, check_class, check_path
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 
