@@ -107,8 +107,7 @@ EDGE: Final[dict[str, str]] = {
     "checkpoint.agent.client": "starts the lease agent and exchanges messages with it",
     "checkpoint.agent.event_loop": "logs lease changes",
     "checkpoint.agent.process": "runs the lease agent: threads, pipes, signals, clock",
-    "checkpoint.leases.dynamodb_batches": "calls DynamoDB, logs a refusal",
-    "checkpoint.leases.dynamodb_store": "calls DynamoDB",
+    "checkpoint.leases.dynamodb_store": "calls DynamoDB, logs a refusal of batches",
     "checkpoint.leases.kcl_tables": "calls DynamoDB",
     "checkpoint.worker_identity": "generates ids from the host name and random bytes",
     "kafka_source.batch_planner": "logs the partitions of a query",
@@ -276,7 +275,6 @@ CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
 SDK: Final = frozenset(
     {
         "checkpoint.assignments.aws",
-        "checkpoint.leases.dynamodb_batches",
         "checkpoint.leases.dynamodb_calls",
         "checkpoint.leases.dynamodb_store",
         "checkpoint.leases.kcl_tables",

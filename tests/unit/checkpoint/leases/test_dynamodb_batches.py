@@ -23,7 +23,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     Write,
     is_applied,
 )
-from spark_ssp.checkpoint.leases.dynamodb_batches import BATCH_SIZE, BatchWriter, statement_of
+from spark_ssp.checkpoint.leases.dynamodb_store import BATCH_SIZE, BatchWriter, statement_of
 from spark_ssp.checkpoint.leases.lease import LeaseKey
 from spark_ssp.checkpoint.leases.lease_serializer import decode, encode
 from spark_ssp.common.errors import ServiceUnavailableError
