@@ -8,7 +8,7 @@ A streaming query stores the ids of the rows it has seen in Spark's state store,
 bounded: for each partition of a topic and each of at most 1,000 sources that have recently written
 to it, 16 bytes for each row of the source's two newest batches there. The rows of a partition come
 in the order of their offsets, which Spark's shuffle does not preserve: they are sorted, on disk if
-they exceed a limit (`offset_order`).
+they exceed a limit (`row_blocks`).
 
 A row is dropped only if the same row came before. Duplicates stay if a row went to another
 partition when it was written again, because its topic was expanded in between; if its content was

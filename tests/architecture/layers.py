@@ -117,7 +117,7 @@ EDGE: Final[dict[str, str]] = {
     "kafka_source.client.client_config": "logs messages of librdkafka, called from its threads",
     "kafka_source.client.retry": "logs retries",
     "kafka_source.dedup.dedup_processor": "logs headers with a time in the future",
-    "kafka_source.dedup.offset_order": "writes rows above a limit to a temporary file",
+    "kafka_source.dedup.row_blocks": "writes rows above a limit to a temporary file",
     "kafka_source.group_committer": "commits offsets from a thread, logs failures",
     "kafka_source.options.parse": "logs a warning",
     "kafka_source.pipeline_system": "waits for created topics",

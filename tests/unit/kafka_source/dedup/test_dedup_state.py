@@ -18,8 +18,7 @@ from spark_ssp.kafka_source.dedup import dedup_state as dedup_state
 from spark_ssp.kafka_source.dedup import row_blocks as row_blocks
 from spark_ssp.kafka_source.dedup.dedup_processor import MAX_CLOCK_SKEW_MS, DedupProcessor
 from spark_ssp.kafka_source.dedup.dedup_state import SeenBatch, SeenBatchUpdate
-from spark_ssp.kafka_source.dedup.offset_order import sort_by_offset
-from spark_ssp.kafka_source.dedup.row_blocks import BlockWriter
+from spark_ssp.kafka_source.dedup.row_blocks import BlockWriter, sort_by_offset
 from tests.support.kafka.dedup_memory import Memory, Position, parse_position, row_id
 
 DAY = 24 * 60 * 60 * 1_000

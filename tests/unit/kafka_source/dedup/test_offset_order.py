@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.kafka_source.dedup.offset_order import sort_by_offset
+from spark_ssp.kafka_source.dedup.row_blocks import sort_by_offset
 
 KIB = 1 << 10
 
