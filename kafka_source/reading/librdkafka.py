@@ -1,12 +1,12 @@
-"""librdkafka: the functions of its public C interface that a consumer needs, by ctypes, and what it
-has in memory, by numpy and Arrow. The library is the one that confluent-kafka is linked with.
+"""The consumer functions of librdkafka's public C interface, by ctypes, and the messages in its
+memory, by numpy and Arrow. The library is the one that confluent-kafka is linked with.
 
 The public functions for the time and the headers of a message are called once per message or per
 header, which costs more than all other work. Both follow the public part of a message, at the same
 place since version 1.0, but may move in any version. So they are read from memory only in versions
 with a tested layout (`TESTED`), once the layout of the loaded library is verified
-(`VerifiedLayout`). None is usable on Windows, where an extension module does not export its linked
-libraries; and the layout below is that of 64 bit, little endian.
+(`VerifiedLayout`). No version is usable on Windows, where an extension module does not export its
+linked libraries; and the layout below is that of 64 bit, little endian.
 
 Source: `rdkafka.h` of librdkafka 2, whose functions and `rd_kafka_message_t` are stable within the
 major version.

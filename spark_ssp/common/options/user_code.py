@@ -1,9 +1,9 @@
 """The user's code that options name: classes by a dotted path, functions as `module:function`.
 
-The owner of a driver may restrict what options name (`check_class`, `check_path`). Faults of a
-class, and what is not allowed, are raised as `BadValueError`, and the caller adds the option's
-name. An exception that the user's code raises is neither shown nor chained: its text may contain a
-secret.
+The owner of a driver may restrict these names, and paths of files (`check_class`, `check_path`). A
+fault of a class, and a name that is not allowed, is raised as `BadValueError`, and the caller adds
+the option's name. An exception that the user's code raises is neither shown nor chained: its text
+may contain a secret.
 """
 
 from __future__ import annotations

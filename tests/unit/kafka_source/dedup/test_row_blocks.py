@@ -1,4 +1,4 @@
-"""Rows packed into blocks, sorted by offset within a bounded memory, and returned by the operator."""
+"""Rows packed into blocks, sorted by offset in bounded memory, and returned by the operator."""
 
 from __future__ import annotations
 
