@@ -503,7 +503,7 @@ class BatchWriter:
                 if code in _REFUSALS or self._failed_probes == _MOST_FAILED_PROBES:
                     raise _RefusedError(code) from None
                 raise _UnprovenError(code) from None
-            if any(code != _FAILED_CONDITION for code in codes):
+            if codes != [_FAILED_CONDITION] * len(_PROBES):
                 raise _RefusedError(f"{codes} for two failed conditions")
             self._is_proven = True
 

@@ -189,7 +189,8 @@ def test_a_fault_of_the_probe_disables_batches_only_if_it_stays() -> None:
 
 
 def test_a_service_that_ignores_conditions_gets_no_batch() -> None:
-    for probed in ((None, None), ("ConditionalCheckFailed", None), ("ValidationError",) * 2):
+    failed = "ConditionalCheckFailed"
+    for probed in ((None, None), (failed, None), ("ValidationError",) * 2, (), (failed,)):
         service = Service(counters=dict.fromkeys(KEYS, 9), probed=probed)
         writer = service.writer()
         outcomes = writer.write([renewal(key) for key in KEYS])
