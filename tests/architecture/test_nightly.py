@@ -34,9 +34,10 @@ def test_results_are_kept_from_run_to_run(tmp_path: Path) -> None:
     def script(text: str) -> tuple[str, ...]:
         return sys.executable, "-c", text
 
-    seed = "import os; assert os.environ['PYTEST_ADDOPTS'].endswith('--hypothesis-seed=7')"
+    seed = "import os; assert os.environ['PYTEST_ADDOPTS'].endswith('--hypothesis-seed={seed}')"
+    seed += "; assert {seed} == 7"
     parts = {
-        "good": script(f"{seed}; print('==== 3 passed, 2 deselected in 1.50s ====')"),
+        "good": script(seed + "; print('==== 3 passed, 2 deselected in 1.50s ====')"),
         "bad": script("raise SystemExit(3)"),
         "slow": script("import time; time.sleep(60)"),
     }

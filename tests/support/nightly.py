@@ -3,11 +3,11 @@
     make nightly                        all parts: about five hours on two cores
     make nightly PARTS="long interop"   only these
 
-Each run draws a seed for Hypothesis, which the history keeps; `--seed` repeats it. It concerns the
-simulations of `soak`: the others draw the same examples in each run, or have faults at random. The
-folder `nightly/` has the log of each part, `history.jsonl` with an object for each part that ran,
-and its table, `history.md`. Parts run in turn: side by side on two cores they take longer, and
-Spark's workers miss their deadlines.
+Each run draws a seed, which the history keeps; `--seed` repeats it. It concerns the simulations of
+`soak` and the faults of exactly once: the others draw the same examples in each run. The folder
+`nightly/` has the log of each part, `history.jsonl` with an object for each part that ran, and its
+table, `history.md`. Parts run in turn: side by side on two cores they take longer, and Spark's
+workers miss their deadlines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,11 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "interop": ("make", "interop"),
     "soak": ("make", "--ignore-errors", "soak"),
     "broker-faults": (*_MODULE, "tests.support.kafka.broker_faults", "--runs", "3"),
-    "exactly-once-faults": (*_MODULE, "tests.support.kafka.exactly_once_faults", "--runs", "20"),
+    "exactly-once-faults": (
+        *_MODULE,
+        "tests.support.kafka.exactly_once_faults",
+        *("--runs", "20", "--seed", "{seed}"),
+    ),
     "defects": ("make", "defects"),
     "release": ("make", "release-check"),
     "benchmarks": (*_MODULE, "benchmarks", "--small"),
@@ -122,7 +126,7 @@ def _ended(command: Sequence[str], log: Path, seed: int, limit_s: float) -> int 
     options = f"{os.environ.get('PYTEST_ADDOPTS', '')} --hypothesis-seed={seed}".strip()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command,
+            [word.replace("{seed}", str(seed)) for word in command],
             cwd=_ROOT,
             # Messages of `make` in English.
             env=os.environ | {"PYTEST_ADDOPTS": options, "LC_ALL": "C.UTF-8"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -30,5 +31,6 @@ def reader() -> Iterator[JavaClient]:
 def test_each_row_is_visible_once_and_in_order(
     fault: str, brokers: KafkaBrokers, reader: JavaClient
 ) -> None:
-    outcome = rehearse(fault, AMOUNT.kills, brokers, reader)
+    seed = secrets.randbelow(2**32)
+    outcome = rehearse(fault, AMOUNT.kills, brokers, reader, seed=seed)
     assert outcome.is_right, outcome

@@ -1,17 +1,19 @@
 """Faults of a query that writes to Kafka exactly once, without Spark, and the rows readers see.
 
     python -m tests.support.kafka.exactly_once_faults --runs 100
+    python -m tests.support.kafka.exactly_once_faults --fault task --seed 4711
 
 Each fault has a topic of its own. A driver with a checkpoint runs batches of three tasks on four
 workers; a task that fails is run again, a driver that fails is started again. After all runs of a
 fault the Java client reads what is committed. It prints a line for each fault, and fails if a row
-was lost or is visible twice, rows of a key are out of order, or a task refused to write.
+was lost or is visible twice, rows of a key are out of order, or a task refused to write. The seed
+draws tasks, points and times; what they meet there is up to the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import random
+import secrets
 import sys
 import tempfile
 import threading
@@ -44,9 +46,10 @@ def kill_drivers(query: Query, runs: int, _: KafkaBrokers) -> int:
     finish(query, 1)
     first_s = time.monotonic() - began
     hits = done = 0
+    chance = query.chance("kills")
     while done < runs or not hits:
         driver = start(query)
-        time.sleep(random.uniform(0.4, 1.6) * first_s)
+        time.sleep(chance.uniform(0.4, 1.6) * first_s)
         driver.kill()
         driver.join()
         done += 1
@@ -62,7 +65,7 @@ def harm_tasks(query: Query, runs: int, _: KafkaBrokers) -> int:
 
 def kill_brokers(query: Query, runs: int, brokers: KafkaBrokers) -> int:
     """Brokers die and come back while batches run."""
-    ending = threading.Event()
+    ending, chance = threading.Event(), query.chance("kills")
 
     def keep_running() -> None:
         while not ending.is_set():
@@ -77,8 +80,8 @@ def kill_brokers(query: Query, runs: int, brokers: KafkaBrokers) -> int:
     try:
         for _run in range(runs):
             done = query.logged("commits")
-            with brokers.away(random.choice(brokers.numbers), "kill"):
-                time.sleep(random.uniform(0, 6))
+            with brokers.away(chance.choice(brokers.numbers), "kill"):
+                time.sleep(chance.uniform(0, 6))
             until(partial(query.has_completed, done + 1), "a batch", within_s=300)
     finally:
         ending.set()
@@ -89,12 +92,13 @@ def kill_brokers(query: Query, runs: int, brokers: KafkaBrokers) -> int:
 def two_drivers(query: Query, runs: int, _: KafkaBrokers) -> int:
     """Two drivers run with one checkpoint, until they fail or are killed."""
     hits = done = 0
+    chance = query.chance("kills")
     while done < runs or not hits:
         goal = query.logged("commits") + 1
         drivers = [start(query) for _ in range(2)]
         while not query.has_completed(goal) and any(one.is_alive() for one in drivers):
             time.sleep(0.02)
-        time.sleep(random.uniform(0, 1))
+        time.sleep(chance.uniform(0, 1))
         for driver in drivers:
             driver.kill()
             driver.join()
@@ -145,6 +149,7 @@ class Outcome:
     have ended."""
 
     fault: str
+    seed: int
     runs: int
     hits: int
     harms: Mapping[str, int]
@@ -165,14 +170,17 @@ class Outcome:
     def __str__(self) -> str:
         harms = "".join(f", {count} {point}" for point, count in sorted(self.harms.items()))
         return (
-            f"{self.fault}: {self.runs} runs, {self.hits} within a batch{harms}, {self.ended} "
-            f"transactions ended by brokers; {self.batches} batches, {self.rows} rows: lost "
+            f"{self.fault}: seed {self.seed}, {self.runs} runs, {self.hits} within a "
+            f"batch{harms}, {self.ended} transactions ended by brokers; {self.batches} batches, "
+            f"{self.rows} rows: lost "
             f"{self.lost}, repeated {self.repeated}, out of order {self.disordered}, refused "
             f"{self.refused}"
         )
 
 
-def rehearse(name: str, runs: int, brokers: KafkaBrokers, reader: JavaClient) -> Outcome:
+def rehearse(
+    name: str, runs: int, brokers: KafkaBrokers, reader: JavaClient, *, seed: int
+) -> Outcome:
     """Run a fault many times, and check the visible rows after all batches."""
     fault = FAULTS[name]
     with ExitStack() as resources:
@@ -185,6 +193,7 @@ def rehearse(name: str, runs: int, brokers: KafkaBrokers, reader: JavaClient) ->
             topic=topics.create(PARTITIONS),
             kind=fault.kind,
             pause_s=fault.pause_s,
+            seed=seed,
         )
         hits = fault.act(query, runs, brokers)
         finish(query, 1)
@@ -216,6 +225,7 @@ def _judge(
         refused = [one for one in refused if _NEWER not in one]
     return Outcome(
         fault=name,
+        seed=query.seed,
         runs=runs,
         hits=hits,
         harms=query.harms(),
@@ -242,12 +252,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Faults of a query that writes exactly once.")
     parser.add_argument("--runs", type=int, default=1)
     parser.add_argument("--fault", choices=FAULTS, action="append")
+    parser.add_argument("--seed", type=int, help="default: a new one")
     options = parser.parse_args(arguments)
+    seed = secrets.randbelow(2**32) if options.seed is None else options.seed
     wrong = 0
     with cluster() as brokers, java_client() as reader:
         for fault in options.fault or FAULTS:
             began = time.monotonic()
-            outcome = rehearse(fault, options.runs, brokers, reader)
+            outcome = rehearse(fault, options.runs, brokers, reader, seed=seed)
             wrong += not outcome.is_right
             print(f"{outcome}; {time.monotonic() - began:.0f} s", flush=True)
     return 1 if wrong else 0

@@ -66,11 +66,14 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harm:
-    """The effect on one attempt of a task, and its place. `mark`: a file that tells of it."""
+    """The effect on one attempt of a task, and its place. `mark`: a file that tells of it. `call`
+    and `delay_s`: the call that it follows, and the time within a commit."""
 
     kind: Kind
     point: Point
     mark: Path
+    call: int
+    delay_s: float
 
     def reach(self, point: Point) -> None:
         if self.point is point:
@@ -168,12 +171,12 @@ def _harmed(harm: Harm | None) -> Iterator[None]:
         return
     owner, name = places[harm.point]
     plain = getattr(owner, name)
-    left = random.choice([1, 2, 3]) if harm.point is Point.CALLED else 1
+    left = harm.call if harm.point is Point.CALLED else 1
 
     def harmed(*arguments: Any) -> Any:
         nonlocal left
         if harm.point is Point.COMMITTING:
-            timer = threading.Timer(random.uniform(0, 0.02), harm.strike)
+            timer = threading.Timer(harm.delay_s, harm.strike)
             timer.start()
             try:
                 return plain(*arguments)
@@ -234,11 +237,13 @@ class _Worker:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
     """A query and its checkpoint, in a folder. `kind`: the effect on an attempt of one task in
-    each batch. `pause_s`: the time for which it stands still, at most."""
+    each batch. `pause_s`: the time for which it stands still, at most. `seed`: of all that is drawn
+    by lot."""
 
     options: Mapping[str, str]
     topic: str
     folder: Path
+    seed: int
     kind: Kind | None = None
     pause_s: float = 0.0
 
@@ -251,6 +256,10 @@ class Query:
     @property
     def sink(self) -> str:
         return f"query/{self.topic}"
+
+    def chance(self, purpose: str, batch: int = 0) -> random.Random:
+        """Return the numbers drawn for a purpose, the same in each process."""
+        return random.Random(f"{self.seed} {purpose} {batch}")
 
     def logged(self, log: str) -> int:
         """Return the last batch of a log, -1 if it is empty."""
@@ -291,7 +300,7 @@ class Query:
         with ThreadPoolExecutor(TASKS) as threads:
             while (batch := self.logged("commits") + 1) <= until_batch:
                 self.log("offsets", batch)
-                harmed = None if self.kind is None else random.randrange(TASKS)
+                harmed = None if self.kind is None else self.chance("task", batch).randrange(TASKS)
                 results = [
                     threads.submit(self._run, workers, batch, task, task == harmed)
                     for task in range(TASKS)
@@ -320,9 +329,15 @@ class Query:
 
     def _harm(self, batch: int) -> Harm:
         assert self.kind is not None
-        point = random.choice(list(Point))
-        mark = self.folder / "harms" / f"{point}-{batch}"
-        return Harm(kind=self.kind, point=point, mark=mark)
+        chance = self.chance("harm", batch)
+        point = chance.choice(list(Point))
+        return Harm(
+            kind=self.kind,
+            point=point,
+            mark=self.folder / "harms" / f"{point}-{batch}",
+            call=chance.choice([1, 2, 3]),
+            delay_s=chance.uniform(0, 0.02),
+        )
 
     def _note(self, answer: Failure | None) -> None:
         text = "no answer" if answer is None else f"{answer.kind}: {answer.text}"
@@ -338,16 +353,16 @@ class Query:
             answer = worker.answer(0.02)
             if answer is not None:
                 return answer
-        began = time.monotonic()
+        began, chance = time.monotonic(), self.chance("pause", batch)
         copied: int | Failure | None = None
-        if random.random() < 0.5:
+        if chance.random() < 0.5:
             copy = workers.get()
             copy.ask(batch, task, None)
             copied = copy.answer()
             workers.put(copy)
             if not isinstance(copied, int):
                 self._note(copied)
-        time.sleep(max(0.0, began + random.uniform(0, self.pause_s) - time.monotonic()))
+        time.sleep(max(0.0, began + chance.uniform(0, self.pause_s) - time.monotonic()))
         answer = None
         while answer is None:
             # Again, if it was about to stop.
