@@ -13,7 +13,7 @@ import argparse
 from collections.abc import Sequence
 
 from benchmarks.support.report import Report, spread
-from tests.support.simulation.lost_driver import lose_a_driver
+from tests.support.simulation.shared_leases import lose_a_driver
 
 
 def run(
