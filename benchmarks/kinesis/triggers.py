@@ -224,7 +224,11 @@ def measure(
             for mode in lot.sample(modes, len(modes)):
                 service.produce(rate if mode in _BUSY else 0)
                 bare = mode == "bare"
-                every = f"{interval:g} seconds" if mode in _BUSY and interval else TRIGGERS[mode]
+                every = (
+                    f"{interval:g} seconds"
+                    if mode in _BUSY and interval is not None
+                    else TRIGGERS[mode]
+                )
                 stream = _bare(spark) if bare else _stream(spark, service, options[mode])
                 query = (
                     stream.writeStream.format("noop")
@@ -371,7 +375,7 @@ def run(
         command="python -m benchmarks.kinesis.triggers "
         f"--shards {' '.join(str(count) for count in shards)} --slots {slots} "
         f"--seconds {seconds:g} --rounds {rounds} --modes {' '.join(modes)}"
-        + (f" --interval {interval:g}" if interval else ""),
+        + (f" --interval {interval:g}" if interval is not None else ""),
         columns=(
             "shards",
             "trigger ms: median, p99",

@@ -39,12 +39,12 @@ than they need for calls that do not wait."""
 _IDLE = 0.7
 _BUSY = 0.95
 """The parts of a processor that the probes use, below and above which the next ones have twice as
-many and half as many threads. One process does not use more than one processor."""
+many and half as many threads. Python's threads use little more than one together."""
 
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""The most bytes of the answers that the threads fetch at the same time: for each thread the
-largest record, which a probe may find in a shard whose records have no known size. After its fetch,
-only the fields of a page's records that planning needs are kept."""
+"""The most bytes of the answers that the threads fetch at the same time, as expected: for each
+thread a record of the default's largest size, which a probe may find in a shard whose records have
+no known size. After its fetch, only the fields of a page's records that planning needs are kept."""
 
 MAX_EXPIRIES = 4
 """Iterators that may expire in the middle of one probe; the next one is an error."""
@@ -205,7 +205,8 @@ class ProbeRunner:
         self._cpu_clock = cpu_clock
         self._budget = PageBudget()
         self._pool: ThreadPoolExecutor | None = None
-        self._threads = FIRST_PROBE_THREADS
+        self.threads = FIRST_PROBE_THREADS
+        """The number of threads of the next probes."""
 
     def run_all(
         self,
@@ -239,15 +240,15 @@ class ProbeRunner:
                     outcomes[key] = error
 
         began, used = self._wall_clock(), self._cpu_clock()
-        threads, count = min(self._threads, MAX_PROBE_THREADS), len(waiting)
+        threads, count = min(self.threads, MAX_PROBE_THREADS), len(waiting)
         # The caller is one of the threads: a probe of one shard needs no other.
         jobs = [self._executor().submit(work) for _ in range(min(threads, count) - 1)]
         work()
         for job in jobs:
             job.result()
-        if count >= 4 * threads:  # else the threads are not what it waits for
+        if count >= 4 * FIRST_PROBE_THREADS:  # else the threads are not what it waits for
             wall_s, cpu_s = self._wall_clock() - began, self._cpu_clock() - used
-            self._threads = next_threads(threads, wall_s=wall_s, cpu_s=cpu_s)
+            self.threads = next_threads(threads, wall_s=wall_s, cpu_s=cpu_s)
         return {key: outcomes[key] for key in sorted(outcomes)}
 
     def _executor(self) -> ThreadPoolExecutor:

@@ -187,9 +187,9 @@ def _run(acts: list[tuple[str, int]]) -> Scene:
 pytestmark = pytest.mark.timeout(7200 if EFFORT is Effort.SOAK else 900)
 
 
-def test_a_merged_shard_waits_for_the_parent_that_another_query_reads() -> None:
+def test_a_merged_shard_waits_for_the_parent_that_another_query_reads(tmp_path: Path) -> None:
     """The lease of the merged shard is there as soon as the first parent has ended."""
-    scene = Scene(Path(tempfile.mkdtemp()) / "marks", shards=2)
+    scene = Scene(tmp_path / "marks", shards=2)
     scene.act("join", 0)
     scene.act("join", 0)
     scene.act("work", 30)

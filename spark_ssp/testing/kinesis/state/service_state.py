@@ -1,6 +1,6 @@
 """The state of the embedded service: streams, faults, limits, counters. No sockets. Its methods
 (`create_stream`, `put`, `split`, ...) are for tests: they change the state at once, without faults,
-limits or counting. Clients call `api.dispatch.KinesisState.call`. Thread-safe."""
+limits or counting. Clients call `dispatch.KinesisState.call`. Thread-safe."""
 
 from __future__ import annotations
 

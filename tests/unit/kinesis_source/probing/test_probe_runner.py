@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import pytest
 
@@ -161,6 +162,24 @@ def test_calls_that_wait_for_the_service_get_more_threads() -> None:
     prober.close()
 
 
+def test_the_number_of_threads_comes_down_again() -> None:
+    held = shards(4 * FIRST_PROBE_THREADS)
+    wall, used = itertools.count(), itertools.count()
+    is_busy = False
+    prober = ProbeRunner(
+        ScriptedService(held.values()),
+        wall_clock=lambda: next(wall),
+        cpu_clock=lambda: next(used) if is_busy else 0.0,
+    )
+    probes = {shard: look() for shard in held}
+    threads = []
+    for is_busy in (False, True):  # noqa: B007  (read by the clock)
+        prober.run_all(probes, STREAMS, patient=patient)
+        threads.append(prober.threads)
+    prober.close()
+    assert threads == [MAX_PROBE_THREADS, FIRST_PROBE_THREADS]
+
+
 @pytest.mark.parametrize(
     ("threads", "cpu_s", "expected"),
     [
@@ -240,22 +259,22 @@ def test_pages_held_at_the_same_time_are_bounded_by_bytes_not_by_threads() -> No
 
 def test_a_large_page_that_leaves_makes_room_for_several_small_ones() -> None:
     memory = PageBudget(limit=30)
-    gate = threading.Barrier(3, timeout=30)
+    gate = threading.Barrier(3, timeout=10)
+    held: list[int] = []
 
-    def fetch_page() -> None:
-        with memory.reserved(10):
+    def fetch_page(number: int) -> None:
+        with memory.reserved(10), suppress(threading.BrokenBarrierError):
             gate.wait()  # all three hold theirs
+            held.append(number)
 
-    threads = [threading.Thread(target=fetch_page) for _ in range(3)]
+    threads = [threading.Thread(target=fetch_page, args=(number,)) for number in range(3)]
     with memory.reserved(30):
         for thread in threads:
             thread.start()
-        while sum(thread.is_alive() for thread in threads) < 3:
-            time.sleep(0.01)
         time.sleep(0.1)  # they wait for room
     for thread in threads:
-        thread.join(60)
-    assert not any(thread.is_alive() for thread in threads)
+        thread.join()
+    assert sorted(held) == [0, 1, 2]
 
 
 def test_a_page_larger_than_the_bound_is_fetched_by_itself() -> None:
