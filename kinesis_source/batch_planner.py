@@ -25,6 +25,7 @@ from spark_ssp.kinesis_source.model.shard import (
     KeyPlacement,
     Shard,
     ShardEnd,
+    ShardIterator,
     ShardState,
     StartingPosition,
     StreamRef,
@@ -521,6 +522,11 @@ class BatchPlanner:
         """Return hints about each shard's part of the batch up to `end`, if it is the one planned
         last."""
         return self._end_finder.expected_sizes(end.states)
+
+    def start_iterators(self, start: Offset) -> dict[ShardKey, ShardIterator]:
+        """Return iterators that follow the shards' positions in `start`, if the batch planned last
+        was looked for by them."""
+        return self._end_finder.start_iterators(start.states)
 
     def close(self) -> None:
         """Stop the threads, and give back the leases."""

@@ -168,7 +168,8 @@ class KinesisStreamReader(PlanningStreamReader):
         # Unknown in a replay, which precedes all planning.
         hash_ranges = self._planner.hash_ranges(until) if self._planner else {}
         expected = self._planner.expected_sizes(until) if self._planner else {}
-        ranges = plan_ranges(begin, until, streams, hash_ranges, expected)
+        iterators = self._planner.start_iterators(begin) if self._planner else {}
+        ranges = plan_ranges(begin, until, streams, hash_ranges, expected, iterators)
         if self._options.fan_out is not None:
             self._plan()
         if self._fan_out is not None:

@@ -9,7 +9,7 @@ the same records, on any executor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId
@@ -21,6 +21,7 @@ from spark_ssp.kinesis_source.model.shard import (
     Retention,
     SequenceNumber,
     ShardEnd,
+    ShardIterator,
     ShardState,
     StreamRef,
     TrimHorizon,
@@ -71,7 +72,9 @@ class ShardRange:
     `start_caught_up_ms` is `ShardState.last_caught_up_ms` of the start: everything that follows the
     start arrived after it. `expect_first` is `ShardState.first` of the end: for a start that names
     no record, the record with which the range begins. `expected`, unknown in a replay, changes the
-    size of each request and never which records are returned. `stragglers` comes from the end
+    size of each request and never which records are returned. `iterator`, unknown in a replay,
+    follows the record at which the range starts; it saves the request for one while it is valid.
+    `stragglers` comes from the end
     offset, so that a replay gives the same rows. Without it nothing proves that an aggregate is in
     the shard of its keys, and every user record is delivered. `after` are shards of the same task
     that are read before this one: its ancestors. `consumer` is the registered consumer by which the
@@ -89,6 +92,7 @@ class ShardRange:
     expect_first: SequenceNumber | None
     end: RangeEnd
     expected: ExpectedSize | None = None
+    iterator: ShardIterator | None = field(default=None, repr=False)
     stragglers: Stragglers | None = None
     after: tuple[ShardId, ...] = ()
     consumer: ConsumerArn | None = None
@@ -150,6 +154,7 @@ def _row(one: ShardRange) -> _Row:
         one.expect_first,
         (end.sequence_number, end.sub) if isinstance(end, AfterRecord) else None,
         None if expected is None else (expected.records, expected.size_bytes),
+        one.iterator,
         None if stragglers is None else (stragglers.since, _keys(stragglers.family)),
         one.after,
         one.consumer,
@@ -168,6 +173,7 @@ def _range(
     expect_first: SequenceNumber | None,
     end: tuple[SequenceNumber, int] | None,
     expected: tuple[int, int | None] | None,
+    iterator: ShardIterator | None,
     stragglers: tuple[EpochMillis, tuple[int, int]] | None,
     after: tuple[ShardId, ...],
     consumer: ConsumerArn | None,
@@ -186,6 +192,7 @@ def _range(
         expected=None
         if expected is None
         else ExpectedSize(records=expected[0], size_bytes=expected[1]),
+        iterator=iterator,
         stragglers=None
         if stragglers is None
         else Stragglers(since=stragglers[0], family=_hash_range(stragglers[1])),

@@ -39,6 +39,7 @@ from spark_ssp.kinesis_source.model.shard import (
     Position,
     Shard,
     ShardEnd,
+    ShardIterator,
     ShardState,
     StreamRef,
     TrimHorizon,
@@ -226,6 +227,7 @@ T = TypeVar("T")
 
 _UNKNOWN: Mapping[ShardKey, HashRange] = MappingProxyType({})
 _NO_SIZES: Mapping[ShardKey, ExpectedSize] = MappingProxyType({})
+_NO_ITERATORS: Mapping[ShardKey, ShardIterator] = MappingProxyType({})
 
 
 def plan_ranges(
@@ -234,18 +236,19 @@ def plan_ranges(
     streams: Mapping[StreamName, StreamRef],
     hash_ranges: Mapping[ShardKey, HashRange] = _UNKNOWN,
     expected: Mapping[ShardKey, ExpectedSize] = _NO_SIZES,
+    iterators: Mapping[ShardKey, ShardIterator] = _NO_ITERATORS,
 ) -> tuple[SlotRange, ...]:
     """Return one range for each slot that has records to read, by slot; idle slots cost no task.
 
-    `hash_ranges` and `expected` may be unknown: they only save the readers a request, and records
-    fetched past the end of the batch. Raises IncompatibleStateError for offsets of other streams,
-    or that do not follow each other.
+    `hash_ranges`, `expected` and `iterators`, which follow positions of `start`, may be unknown:
+    they only save the readers requests, and records fetched past the end of the batch. Raises
+    IncompatibleStateError for offsets of other streams, or that do not follow each other.
     """
     check_streams(end, streams.keys())
     ranges: dict[ShardKey, ShardRange] = {}
     for key in sorted(end.states):
         shard_range = _shard_range(
-            key, start, end, streams, hash_ranges.get(key), expected.get(key)
+            key, start, end, streams, hash_ranges.get(key), expected.get(key), iterators.get(key)
         )
         if shard_range is not None:
             ranges[key] = shard_range
@@ -275,6 +278,7 @@ def _shard_range(
     streams: Mapping[StreamName, StreamRef],
     hash_range: HashRange | None,
     expected: ExpectedSize | None,
+    iterator: ShardIterator | None,
 ) -> ShardRange | None:
     state = end.states[key]
     before = start_state(key, start, end)
@@ -299,6 +303,7 @@ def _shard_range(
         shard=key.shard,
         hash_range=hash_range,
         expected=expected,
+        iterator=iterator if before is start.states.get(key) else None,
         stragglers=_stragglers(key, end),
         created=end.streams[key.stream].created,
         retention=end.streams[key.stream].retention,

@@ -17,6 +17,7 @@ from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     Position,
     ShardEnd,
+    ShardIterator,
     ShardState,
 )
 from spark_ssp.kinesis_source.options.values import KinesisOptions
@@ -60,6 +61,7 @@ from spark_ssp.kinesis_source.probing.position_advance import (
     with_shard_end,
 )
 from spark_ssp.kinesis_source.probing.probe_protocol import (
+    CachedIterator,
     ProbeResult,
     ShardCursor,
     without_end,
@@ -101,6 +103,9 @@ class EndOffsetFinder:
         batch."""
         self._expected: dict[ShardKey, tuple[Position, ExpectedSize | None]] = {}
         """The known size of a shard's part of the batch that ends at a position."""
+        self._iterators: dict[ShardKey, CachedIterator] = {}
+        """The iterators from which the batch planned last was looked for, if nothing followed them
+        when they were issued: no record after them can be trimmed while they are valid."""
         self._positions = GivenPositions(
             self._prober,
             option=options.starting_position,
@@ -163,6 +168,16 @@ class EndOffsetFinder:
             key: size
             for key, (position, size) in self._expected.items()
             if size is not None and key in ends and ends[key].position == position
+        }
+
+    def start_iterators(
+        self, starts: Mapping[ShardKey, ShardState]
+    ) -> dict[ShardKey, ShardIterator]:
+        """Return iterators that follow the starts of the batch planned last."""
+        return {
+            key: cached.iterator
+            for key, cached in self._iterators.items()
+            if key in starts and starts[key].position == cached.follows
         }
 
     def close(self) -> None:
@@ -498,7 +513,11 @@ class EndOffsetFinder:
         self, advances: Mapping[ShardKey, ShardAdvance], keys: Collection[ShardKey]
     ) -> None:
         """Keep the state that the next probes need; drop that of shards not among `keys`."""
+        self._iterators = {}
         for key, advance in advances.items():
+            cached = self._prober.cursor(key).cached_iterator
+            if cached is not None and cached.at_latest and cached.follows is not None:
+                self._iterators[key] = cached
             if advance.cursor.position != self._prober.cursor(key).position:
                 most = self._max_records_per_fetch
                 calls, size = count_fetches(advance.expected, most)

@@ -134,13 +134,20 @@ class CachedIterator:
     issued: EpochMillis
     at_latest: bool = False
     """True if nothing followed in the shard when the iterator was issued."""
+    follows: AfterRecord | None = field(default=None, compare=False)
+    """The record that it follows, if that was on the page which it came with."""
 
 
 def cached_iterator_after(page: PageView) -> CachedIterator | None:
     """Return the iterator that follows a page; None at the end of the shard."""
     if page.next_iterator is None:
         return None
-    return CachedIterator(iterator=page.next_iterator, issued=page.time, at_latest=page.at_latest)
+    return CachedIterator(
+        iterator=page.next_iterator,
+        issued=page.time,
+        at_latest=page.at_latest,
+        follows=page.records[-1].position if page.records else None,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,9 @@ the pace and the sizes.
 A range may begin with an expected record: its start record, or the record with which the batch is
 known to begin. The iterator is opened *at* the expected record, which must come first: that proves
 that nothing after it has been trimmed. An iterator that expires is replaced in the same way, at the
-last record that was fetched, so nothing is repeated and no gap goes unnoticed.
+last record that was fetched, so nothing is repeated and no gap goes unnoticed. The driver may hand
+over an iterator that follows the start record, and that was issued when nothing followed: for the
+time that it is valid no record after it can be trimmed, and it needs no proof.
 
 Memory is reserved before an iterator is opened or used. The wait for memory may exceed the five
 minutes that an iterator lives, when many shards share the memory and the sink is slow: an iterator
@@ -24,7 +26,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from spark_ssp.common.errors import ServiceUnavailableError, StreamNotFoundError
+from spark_ssp.common.errors import (
+    AccessError,
+    InvalidRequestError,
+    ServiceUnavailableError,
+    StreamNotFoundError,
+)
 from spark_ssp.common.times import duration_text, seconds_text
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
@@ -122,6 +129,10 @@ class ShardReader:
         )
         self._expected = _first_expected(range_)
         self._start = range_.start_state
+        is_polled, iterator = range_.consumer is None, range_.iterator
+        self._handed_over = (
+            _Cursor(iterator=iterator, made=float("-inf")) if is_polled and iterator else None
+        )
         self._last: SequenceNumber | None = None
         self._cursor: _Cursor | None = None
         self._refused = 0
@@ -247,14 +258,16 @@ class ShardReader:
                 self._pause(self._not_before - self._clock.monotonic())
 
     def _limit(self) -> int:
-        repeated = self._expected is not None and self._expected.after_sub >= 0
+        expected = None if self._handed_over else self._expected
+        repeated = expected is not None and expected.after_sub >= 0
         return self._sizer.record_limit(repeated=int(repeated))
 
     def _fetch(self) -> tuple[RecordPage, int, float]:
         """Return the next page, the `Limit` of its call and the time before it. Opens an iterator
         first if there is none that is young enough."""
         while True:
-            cursor = self._usable_cursor() or self._open()
+            handed_over = self._handed_over
+            cursor = handed_over or self._usable_cursor() or self._open()
             limit = self._limit()
             requested_at = self._clock.monotonic()
             try:
@@ -266,9 +279,16 @@ class ShardReader:
                     retry=False,
                 )
             except ExpiredIteratorError as expired:
-                self._cursor = None
+                self._cursor = self._handed_over = None
                 self._note_expiry(expired, cursor)
                 continue
+            except (AccessError, InvalidPositionError, InvalidRequestError):
+                if handed_over is None:
+                    raise
+                self._handed_over = None  # it may be good for the driver alone
+                continue
+            if handed_over is not None:
+                self._pass_start()
             self._refused = 0
             self._retry.reset()
             following = page.next_iterator
@@ -276,6 +296,13 @@ class ShardReader:
                 None if following is None else _Cursor(iterator=following, made=requested_at)
             )
             return page, limit, requested_at
+
+    def _pass_start(self) -> None:
+        """Go on as if the start record had come: the iterator that was handed over follows it."""
+        start = self._range.start
+        if not isinstance(start, AfterRecord):
+            raise TypeError(f"an iterator that follows a {type(start).__name__}")
+        self._handed_over, self._expected, self._last = None, None, start.sequence_number
 
     def _note_expiry(self, expired: ExpiredIteratorError, cursor: _Cursor) -> None:
         """Count an iterator that was refused while young; an old one is not a fault."""

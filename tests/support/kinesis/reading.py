@@ -24,6 +24,7 @@ from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     SequenceNumber,
     ShardEnd,
+    ShardIterator,
     StartingPosition,
     TrimHorizon,
 )
@@ -82,6 +83,7 @@ def shard_range(
     first: int | None = None,
     expected: ExpectedSize | None = None,
     stragglers: Stragglers | None = None,
+    iterator: str | None = None,
 ) -> ShardRange:
     return ShardRange(
         stream=STREAM,
@@ -94,6 +96,7 @@ def shard_range(
         end=end,
         expected=expected,
         stragglers=stragglers,
+        iterator=None if iterator is None else ShardIterator(iterator),
     )
 
 

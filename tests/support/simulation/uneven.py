@@ -2,8 +2,8 @@
 are calculated.
 
 The service answers within the quotas of AWS for each shard. The driver's calls share 32 threads, as
-in the product at first; the tasks of a batch read all shards side by side, in fetches of the sizes that
-the planner expects, and Spark adds `OVERHEAD_MS`. Triggers follow one another.
+in the product at first; the tasks of a batch read all shards side by side, in fetches of the sizes
+that the planner expects, and Spark adds `OVERHEAD_MS`. Triggers follow one another.
 """
 
 from __future__ import annotations

@@ -26,6 +26,7 @@ from spark_ssp.kinesis_source.model.shard import (
     Retention,
     SequenceNumber,
     ShardEnd,
+    ShardIterator,
     StreamRef,
     TrimHorizon,
 )
@@ -64,6 +65,7 @@ def ranges(count: int) -> SlotRange:
                 expect_first=SequenceNumber(str(number)),
                 end=after(number + 1, sub=7),
                 expected=ExpectedSize(records=4, size_bytes=800),
+                iterator=ShardIterator("AAAA"),
                 stragglers=Stragglers(since=EpochMillis(2), family=HashRange(first=0, last=number)),
                 after=(ShardId("shardId-000000000000"),),
                 consumer=ConsumerArn("arn:consumer"),

@@ -7,7 +7,13 @@ from collections import deque
 
 import pytest
 
-from spark_ssp.common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
+from spark_ssp.common.errors import (
+    AccessError,
+    DataLossError,
+    ServiceUnavailableError,
+    StreamNotFoundError,
+)
+from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
 from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
@@ -28,8 +34,10 @@ from tests.support.fakes.scripted import (
     FakeTime,
     Page,
     ScriptedService,
+    Step,
     expire,
     shard_gone,
+    throttle,
 )
 from tests.support.kinesis.reading import A, after, read, sequences, shard_of, shard_range
 
@@ -67,6 +75,32 @@ def test_one_page_that_holds_the_range_is_all_that_is_fetched() -> None:
     assert service.fetched == [A]
     assert service.described == 0
     assert time.waits == []
+
+
+_DENIED = AccessError("a call", found="a refusal", expected="permission", next_step="grant it")
+_FOREIGN = InvalidPositionError("a call", found="a refusal", expected="a position", next_step="-")
+
+
+@pytest.mark.parametrize(
+    ("script", "opened"),
+    [
+        pytest.param([], [], id="valid"),
+        pytest.param([throttle()], [], id="throttled"),
+        pytest.param([Page(1), throttle()], [], id="and continued"),
+        pytest.param([expire()], [(A, after(4), True)], id="expired"),
+        pytest.param([Fail(_DENIED)], [(A, after(4), True)], id="denied"),
+        pytest.param([Fail(_FOREIGN)], [(A, after(4), True)], id="refused"),
+        pytest.param([Empty(), expire()], [(A, after(4), True)], id="expired after nothing"),
+        pytest.param([Page(1), expire()], [(A, after(5), True)], id="expired after a record"),
+    ],
+)
+def test_an_iterator_that_is_handed_over_saves_the_request_for_one(
+    script: list[Step], opened: list[tuple[ShardId, AfterRecord, bool]]
+) -> None:
+    service = ScriptedService([shard_of(3, 4, 5, 6, 7, script=script)])
+    handed_over = shard_range(A, after(4), after(6), iterator="5")
+    assert sequences(read(service, handed_over)) == [5, 6]
+    assert service.opened == opened
 
 
 def test_a_closed_shard_is_read_until_there_is_no_next_iterator() -> None:
