@@ -68,18 +68,17 @@ class ShardRange:
     `hash_range` is optional: it is unknown in a replay, and the reader then requests it if it meets
     an aggregated record. `created` is the stream's creation time when the batch was planned:
     another value at reading time means that the stream was deleted and recreated. `retention` is
-    that of the end offset, and None if that is of an older release.
-    `start_caught_up_ms` is `ShardState.last_caught_up_ms` of the start: everything that follows the
-    start arrived after it. `expect_first` is `ShardState.first` of the end: for a start that names
-    no record, the record with which the range begins. `expected`, unknown in a replay, changes the
-    size of each request and never which records are returned. `iterator`, unknown in a replay,
-    follows the record at which the range starts; it saves the request for one while it is valid.
-    `stragglers` comes from the end
-    offset, so that a replay gives the same rows. Without it nothing proves that an aggregate is in
-    the shard of its keys, and every user record is delivered. `after` are shards of the same task
-    that are read before this one: its ancestors. `consumer` is the registered consumer by which the
-    range is pushed, with `is_polled_first` only once GetRecords is throttled; None: it is polled,
-    by GetRecords. They change nothing in the records.
+    that of the end offset, and None if that is of an older release. `start_caught_up_ms` is
+    `ShardState.last_caught_up_ms` of the start: everything that follows the start arrived after it.
+    `expect_first` is `ShardState.first` of the end: for a start that names no record, the record
+    with which the range begins. `expected`, unknown in a replay, changes the size of each request
+    and never which records are returned. `iterator`, unknown in a replay, follows the record at
+    which the range starts; it saves the request for one while it is valid. `stragglers` comes from
+    the end offset, so that a replay gives the same rows. Without it nothing proves that an
+    aggregate is in the shard of its keys, and every user record is delivered. `after` are shards of
+    the same task that are read before this one: its ancestors. `consumer` is the registered
+    consumer by which the range is pushed, with `is_polled_first` only once GetRecords is throttled;
+    None: it is polled, by GetRecords. They change nothing in the records.
     """
 
     stream: StreamRef
