@@ -29,6 +29,7 @@ from spark_ssp.checkpoint.assignments.store import (
     parse_store_uri,
 )
 from spark_ssp.checkpoint.assignments.sync import AssignmentSync
+from spark_ssp.common.aws.provided_credentials import forget_providers
 from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.aws.store import S3Calls, S3Files, StoreCalls
 from spark_ssp.common.errors import (
@@ -286,6 +287,7 @@ def test_a_race_that_s3_did_not_judge_is_run_again(moto: str) -> None:
 def test_missing_access_is_reported_with_its_remedy(
     remote: Place, code: str, found: str, next_step: str
 ) -> None:
+    forget_providers()  # those of other tests would be asked for other keys, for half a minute
     store = remote.open()
     first = store.write(TWO, None)
     remote.reads.append(code)
