@@ -303,7 +303,9 @@ def _shard_range(
         shard=key.shard,
         hash_range=hash_range,
         expected=expected,
-        iterator=iterator if before is start.states.get(key) else None,
+        iterator=iterator
+        if before is start.states.get(key) and isinstance(last, AfterRecord)
+        else None,
         stragglers=_stragglers(key, end),
         created=end.streams[key.stream].created,
         retention=end.streams[key.stream].retention,

@@ -514,9 +514,15 @@ class EndOffsetFinder:
     ) -> None:
         """Keep the state that the next probes need; drop that of shards not among `keys`."""
         self._iterators = {}
+        now = self._prober.service_time()
         for key, advance in advances.items():
             cached = self._prober.cursor(key).cached_iterator
-            if cached is not None and cached.at_latest and cached.follows is not None:
+            if (
+                cached is not None
+                and cached.at_latest
+                and cached.follows is not None
+                and now - cached.issued < batch_end_probe.ITERATOR_LIFE_MS
+            ):
                 self._iterators[key] = cached
             if advance.cursor.position != self._prober.cursor(key).position:
                 most = self._max_records_per_fetch

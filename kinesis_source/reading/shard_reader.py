@@ -134,6 +134,8 @@ class ShardReader:
             _Cursor(iterator=iterator, made=float("-inf")) if is_polled and iterator else None
         )
         self._last: SequenceNumber | None = None
+        self._passed: SequenceNumber | None = None
+        """The start record, if an iterator that was handed over has passed it."""
         self._cursor: _Cursor | None = None
         self._refused = 0
         self._doubtful_end: tuple[SequenceNumber | None] | None = None
@@ -302,7 +304,8 @@ class ShardReader:
         start = self._range.start
         if not isinstance(start, AfterRecord):
             raise TypeError(f"an iterator that follows a {type(start).__name__}")
-        self._handed_over, self._expected, self._last = None, None, start.sequence_number
+        self._handed_over = self._expected = None
+        self._last = self._passed = start.sequence_number
 
     def _note_expiry(self, expired: ExpiredIteratorError, cursor: _Cursor) -> None:
         """Count an iterator that was refused while young; an old one is not a fault."""
@@ -327,7 +330,8 @@ class ShardReader:
         self._cursor = None
         if self._last is not None:
             self._expected = ExpectedRecord(sequence_number=self._last, after_sub=WHOLE_RECORD)
-            self._start = ShardState(position=AfterRecord(sequence_number=self._last))
+            if self._last != self._passed:  # of what follows that one more is known
+                self._start = ShardState(position=AfterRecord(sequence_number=self._last))
         expected = self._expected
         position = (
             self._start.position

@@ -64,6 +64,25 @@ def test_a_shard_without_new_records_hands_none_over() -> None:
     assert handed_over(world, planned(world)) == []
 
 
+def test_an_old_iterator_is_not_handed_over() -> None:
+    world = World(1)
+    world.put(3)
+    world.run(planned(world))
+    world.put(2)
+    world.clock.advance(600_000)
+    assert handed_over(world, planned(world)) == []
+
+
+def test_a_range_that_ends_with_its_shard_has_none() -> None:
+    world = World(1)
+    world.put(3)
+    world.run(planned(world))
+    world.put(2)
+    world.state.split("orders", key(0).shard)
+    world.clock.advance(20_000)
+    assert handed_over(world, planned(world)) == []
+
+
 def test_another_start_has_no_iterators() -> None:
     world = World(1)
     world.put(3)

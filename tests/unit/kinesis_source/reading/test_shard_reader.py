@@ -103,6 +103,15 @@ def test_an_iterator_that_is_handed_over_saves_the_request_for_one(
     assert service.opened == opened
 
 
+@pytest.mark.parametrize("script", [[], [expire()], [Empty(), expire()], [Ended(0)]])
+def test_a_start_record_that_was_trimmed_is_no_loss_after_an_iterator_either(
+    script: list[Step],
+) -> None:
+    service = ScriptedService([shard_of(5, 6, 7, script=script)])
+    handed_over = shard_range(A, after(4), after(6), seen=WITHIN_RETENTION, iterator="5")
+    assert sequences(read(service, handed_over)) == [5, 6]
+
+
 def test_a_closed_shard_is_read_until_there_is_no_next_iterator() -> None:
     shard = shard_of(1, 2, 3, closed=True, script=[Page(2), Empty(), Empty(0), Page(1)])
     time = FakeTime()
