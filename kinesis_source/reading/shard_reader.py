@@ -330,7 +330,7 @@ class ShardReader:
         self._cursor = None
         if self._last is not None:
             self._expected = ExpectedRecord(sequence_number=self._last, after_sub=WHOLE_RECORD)
-            if self._last != self._passed:  # of what follows that one more is known
+            if self._last != self._passed:  # more is known of the records after that one
                 self._start = ShardState(position=AfterRecord(sequence_number=self._last))
         expected = self._expected
         position = (
