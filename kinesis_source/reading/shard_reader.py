@@ -134,8 +134,6 @@ class ShardReader:
             _Cursor(iterator=iterator, made=float("-inf")) if is_polled and iterator else None
         )
         self._last: SequenceNumber | None = None
-        self._passed: SequenceNumber | None = None
-        """The start record, if an iterator that was handed over has passed it."""
         self._cursor: _Cursor | None = None
         self._refused = 0
         self._doubtful_end: tuple[SequenceNumber | None] | None = None
@@ -304,8 +302,7 @@ class ShardReader:
         start = self._range.start
         if not isinstance(start, AfterRecord):
             raise TypeError(f"an iterator that follows a {type(start).__name__}")
-        self._handed_over = self._expected = None
-        self._last = self._passed = start.sequence_number
+        self._handed_over, self._expected, self._last = None, None, start.sequence_number
 
     def _note_expiry(self, expired: ExpiredIteratorError, cursor: _Cursor) -> None:
         """Count an iterator that was refused while young; an old one is not a fault."""
@@ -330,7 +327,9 @@ class ShardReader:
         self._cursor = None
         if self._last is not None:
             self._expected = ExpectedRecord(sequence_number=self._last, after_sub=WHOLE_RECORD)
-            if self._last != self._passed:  # more is known of the records after that one
+            start = self._range.start
+            # More is known of what follows the start record: when it was last caught up.
+            if not isinstance(start, AfterRecord) or start.sequence_number != self._last:
                 self._start = ShardState(position=AfterRecord(sequence_number=self._last))
         expected = self._expected
         position = (

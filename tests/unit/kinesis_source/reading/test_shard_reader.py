@@ -112,6 +112,14 @@ def test_a_start_record_that_was_trimmed_is_no_loss_after_an_iterator_either(
     assert sequences(read(service, handed_over)) == [5, 6]
 
 
+def test_a_start_record_that_is_trimmed_while_the_range_is_read_is_no_loss() -> None:
+    """It comes alone; when the iterator after it has expired, it is gone."""
+    shard = shard_of(4, 5, 6, 7)
+    shard.script.extend([Page(1), Do(lambda: shard.trim(5)), expire()])
+    range_ = shard_range(A, after(4), after(6), seen=WITHIN_RETENTION)
+    assert sequences(read(ScriptedService([shard]), range_)) == [5, 6]
+
+
 def test_a_closed_shard_is_read_until_there_is_no_next_iterator() -> None:
     shard = shard_of(1, 2, 3, closed=True, script=[Page(2), Empty(), Empty(0), Page(1)])
     time = FakeTime()
