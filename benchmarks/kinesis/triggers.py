@@ -209,10 +209,11 @@ def measure(
     rounds: int,
     rate: int,
     modes: Sequence[str],
-    interval: float | None,
+    interval: float,
 ) -> list[Found]:
     """Measure a query of each of the modes, which take turns."""
     lot = random.Random(shards)
+    triggers = {**TRIGGERS, **dict.fromkeys(_BUSY, f"{interval:g} seconds")}
     windows: dict[str, list[Window]] = {mode: [] for mode in modes}
     progress: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
     late: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -224,16 +225,11 @@ def measure(
             for mode in lot.sample(modes, len(modes)):
                 service.produce(rate if mode in _BUSY else 0)
                 bare = mode == "bare"
-                every = (
-                    f"{interval:g} seconds"
-                    if mode in _BUSY and interval is not None
-                    else TRIGGERS[mode]
-                )
                 stream = _bare(spark) if bare else _stream(spark, service, options[mode])
                 query = (
                     stream.writeStream.format("noop")
                     .option("checkpointLocation", checkpoint_in(folder, f"{shards}-{mode}"))
-                    .trigger(processingTime=every)
+                    .trigger(processingTime=triggers[mode])
                     .start()
                 )
                 _wait_for_triggers(query, WARM_UP)
@@ -366,7 +362,7 @@ def run(
     rounds: int,
     rate: int = RATE,
     modes: Sequence[str] = MODES,
-    interval: float | None = None,
+    interval: float = 2.0,
     plot: Path = OUTPUT / "kinesis_triggers.png",
 ) -> Report:
     """Measure, and draw how it grows into `plot`. Leaves the session's settings as they were."""
@@ -374,8 +370,8 @@ def run(
         name="kinesis.triggers",
         command="python -m benchmarks.kinesis.triggers "
         f"--shards {' '.join(str(count) for count in shards)} --slots {slots} "
-        f"--seconds {seconds:g} --rounds {rounds} --modes {' '.join(modes)}"
-        + (f" --interval {interval:g}" if interval is not None else ""),
+        f"--seconds {seconds:g} --rounds {rounds} --modes {' '.join(modes)} "
+        f"--interval {interval:g}",
         columns=(
             "shards",
             "trigger ms: median, p99",
@@ -428,7 +424,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--modes", nargs="+", choices=TRIGGERS, default=list(MODES))
-    parser.add_argument("--interval", type=float, help="seconds between busy triggers (default: 2)")
+    parser.add_argument("--interval", type=float, default=2.0, help="of a busy trigger, seconds")
     arguments = parser.parse_args()
     spark = local_spark(2)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

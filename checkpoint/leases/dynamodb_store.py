@@ -416,7 +416,7 @@ _PROBES: Final = tuple(
 """Leases that do not exist."""
 
 _MOST_FAILED_PROBES: Final = 3
-"""A service that answers as many with errors of its own is taken for one without batches."""
+"""After this many probes that failed by an error of the service, batches count as unsupported."""
 
 Singly = Callable[[Write, bool], Outcome]
 """Makes one write; True if an earlier attempt may have taken effect. Raises SspError."""

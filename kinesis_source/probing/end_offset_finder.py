@@ -516,7 +516,8 @@ class EndOffsetFinder:
         self._iterators = {}
         now = self._prober.service_time()
         for key, advance in advances.items():
-            cached = self._prober.cursor(key).cached_iterator
+            cursor = self._prober.cursor(key)
+            cached = cursor.cached_iterator
             if (
                 cached is not None
                 and cached.at_latest
@@ -524,7 +525,7 @@ class EndOffsetFinder:
                 and now - cached.issued < batch_end_probe.ITERATOR_LIFE_MS
             ):
                 self._iterators[key] = cached
-            if advance.cursor.position != self._prober.cursor(key).position:
+            if advance.cursor.position != cursor.position:
                 most = self._max_records_per_fetch
                 calls, size = count_fetches(advance.expected, most)
                 self._prober.limiter.reserve_reads(key, calls=calls, size=size)

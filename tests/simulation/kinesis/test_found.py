@@ -88,6 +88,15 @@ def read_to_the_end_of_a_parent(orders: Scene) -> None:
     orders.put(3)
 
 
+def check_loss_is_reported(orders: Scene) -> None:
+    """Check that a start fails by the loss, and that all other records are read if tolerated."""
+    orders.start()
+    assert isinstance(orders.failure(), DataLossError)
+    orders.start(failOnDataLoss="false")
+    orders.run()
+    orders.check_all_read()
+
+
 def test_the_loss_of_records_that_came_while_the_query_was_stopped_is_no_secret(
     scenes: ExitStack,
 ) -> None:
@@ -99,22 +108,14 @@ def test_the_loss_of_records_that_came_while_the_query_was_stopped_is_no_secret(
     orders.put(3)
     orders.world.pass_time(30 * HOUR_MS)
     orders.put(3)
-    orders.start()
-    assert isinstance(orders.failure(), DataLossError)
-    orders.start(failOnDataLoss="false")
-    orders.run()
-    orders.check_all_read()
+    check_loss_is_reported(orders)
 
 
 def test_the_loss_of_a_child_that_was_never_begun_is_no_secret(scenes: ExitStack) -> None:
     orders = scene(scenes)
     read_to_the_end_of_a_parent(orders)
     orders.world.pass_time(30 * HOUR_MS)
-    orders.start()
-    assert isinstance(orders.failure(), DataLossError)
-    orders.start(failOnDataLoss="false")
-    orders.run()
-    orders.check_all_read()
+    check_loss_is_reported(orders)
 
 
 def test_the_loss_of_a_child_that_came_and_went_is_no_secret(scenes: ExitStack) -> None:
@@ -125,11 +126,7 @@ def test_the_loss_of_a_child_that_came_and_went_is_no_secret(scenes: ExitStack) 
     orders.put(3)
     orders.world.pass_time(30 * HOUR_MS)
     orders.put(3)
-    orders.start()
-    assert isinstance(orders.failure(), DataLossError)
-    orders.start(failOnDataLoss="false")
-    orders.run()
-    orders.check_all_read()
+    check_loss_is_reported(orders)
 
 
 def test_a_child_that_was_never_begun_is_no_loss_within_retention(scenes: ExitStack) -> None:
@@ -173,11 +170,7 @@ def test_the_loss_of_a_child_that_was_let_in_and_never_seen_is_no_secret(
     orders.world.state.faults.clear()
     orders.world.pass_time(30 * HOUR_MS)
     orders.put(3)
-    orders.start()
-    assert isinstance(orders.failure(), DataLossError)
-    orders.start(failOnDataLoss="false")
-    orders.run()
-    orders.check_all_read()
+    check_loss_is_reported(orders)
 
 
 def test_the_loss_of_a_shard_that_a_limit_kept_waiting_is_no_secret(scenes: ExitStack) -> None:

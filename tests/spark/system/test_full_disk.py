@@ -1,5 +1,5 @@
-"""The disk of the checkpoints fills up while records and reshards go on; a larger one is all that
-the queries need then. Mounts file systems, so it needs Linux and root."""
+"""The file system of the checkpoints runs full while records arrive and shards split: with more
+space the queries continue, and deliver each record once. Needs Linux and root, to mount it."""
 
 from __future__ import annotations
 

@@ -66,8 +66,8 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harm:
-    """The effect on one attempt of a task, and its place. `mark`: a file that tells of it. `call`
-    and `delay_s`: the call that it follows, and the time within a commit."""
+    """The effect on one attempt of a task, and its place. The file `mark` is created when it
+    strikes. `call` and `delay_s`: the call that it follows, and the time within a commit."""
 
     kind: Kind
     point: Point
