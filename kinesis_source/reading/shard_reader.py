@@ -328,7 +328,7 @@ class ShardReader:
         if self._last is not None:
             self._expected = ExpectedRecord(sequence_number=self._last, after_sub=WHOLE_RECORD)
             start = self._range.start
-            # More is known of what follows the start record: when it was last caught up.
+            # More is known of the start: the time at which it was last caught up.
             if not isinstance(start, AfterRecord) or start.sequence_number != self._last:
                 self._start = ShardState(position=AfterRecord(sequence_number=self._last))
         expected = self._expected
