@@ -20,10 +20,10 @@ import spark_ssp
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.architecture.layers import ROOT
+from tests.support.judge import Processed, Put, Verdict, judge
 from tests.support.kafka.feed import KafkaFeed, query_options
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.kinesis.feeds import EmbeddedFeed, options_for
-from tests.support.kinesis.peer_judge import Processed, Put, Verdict, judge
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.drivers import Driver, committed_rows
 from tests.support.waiting import until

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tests.spark.system.test_killed_driver import SLOTS, Partitions, Shards
 from tests.support.kafka.feed import kafka_traffic, query_options
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.kinesis.feeds import Feed
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.drivers import Driver
+from tests.support.spark.traffic import SLOTS, Partitions, Shards, planned_batches
 from tests.support.waiting import Background
 
 
@@ -55,11 +55,6 @@ def _disk(folder: Path, kib: int) -> Iterator[Disk]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def _batches(checkpoint: Path) -> int:
-    planned = [int(path.name) for path in (checkpoint / "offsets").glob("*") if path.name.isdigit()]
-    return max(planned, default=-1) + 1
-
-
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_disk_of_the_checkpoints_fills_up(
@@ -74,8 +69,8 @@ def test_the_disk_of_the_checkpoints_fills_up(
     checkpoints = [folder / "checkpoint-0", folder / "checkpoint-1"]
     feed.create("orders", shards=2)
     feed.put("orders", 50)
-    shards = Shards(feed, "orders", random.Random(17), lambda: _batches(checkpoints[0]))
-    partitions = Partitions(kafka_broker, topics, lambda: _batches(checkpoints[1]))
+    shards = Shards(feed, "orders", random.Random(17), lambda: planned_batches(folder, 0))
+    partitions = Partitions(topics, lambda: planned_batches(folder, 1))
     queries = [
         options | {"slots": str(SLOTS)},
         query_options(kafka_broker.options, partitions.topic),

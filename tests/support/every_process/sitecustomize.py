@@ -1,11 +1,13 @@
 """Runs in each Python process that has this folder on its path, by its name. `SSP_IMPORTS` is a
-file to record imports in: see `watched_imports.py`. With `SSP_CONSUMER_MODE=efo` ranges of any size
-are pushed, as often as there are batches: see `fan_out_mode.py`."""
+file to record imports in: see `watched_imports.py`. `SSP_CLOCK_SHIFT_S` moves the clock by seconds.
+With `SSP_CONSUMER_MODE=efo` ranges of any size are pushed, as often as there are batches: see
+`fan_out_mode.py`."""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 from typing import Any
 
 
@@ -40,6 +42,22 @@ def _push_everything() -> None:
     choice.MIN_PUSHED_RECORDS = 0
 
 
+# Spark pickles functions of the planner for its workers: these are found by their names.
+_NOW, _NOW_NS = time.time, time.time_ns
+_SHIFT_S = int(os.environ.get("SSP_CLOCK_SHIFT_S", "0"))
+
+
+def shifted_time() -> float:
+    return _NOW() + _SHIFT_S
+
+
+def shifted_time_ns() -> int:
+    return _NOW_NS() + _SHIFT_S * 1_000_000_000
+
+
+if _SHIFT_S:
+    clock: Any = time
+    clock.time, clock.time_ns = shifted_time, shifted_time_ns
 if "SSP_IMPORTS" in os.environ:
     _watch_imports(os.environ["SSP_IMPORTS"])
 if os.environ.get("SSP_CONSUMER_MODE") == "efo":

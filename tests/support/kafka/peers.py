@@ -25,12 +25,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from pyspark.sql import SparkSession
 
+from tests.support.judge import Processed, Put, Verdict, judge
 from tests.support.kafka.event_time import LIMIT, count_through_expansions, topic_for_counts
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.servers import spark_kafka
@@ -76,33 +77,6 @@ ALIGNED: Final = Peer(
 )
 
 
-@dataclass(kw_only=True)
-class Outcome:
-    """The rows of a history after all its runs."""
-
-    rows: int = 0
-    lost: int = 0
-    repeated: int = 0
-    disordered: int = 0
-    late: int = 0
-
-    def __add__(self, other: Outcome) -> Outcome:
-        return Outcome(
-            **{name: count + getattr(other, name) for name, count in asdict(self).items()}
-        )
-
-    def add(self, put: Sequence[tuple[str, str]], found: Sequence[tuple[str, str]]) -> None:
-        """Compare keys and values, each key's in its order."""
-        wanted, seen = Counter(put), Counter(found)
-        self.rows += len(put)
-        self.lost += (wanted - seen).total()
-        self.repeated += (seen - wanted).total()
-        last: dict[str, int] = {}
-        for key, value in dict.fromkeys(found):  # repeated ones count once
-            self.disordered += int(value) < last.get(key, -1)
-            last[key] = int(value)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
     """The services of all histories."""
@@ -129,7 +103,7 @@ class Scene:
         return [(key, value) for _, key, value in rows]
 
 
-def _copy(peer: Peer, scene: Scene, *, harm: bool) -> Outcome:
+def _copy(peer: Peer, scene: Scene, *, harm: bool) -> Verdict:
     """Copy a topic by a driver with ten batches of three tasks. It is killed in the first one,
     after a task has written, or, with `harm`, the other two tasks of each fail at first."""
     source, target = scene.topics.create(3), scene.topics.create(3)
@@ -156,9 +130,15 @@ def _copy(peer: Peer, scene: Scene, *, harm: bool) -> Outcome:
         gate.touch()
     with _driver(folder / "driver", options) as driver:
         driver.results()
-    outcome = Outcome()
-    outcome.add(put, scene.found(target))
-    return outcome
+    return _judged(put, scene.found(target))
+
+
+def _judged(put: Sequence[tuple[str, str]], found: Sequence[tuple[str, str]]) -> Verdict:
+    """Judge rows in the order in which they were found."""
+    return judge(
+        [Put(key, int(value)) for key, value in put],
+        [Processed(at, key, int(value)) for at, (key, value) in enumerate(found)],
+    )
 
 
 def _driver(folder: Path, options: Mapping[str, str]) -> Driver:
@@ -171,7 +151,7 @@ def _driver(folder: Path, options: Mapping[str, str]) -> Driver:
     )
 
 
-def _files(peer: Peer, scene: Scene) -> Outcome:
+def _files(peer: Peer, scene: Scene) -> Verdict:
     """Write files while the driver is killed at random moments."""
     topic = scene.topics.create(3)
     folder = Path(tempfile.mkdtemp(dir=scene.folder))
@@ -205,12 +185,10 @@ def _files(peer: Peer, scene: Scene) -> Outcome:
         committed_rows(folder / "output-0", ("key", "value", "partition", "offset")),
         key=lambda row: (row["batch"], row["partition"], row["offset"]),
     )
-    outcome = Outcome()
-    outcome.add(put, [(row["key"].decode(), row["value"].decode()) for row in rows])
-    return outcome
+    return _judged(put, [(row["key"].decode(), row["value"].decode()) for row in rows])
 
 
-def _late(peers: Sequence[Peer], scene: Scene) -> dict[str, Outcome]:
+def _late(peers: Sequence[Peer], scene: Scene) -> dict[str, Verdict]:
     """Count by windows, all peers the same topic."""
     topic = topic_for_counts(scene.topics)
     options = {
@@ -233,7 +211,7 @@ def _late(peers: Sequence[Peer], scene: Scene) -> dict[str, Outcome]:
     outcomes = {}
     for name, one in counts.items():
         counted = Counter(one.minutes)
-        outcomes[name] = Outcome(
+        outcomes[name] = Verdict(
             rows=expected.total(),
             repeated=(counted - expected).total(),
             # Spark's own number counts rows of one window as one.
@@ -261,8 +239,8 @@ def _session(folder: Path) -> Iterator[SparkSession]:
         spark.stop()
 
 
-def _each(act: Callable[[Peer, Scene], Outcome]) -> Callable[..., dict[str, Outcome]]:
-    def run(peers: Sequence[Peer], scene: Scene) -> dict[str, Outcome]:
+def _each(act: Callable[[Peer, Scene], Verdict]) -> Callable[..., dict[str, Verdict]]:
+    def run(peers: Sequence[Peer], scene: Scene) -> dict[str, Verdict]:
         return {peer.name: act(peer, scene) for peer in peers}
 
     return run
@@ -272,7 +250,7 @@ def _each(act: Callable[[Peer, Scene], Outcome]) -> Callable[..., dict[str, Outc
 class History:
     """A history, and the peers that it is run with."""
 
-    act: Callable[[Sequence[Peer], Scene], dict[str, Outcome]]
+    act: Callable[[Sequence[Peer], Scene], dict[str, Verdict]]
     peers: tuple[Peer, ...]
 
 
@@ -302,7 +280,7 @@ def rehearse(names: Sequence[str], runs: int, *, seed: int) -> Iterator[str]:
         )
         for name in names:
             history = HISTORIES[name]
-            total = {peer.name: Outcome() for peer in history.peers}
+            total = {peer.name: Verdict() for peer in history.peers}
             for _ in range(runs):
                 for who, one in history.act(history.peers, scene).items():
                     total[who] += one
@@ -310,8 +288,8 @@ def rehearse(names: Sequence[str], runs: int, *, seed: int) -> Iterator[str]:
                 found = total[peer.name]
                 yield (
                     f"| {name} | {peer.name} | {peer.promise} | {runs} | {found.rows:,} "
-                    f"| {found.lost:,} | {found.repeated:,} | {found.disordered:,} "
-                    f"| {found.late:,} |"
+                    f"| {found.lost + found.stuck:,} | {found.repeated:,} | {found.disordered:,} "
+                    f"| {found.late or 0:,} |"
                 )
 
 

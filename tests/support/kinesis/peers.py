@@ -3,7 +3,7 @@
     python -m tests.support.kinesis.peers [--runs 3] [--history reshard] [--peer KCL]
 
 Every reader has the same stream on kinesis-mock, written in the same order, and the same fault at
-the same point. `peer_judge.py` compares the processed records with those put. The histories:
+the same point. `tests/support/judge.py` compares the processed records with those put. Histories:
 
 * reshard: the reader is stopped; the stream goes from 4 to 6 to 3 shards with records after each;
   the reader is started again. The queries also count the rows of each minute of event time, with a
@@ -46,10 +46,10 @@ from typing import TYPE_CHECKING, Final, Self
 
 import boto3
 
+from tests.support.judge import Processed, Put, Verdict, judge
 from tests.support.kcl.jars import KclVersion
 from tests.support.kcl.workers import KclWorker
 from tests.support.kinesis.feeds import RemoteFeed, options_for
-from tests.support.kinesis.peer_judge import Processed, Put, Verdict, judge
 from tests.support.servers import cache
 from tests.support.servers.cache import CACHE
 from tests.support.servers.dynamodb_local import DynamoDbLocal

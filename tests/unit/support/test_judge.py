@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.kinesis.peer_judge import Processed, Put, Verdict, judge
+from tests.support.judge import Processed, Put, Verdict, judge
 
 PUT = [Put(key, number) for number, key in enumerate("abababab")]
 RIGHT = [Processed(at, row.key, row.number) for at, row in enumerate(PUT)]

@@ -1,11 +1,11 @@
-"""The judge of the peers: compares the rows that a reader has processed with those that were put.
+"""The judge of histories: compares the rows that a reader has processed with those that were put.
 It knows nothing of the readers and uses none of the product's code."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple
 
 
@@ -86,3 +86,63 @@ def _missing(right: Mapping[int, int], found: Mapping[int, int]) -> int:
     more = Counter(found) - Counter(right)
     assert not more, f"windows count too much: {more}"
     return (Counter(right) - Counter(found)).total()
+
+
+class Written(NamedTuple):
+    """A row of a file of a batch. `at_s`: its event time, in seconds."""
+
+    key: str
+    number: int
+    at_s: float
+    batch: int
+    file: str
+    position: int
+
+
+def in_order(rows: Iterable[Written]) -> list[Processed]:
+    """Return the rows of a query in their order: by batch, file, and position in the file."""
+    ordered = sorted(rows, key=lambda row: (row.batch, row.file, row.position))
+    return [Processed(at, row.key, row.number) for at, row in enumerate(ordered)]
+
+
+def parted_keys(rows: Iterable[Written]) -> int:
+    """Return in how many batches a key has rows in more than one file, where order is not known."""
+    files: dict[tuple[int, str], set[str]] = defaultdict(set)
+    for row in rows:
+        files[row.batch, row.key].add(row.file)
+    return sum(len(found) > 1 for found in files.values())
+
+
+def wide_batches(rows: Iterable[Written], files: int) -> int:
+    """Return how many batches have more files with rows than `files`."""
+    found: dict[int, set[str]] = defaultdict(set)
+    for row in rows:
+        found[row.batch].add(row.file)
+    return sum(len(one) > files for one in found.values())
+
+
+def late_rows(rows: Iterable[Written], delay_s: float) -> int:
+    """Return the number of rows that are older than a watermark of this delay when their batch
+    begins: the latest event time of all batches before, less the delay."""
+    batches: dict[int, list[float]] = defaultdict(list)
+    for row in rows:
+        batches[row.batch].append(row.at_s)
+    late, latest = 0, float("-inf")
+    for batch in sorted(batches):
+        late += sum(at_s < latest - delay_s for at_s in batches[batch])
+        latest = max(latest, *batches[batch])
+    return late
+
+
+def judge_readers(put: Iterable[Put], outputs: Sequence[Sequence[Written]]) -> Verdict:
+    """Judge the outputs of all that share a stream: together they have the rows put, and each has
+    those of a key in order."""
+    wanted = list(put)
+    whole = judge(wanted, [one for rows in outputs for one in in_order(rows)])
+    found = [{Put(row.key, row.number) for row in rows} for rows in outputs]
+    each = [
+        judge([one for one in wanted if one in have], in_order(rows))
+        for rows, have in zip(outputs, found, strict=True)
+    ]
+    disordered = sum(one.disordered for one in each) + sum(map(parted_keys, outputs))
+    return replace(whole, disordered=disordered)
