@@ -40,9 +40,8 @@ pipeline: $(READY) ## run the example of a pipeline of two stages, from Kinesis 
 	$(BIN)/python -m examples.two_stage_pipeline
 
 test: node $(READY) ## run the checks and the tests, as CI does
-	@# Fetches the servers, and the PySpark of platforms, in the background: a test that needs one
-	@# waits for it, or fetches it again and reports the error. The background job ends by itself, also
-	@# if a later command fails.
+	@# Fetches the servers in the background: a test that needs one waits for it, or fetches it again
+	@# and reports the error. The background job ends by itself, also if a later command fails.
 	$(BIN)/python -m tests.support.servers.fetch & \
 	$(MAKE) --no-print-directory --jobs 2 lint compiled; \
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist worksteal --durations 15 tests
@@ -81,7 +80,7 @@ interop: node $(READY) ## run queries and workers of three versions of the KCL o
 defects: $(READY) ## plant defects into a copy of the product, each of which the tests of its part must find: an hour
 	SSP_EFFORT=$${SSP_EFFORT:-ci} $(BIN)/python -m tests.support.planted_defects
 
-nightly: node $(READY) ## run all of the above that CI has no time for, and keep the results in nightly/: five hours
+nightly: node $(READY) ## run all of the above that CI has no time for, and keep the results in nightly/: six hours
 	$(BIN)/python -m tests.support.nightly $(PARTS) $(if $(SEED),--seed $(SEED))
 
 bench: $(READY) ## measure the product and its peers, into bench-output/: more than an hour

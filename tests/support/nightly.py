@@ -1,13 +1,13 @@
 """Everything that takes too long for CI, one part after the other, and a history of the results.
 
-    make nightly                        all parts: about five hours on two cores
+    make nightly                        all parts: about six hours on two cores
     make nightly PARTS="long interop"   only these
 
 Each run draws a seed, which the history keeps; `--seed` repeats it. It concerns the simulations of
-`soak` and the faults of exactly once: the others draw the same examples in each run. The folder
-`nightly/` has the log of each part, `history.jsonl` with an object for each part that ran, and its
-table, `history.md`. Parts run in turn: side by side on two cores they take longer, and Spark's
-workers miss their deadlines.
+`soak`, the random faults and those of exactly once: the others draw the same examples in each run.
+The folder `nightly/` has the log of each part, `history.jsonl` with an object for each part that
+ran, and its table, `history.md`. Parts run in turn: side by side on two cores they take longer, and
+Spark's workers miss their deadlines.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
         "tests.support.kafka.exactly_once_faults",
         *("--runs", "20", "--seed", "{seed}"),
     ),
+    "random-faults": (*_MODULE, "tests.support.random_faults", "--runs", "40", "--seed", "{seed}"),
     "defects": ("make", "defects"),
     "release": ("make", "release-check"),
     "benchmarks": (*_MODULE, "benchmarks", "--small"),

@@ -570,8 +570,9 @@ def table(histories: Sequence[History]) -> Iterator[str]:
                 if history.scene == scene and came:
                     count += 1
                     sums.update(history.findings.numbers())
-            cells = (scene, fault, f"{count:,}", *(f"{sums[name]:,}" for name in heads[3:]))
-            yield f"| {' | '.join(cells)} |"
+            if count:
+                cells = (scene, fault, f"{count:,}", *(f"{sums[name]:,}" for name in heads[3:]))
+                yield f"| {' | '.join(cells)} |"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

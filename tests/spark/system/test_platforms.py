@@ -26,15 +26,9 @@ print(importlib.metadata.version("pyspark"), pyspark.__version__)
 """
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)  # PySpark is fetched, by the first test run
-@pytest.mark.parametrize(
-    "entry",
-    [
-        PLATFORMS[0],
-        *(pytest.param(entry, marks=pytest.mark.long) for entry in PLATFORMS[1:]),
-    ],
-    ids=lambda entry: entry.pyspark.version,
-)
+@pytest.mark.parametrize("entry", PLATFORMS, ids=lambda entry: entry.pyspark.version)
 def test_queries_of_both_sources_resume_beside_a_platforms_pyspark(
     spark: SparkSession,
     entry: Entry,

@@ -1,15 +1,10 @@
-"""Fetch the servers of the tests, and the PySpark of platforms, now: `python -m
-tests.support.servers.fetch`. `make test` does so while the linters are at work. A test whose server
-or environment is absent fetches it, or waits for the process that is fetching it."""
+"""Fetch the servers of the tests now: `python -m tests.support.servers.fetch`. `make test` does so
+while the linters are at work. A test whose server is absent fetches it, or waits for the process
+that is fetching it."""
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 from spark_ssp.testing.kafka import broker
-from tests.support.environments.build import build_wheel, environment
-from tests.support.environments.matrix import PLATFORMS
 from tests.support.kafka import group_tool
 from tests.support.servers import cache, dynamodb_local, kinesis_mock, spark_kafka
 
@@ -22,10 +17,6 @@ def main() -> None:
     group_tool.install()
     dynamodb_local.install()
     kinesis_mock.install()
-    with tempfile.TemporaryDirectory() as folder:
-        wheel = build_wheel(Path(folder))
-        for entry in PLATFORMS:
-            environment(entry, wheel)
 
 
 if __name__ == "__main__":

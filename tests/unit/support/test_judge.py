@@ -1,10 +1,19 @@
-"""The judge of the peers finds each fault, and only that."""
+"""The judge of histories finds each fault, and only that."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.judge import Processed, Put, Verdict, judge
+from tests.support.judge import (
+    Processed,
+    Put,
+    Verdict,
+    Written,
+    judge,
+    judge_readers,
+    late_rows,
+    wide_batches,
+)
 
 PUT = [Put(key, number) for number, key in enumerate("abababab")]
 RIGHT = [Processed(at, row.key, row.number) for at, row in enumerate(PUT)]
@@ -65,3 +74,41 @@ def test_verdicts_of_several_runs_add_up() -> None:
     once = Verdict(rows=8, lost=1, late=2)
     assert once + once == Verdict(rows=16, lost=2, late=4)
     assert Verdict() + Verdict(rows=8) == Verdict(rows=8)
+
+
+# --- Files ----------------------------------------------------------------------------------------
+
+FILES = [
+    Written(row.key, row.number, float(row.number), row.number // 4, f"file-{row.key}", row.number)
+    for row in PUT
+]
+
+
+def test_files_of_one_reader_or_of_several() -> None:
+    assert judge_readers(PUT, [FILES]) == Verdict(rows=8)
+    assert judge_readers(PUT, [FILES[::2], [], FILES[1::2]]) == Verdict(rows=8)
+
+
+def test_rows_that_two_readers_have_are_repeated() -> None:
+    assert judge_readers(PUT, [FILES, FILES[:3]]) == Verdict(rows=8, repeated=3)
+
+
+def test_the_order_of_a_key_is_that_of_batches_and_of_places_in_a_file() -> None:
+    later = FILES[0]._replace(batch=2)
+    assert judge_readers(PUT, [[*FILES[1:], later]]).disordered == 1
+    behind = FILES[0]._replace(position=FILES[2].position + 1)
+    assert judge_readers(PUT, [[*FILES[1:], behind]]).disordered == 1
+
+
+def test_a_key_in_two_files_of_a_batch_has_no_order() -> None:
+    parted = [FILES[0]._replace(file="another"), *FILES[1:]]
+    assert judge_readers(PUT, [parted]).disordered >= 1
+    assert wide_batches(parted, 2) == 1
+    assert wide_batches(FILES, 2) == 0
+
+
+def test_a_row_behind_the_watermark_of_the_batches_before_it_is_late() -> None:
+    assert late_rows(FILES, 0.0) == 0
+    behind = FILES[0]._replace(batch=1)
+    assert late_rows([*FILES[1:], behind], 3.0) == 0
+    assert late_rows([*FILES[1:], behind], 2.5) == 1
