@@ -62,7 +62,8 @@ _FAST: Final = 1e9
 _SLOW: Final = 20_000.0
 _CUT: Final = 0.01
 """Rates of a link, in bytes a second."""
-_WORKERS: Final = "pyspark.daemon"
+_WORKERS: Final = "pyspark.daemon pyspark.worker"
+_PLANNERS: Final = "python_streaming_source_runner"
 _AGENT: Final = "checkpoint.agent.process"
 _FAILOVER_S: Final = 10
 _PATIENCE_S: Final = 180
@@ -460,6 +461,15 @@ def _killed(part: str) -> Fault:
     return act
 
 
+def _planner_killed(history: History, step: Step) -> None:
+    """The process of a reader on the driver: Spark ends the query, and so the driver."""
+    driver = history.pick(step)
+    send(signal.SIGKILL, driver.processes(_PLANNERS)[:1])
+    until(lambda: not driver.driver.alive, "the end of its driver", within_s=_PATIENCE_S)
+    driver.look(may_end=True)
+    driver.until_it_plans(history.queries)
+
+
 def _broker(kind: str) -> Fault:
     def act(history: History, step: Step) -> None:
         brokers = history.servers.brokers
@@ -500,6 +510,7 @@ FAULTS: Final[Mapping[str, Mapping[str, Fault]]] = {
         "driver killed": _restart(Supervised.kill),
         "driver stopped": _restart(Supervised.stop),
         "driver frozen": _frozen(""),
+        "planner killed": _planner_killed,
         "workers killed": _killed(_WORKERS),
         "workers frozen": _frozen(_WORKERS),
         "broker killed": _broker("kill"),
@@ -513,6 +524,7 @@ FAULTS: Final[Mapping[str, Mapping[str, Fault]]] = {
         "driver killed": _restart(Supervised.kill),
         "driver stopped": _restart(Supervised.stop),
         "driver frozen": _frozen("", more_s=_FAILOVER_S),
+        "planner killed": _planner_killed,
         "workers killed": _killed(_WORKERS),
         "agent killed": _killed(_AGENT),
         "agent frozen": _frozen(_AGENT, more_s=_FAILOVER_S),
@@ -524,7 +536,14 @@ FAULTS: Final[Mapping[str, Mapping[str, Fault]]] = {
 """By scene and name."""
 
 TAKEN_OVER: Final = frozenset(
-    {"driver killed", "driver frozen", "agent killed", "agent frozen", "link to DynamoDB cut"}
+    {
+        "driver killed",
+        "driver frozen",
+        "planner killed",
+        "agent killed",
+        "agent frozen",
+        "link to DynamoDB cut",
+    }
 )
 """Faults after which the other driver may take leases over, and read records again."""
 

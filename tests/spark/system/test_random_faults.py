@@ -1,4 +1,4 @@
-"""A history of each scene under random faults; `python -m tests.support.random_faults` runs more."""
+"""A history of each scene under random faults. `tests.support.random_faults` runs more."""
 
 from __future__ import annotations
 
