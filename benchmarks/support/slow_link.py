@@ -24,7 +24,7 @@ class SlowLink:
 
     def __init__(self, port: int, rate: float) -> None:
         self.rate = rate
-        """May be changed at any time."""
+        """May be changed at any time; with 0, nothing more passes."""
         self.passed = 0
         """The number of bytes that clients have sent."""
         self._server = ("127.0.0.1", port)
@@ -64,6 +64,8 @@ class SlowLink:
             now = time.monotonic()
             tokens = min(tokens + (now - last) * self.rate, _PART + _BURST_S * self.rate)
             last = now
+            if not self.rate:
+                tokens = 0.0
             for each in ready:
                 if not isinstance(each, socket.socket):
                     raise AssertionError("a file that is no socket")
@@ -74,7 +76,8 @@ class SlowLink:
                 elif tokens > 0:
                     tokens -= self._pass_on(each, _PART)
             if tokens <= 0:
-                self._is_ended.wait(min(_LOOK_S, _PART / self.rate - tokens / self.rate))
+                rate = self.rate or 1.0
+                self._is_ended.wait(min(_LOOK_S, (_PART - tokens) / rate))
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()

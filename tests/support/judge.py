@@ -89,7 +89,8 @@ def _missing(right: Mapping[int, int], found: Mapping[int, int]) -> int:
 
 
 class Written(NamedTuple):
-    """A row of a file of a batch. `at_s`: its event time, in seconds."""
+    """A row of a file of a batch. `at_s`: its event time, in seconds; `written_ns`: when its file
+    was."""
 
     key: str
     number: int
@@ -97,6 +98,7 @@ class Written(NamedTuple):
     batch: int
     file: str
     position: int
+    written_ns: int
 
 
 def in_order(rows: Iterable[Written]) -> list[Processed]:
@@ -134,15 +136,23 @@ def late_rows(rows: Iterable[Written], delay_s: float) -> int:
     return late
 
 
-def judge_readers(put: Iterable[Put], outputs: Sequence[Sequence[Written]]) -> Verdict:
+def judge_readers(put: Iterable[Put], outputs: Sequence[Sequence[Written]]) -> tuple[Verdict, int]:
     """Judge the outputs of all that share a stream: together they have the rows put, and each has
-    those of a key in order."""
+    those of a key once and in order, as have all together in the order in which their files were
+    written. Return with the verdict how many rows several outputs have."""
     wanted = list(put)
-    whole = judge(wanted, [one for rows in outputs for one in in_order(rows)])
+    merged = sorted(
+        (row for rows in outputs for row in rows),
+        key=lambda row: (row.written_ns, row.file, row.position),
+    )
+    whole = judge(wanted, [Processed(at, row.key, row.number) for at, row in enumerate(merged)])
     found = [{Put(row.key, row.number) for row in rows} for rows in outputs]
     each = [
         judge([one for one in wanted if one in have], in_order(rows))
         for rows, have in zip(outputs, found, strict=True)
     ]
-    disordered = sum(one.disordered for one in each) + sum(map(parted_keys, outputs))
-    return replace(whole, disordered=disordered)
+    repeated = sum(one.repeated for one in each)
+    disordered = max(whole.disordered, sum(one.disordered for one in each))
+    disordered += sum(map(parted_keys, outputs))
+    verdict = replace(whole, repeated=repeated, disordered=disordered)
+    return verdict, whole.repeated - repeated

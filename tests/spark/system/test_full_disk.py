@@ -4,10 +4,6 @@ space the queries continue, and deliver each record once. Needs Linux and root, 
 from __future__ import annotations
 
 import random
-import shutil
-import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -18,41 +14,9 @@ from tests.support.kafka.topics import KafkaTopics
 from tests.support.kinesis.feeds import Feed
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.drivers import Driver
+from tests.support.spark.small_disk import small_disk
 from tests.support.spark.traffic import SLOTS, Partitions, Shards, planned_batches
 from tests.support.waiting import Background
-
-
-class Disk:
-    """A file system in memory, of `kib` KiB."""
-
-    def __init__(self, folder: Path, kib: int) -> None:
-        self._folder = folder
-        self._kib = kib
-        self._mount("size")
-
-    @property
-    def is_full(self) -> bool:
-        """Return whether it has no room for one more file of a batch and its checksum."""
-        return shutil.disk_usage(self._folder).free < 16 * 1024
-
-    def grow(self, times: int) -> None:
-        self._kib *= times
-        self._mount("remount,size")
-
-    def _mount(self, option: str) -> None:
-        where = ["tmpfs", str(self._folder)]
-        command = ["mount", "-t", "tmpfs", "-o", f"{option}={self._kib}k", *where]
-        subprocess.run(command, check=True)
-
-
-@contextmanager
-def _disk(folder: Path, kib: int) -> Iterator[Disk]:
-    folder.mkdir(parents=True)
-    disk = Disk(folder, kib)
-    try:
-        yield disk
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 @pytest.mark.long
@@ -81,7 +45,7 @@ def test_the_disk_of_the_checkpoints_fills_up(
         with Driver(folder, queries, sources=formats, trigger=trigger) as driver:
             return [result["failure"] for result in driver.results()]
 
-    with _disk(checkpoints[0], 256) as of_kinesis, _disk(checkpoints[1], 256) as of_kafka:
+    with small_disk(checkpoints[0], 256) as of_kinesis, small_disk(checkpoints[1], 256) as of_kafka:
         disks = (of_kinesis, of_kafka)
         with (
             Background(shards.put, pause_s=0.05),

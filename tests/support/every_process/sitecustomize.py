@@ -1,7 +1,7 @@
 """Runs in each Python process that has this folder on its path, by its name. `SSP_IMPORTS` is a
-file to record imports in: see `watched_imports.py`. `SSP_CLOCK_SHIFT_S` moves the clock by seconds.
-With `SSP_CONSUMER_MODE=efo` ranges of any size are pushed, as often as there are batches: see
-`fan_out_mode.py`."""
+file to record imports in: see `watched_imports.py`. `SSP_CLOCK_SHIFT_S` moves `time.time` by
+seconds, and creates the file `SSP_CLOCK_SHIFTED`. With `SSP_CONSUMER_MODE=efo` ranges of any size
+are pushed, as often as there are batches: see `fan_out_mode.py`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,8 @@ def shifted_time_ns() -> int:
 if _SHIFT_S:
     clock: Any = time
     clock.time, clock.time_ns = shifted_time, shifted_time_ns
+    with open(os.environ["SSP_CLOCK_SHIFTED"], "w"):
+        pass
 if "SSP_IMPORTS" in os.environ:
     _watch_imports(os.environ["SSP_IMPORTS"])
 if os.environ.get("SSP_CONSUMER_MODE") == "efo":

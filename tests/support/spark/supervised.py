@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -29,7 +32,7 @@ class Supervised:
         self.folder = folder
         self.ended: list[str] = []
         self.clock_shift_s = 0
-        """By how much the clock of its Python processes is fast, from the next start on."""
+        """By how much `time.time` of its Python processes is fast, from the next start on."""
         self._make = make
         self._starts = 0
         self._driver: Driver | None = None
@@ -45,20 +48,26 @@ class Supervised:
             (self.folder / "stderr").rename(self.folder / f"stderr-{self._starts}")
         self._starts += 1
         environment: dict[str, str] = {}
+        mark = self.folder / "clock-is-off"
+        mark.unlink(missing_ok=True)
         if self.clock_shift_s:
             environment = {
                 "PYTHONPATH": os.pathsep.join(map(str, (_ROOT, EVERY_PROCESS))),
                 "SSP_CLOCK_SHIFT_S": str(self.clock_shift_s),
+                "SSP_CLOCK_SHIFTED": str(mark),
             }
         self._driver = self._make(self.folder, environment).__enter__()
+        if self.clock_shift_s:
+            until(mark.exists, "a clock that is off", within_s=_PATIENCE_S)
 
-    def look(self, *, may_end: bool = False) -> None:
-        """Start it again if it has ended by itself, which a fault may cause if `may_end`."""
+    def look(self, *, may_end: str | None = None) -> None:
+        """Start it again if it has ended by itself, which a fault may cause with a message that
+        `may_end` matches."""
         if self.driver.alive:
             self._seen.update(self.processes())
             return
-        if not may_end:
-            self.ended += self._failures() or [self.driver.log[-2000:]]
+        failures = self._failures() or [self.driver.log[-2000:]]
+        self.ended += [one for one in failures if may_end is None or not re.search(may_end, one)]
         self.start()
 
     def kill(self) -> None:
@@ -70,7 +79,7 @@ class Supervised:
         self.look()
         try:
             self.driver.stop_gracefully()
-        except AssertionError as error:
+        except (AssertionError, ValueError, subprocess.TimeoutExpired) as error:
             self.ended.append(f"on a graceful stop: {str(error)[:2000]}")
             (self.folder / "stop").unlink(missing_ok=True)
             self.driver.kill()
@@ -86,16 +95,34 @@ class Supervised:
 
         until(planned, "a batch of each query", within_s=_PATIENCE_S, poll_s=0.1)
 
+    def kill_all(self) -> None:
+        """Kill all of its processes that were seen, as the end of their machine would."""
+        if self.driver.alive:
+            self._seen.update(self.processes())
+        send(signal.SIGKILL, [one for one in self._seen if _command(one)])
+        self.driver.kill()
+
+    def running(self, part: str) -> list[psutil.Process]:
+        """Wait for processes with a part of the command, and return them."""
+        found: list[psutil.Process] = []
+
+        def there() -> bool:
+            self.look()
+            found[:] = self.processes(part)
+            return bool(found)
+
+        until(there, f"a process with {part!r}", within_s=_PATIENCE_S, poll_s=0.1)
+        return found
+
     def processes(self, part: str = "") -> list[psutil.Process]:
-        """Return its processes with a part of the command, such as `pyspark.daemon` of the workers;
-        by default all, also itself."""
+        """Return its processes with a part of the command, by default all, also itself."""
         leader = psutil.Process(self.driver.pid)
         found = [leader, *leader.children(recursive=True)]
         return [one for one in found if part in _command(one)] if part else found
 
     def left(self) -> list[str]:
         """Return the commands of those of its processes that remain although it has ended."""
-        _, alive = psutil.wait_procs(list(self._seen), timeout=_END_S)
+        _, alive = psutil.wait_procs([one for one in self._seen if _command(one)], timeout=_END_S)
         return [command for one in alive if (command := _command(one))]
 
     def _failures(self) -> list[str]:
@@ -113,7 +140,7 @@ def send(number: int, processes: Sequence[psutil.Process]) -> None:
 def _command(process: psutil.Process) -> str:
     """Return the command of a process; empty if it has ended."""
     try:
-        ended = process.status() == psutil.STATUS_ZOMBIE
+        ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
         return "" if ended else " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return ""

@@ -33,13 +33,21 @@ class Shards:
     query, has gone up by three, so that it can follow."""
 
     def __init__(
-        self, feed: Feed, stream: str, chance: random.Random, batches: Callable[[], int]
+        self,
+        feed: Feed,
+        stream: str,
+        chance: random.Random,
+        batches: Callable[[], int],
+        *,
+        fewest: int = 1,
     ) -> None:
+        """`fewest`: open shards remain."""
         self._feed = feed
         self._stream = stream
         self._chance = chance
         self._batches = batches
         self._due = 1
+        self._fewest = fewest
         self.reshards = 0
 
     def put(self) -> None:
@@ -50,7 +58,7 @@ class Shards:
 
     def reshard(self) -> None:
         self.reshards += 1
-        if len(self._feed.open_shards(self._stream)) < self._chance.randint(2, 4):
+        if len(self._feed.open_shards(self._stream)) < self._chance.randint(self._fewest + 1, 4):
             self._feed.split_first(self._stream)
         else:
             self._feed.merge_first(self._stream)
@@ -68,7 +76,8 @@ class Partitions:
     """A topic with records, which expands whenever `batches` has gone up by four."""
 
     def __init__(self, topics: KafkaTopics, batches: Callable[[], int]) -> None:
-        self._broker_is_there = threading.Lock()
+        self.may_expand = threading.Lock()
+        """Held while a broker is away, and by an expansion."""
         self._topics = topics
         self._batches = batches
         self._partitions = 2
@@ -79,14 +88,18 @@ class Partitions:
 
     def expand(self) -> None:
         if self._batches() >= self._due and self._partitions < MOST_PARTITIONS:
+            if not self.may_expand.acquire(blocking=False):
+                return
+            try:
+                self._topics.expand(self.topic, 2 * self._partitions)
+            finally:
+                self.may_expand.release()
             self._partitions *= 2
-            with self._broker_is_there:
-                self._topics.expand(self.topic, self._partitions)
             self._due = self._batches() + 4
 
     def restart(self, broker: KafkaBroker) -> None:
         """Kill it, and start it again over its files. Whoever puts records waits for it."""
-        with self._broker_is_there:
+        with self.may_expand:
             broker.kill()
             broker.start_again()
 

@@ -79,30 +79,44 @@ def test_verdicts_of_several_runs_add_up() -> None:
 # --- Files ----------------------------------------------------------------------------------------
 
 FILES = [
-    Written(row.key, row.number, float(row.number), row.number // 4, f"file-{row.key}", row.number)
+    Written(
+        key=row.key,
+        number=row.number,
+        at_s=float(row.number),
+        batch=row.number // 4,
+        file=f"file-{row.key}",
+        position=row.number,
+        written_ns=row.number // 4,
+    )
     for row in PUT
 ]
 
 
 def test_files_of_one_reader_or_of_several() -> None:
-    assert judge_readers(PUT, [FILES]) == Verdict(rows=8)
-    assert judge_readers(PUT, [FILES[::2], [], FILES[1::2]]) == Verdict(rows=8)
+    assert judge_readers(PUT, [FILES]) == (Verdict(rows=8), 0)
+    assert judge_readers(PUT, [FILES[::2], [], FILES[1::2]]) == (Verdict(rows=8), 0)
 
 
-def test_rows_that_two_readers_have_are_repeated() -> None:
-    assert judge_readers(PUT, [FILES, FILES[:3]]) == Verdict(rows=8, repeated=3)
+def test_rows_of_two_readers_are_told_from_those_that_one_has_twice() -> None:
+    assert judge_readers(PUT, [FILES, FILES[:3]]) == (Verdict(rows=8), 3)
+    assert judge_readers(PUT, [FILES + FILES[:3], []]) == (Verdict(rows=8, repeated=3), 0)
 
 
 def test_the_order_of_a_key_is_that_of_batches_and_of_places_in_a_file() -> None:
     later = FILES[0]._replace(batch=2)
-    assert judge_readers(PUT, [[*FILES[1:], later]]).disordered == 1
+    assert judge_readers(PUT, [[*FILES[1:], later]])[0].disordered == 1
     behind = FILES[0]._replace(position=FILES[2].position + 1)
-    assert judge_readers(PUT, [[*FILES[1:], behind]]).disordered == 1
+    assert judge_readers(PUT, [[*FILES[1:], behind]])[0].disordered == 1
+
+
+def test_the_order_from_reader_to_reader_is_that_of_the_files() -> None:
+    late = [row._replace(written_ns=row.written_ns + 10) for row in FILES[:4]]
+    assert judge_readers(PUT, [late, FILES[4:]])[0].disordered == 4
 
 
 def test_a_key_in_two_files_of_a_batch_has_no_order() -> None:
     parted = [FILES[0]._replace(file="another"), *FILES[1:]]
-    assert judge_readers(PUT, [parted]).disordered >= 1
+    assert judge_readers(PUT, [parted])[0].disordered >= 1
     assert wide_batches(parted, 2) == 1
     assert wide_batches(FILES, 2) == 0
 
