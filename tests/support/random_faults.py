@@ -244,7 +244,7 @@ class History:
             }
             for name in names
         }
-        limit = self.chance.choice((None, None, 40, 200))
+        limit = self.chance.choice((None, None, 200))
         self.limits = {} if limit is None else {"maxRecordsPerTrigger": str(limit)}
         self.steps = schedule(self.chance, list(FAULTS[scene]))
         self.drivers = [Supervised(self.folder / name, self._driver) for name in names]
@@ -663,6 +663,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="faults-"))
     folder.mkdir(parents=True, exist_ok=True)
     scenes = [options.scene] if options.scene else list(FAULTS)
+    # So that a run that is stopped ends its drivers and unmounts its disks.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))
     done: list[History] = []
     print(f"--seed {first}, in {folder}", flush=True)
     for history in rehearse(range(first, first + options.runs), scenes, folder):
