@@ -76,7 +76,7 @@ _DISK_KIB: Final = 4096
 
 class Step(NamedTuple):
     """A fault of a schedule: `wait_s` after the last one, for `for_s` seconds; `pick` in [0, 1)
-    chooses among drivers or brokers, and `seed` is of what the fault draws."""
+    chooses among drivers or brokers, and `seed` is of the fault's own draws."""
 
     wait_s: float
     fault: str
@@ -390,7 +390,7 @@ class History:
         return found
 
     def _read_the_rest(self) -> None:
-        """Wait until all is read, or nothing has been for long: what does not come is counted."""
+        """Wait until all is read, or nothing has been for long: missing rows are counted."""
         wanted = {(0, one.number) for one in self._put()}
         if self.partitions is not None:
             wanted |= {(1, one.number) for one in self._kafka_put()}
@@ -522,7 +522,7 @@ def _broker(kind: str) -> Fault:
 
 
 def _cut(service: str, more_s: float = 0.0) -> Fault:
-    """Pass nothing more of what a driver sends to a service."""
+    """Pass no more bytes from a driver to a service."""
 
     def act(history: History, step: Step) -> None:
         link = history.links[history.pick(step).folder.name][service]
