@@ -28,7 +28,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from benchmarks.kinesis.service import kinesis_service
-from benchmarks.kinesis.triggers import RATE, TRIGGERS, WARM_UP, wait_for_batches
+from benchmarks.kinesis.triggers import INTERVAL_S, RATE, WARM_UP, wait_for_batches
 from benchmarks.support.report import Report, quantile
 from benchmarks.support.sessions import checkpoint_in, local_spark
 from spark_ssp import publish_metrics, serve_live_page
@@ -116,7 +116,7 @@ def measure(
                 .load()
                 .writeStream.format("noop")
                 .option("checkpointLocation", checkpoint_in(folder, str(shards)))
-                .trigger(processingTime=TRIGGERS["busy"])
+                .trigger(processingTime=f"{INTERVAL_S:g} seconds")
                 .start()
             )
             try:

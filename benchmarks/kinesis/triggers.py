@@ -46,14 +46,10 @@ from benchmarks.support.sessions import checkpoint_in, local_spark
 from benchmarks.support.sources import IdleSource
 
 RATE: Final = 1_000
-TRIGGERS: Final = {
-    "idle": "0 seconds",
-    "busy": "2 seconds",
-    "unaligned": "2 seconds",
-    "bare": "0 seconds",
-}
-"""The triggers' intervals, by mode."""
+ALL_MODES: Final = ("idle", "busy", "unaligned", "bare")
 _BUSY: Final = frozenset({"busy", "unaligned"})
+"""The modes with records, and so with an interval: the others trigger without a pause."""
+INTERVAL_S: Final = 2.0
 MODES: Final = ("idle", "busy")
 """The modes that are measured for each number of shards."""
 WARM_UP: Final = 3
@@ -213,7 +209,6 @@ def measure(
 ) -> list[Found]:
     """Measure a query of each of the modes, which take turns."""
     lot = random.Random(shards)
-    triggers = {**TRIGGERS, **dict.fromkeys(_BUSY, f"{interval:g} seconds")}
     windows: dict[str, list[Window]] = {mode: [] for mode in modes}
     progress: dict[str, list[dict[str, Any]]] = {mode: [] for mode in modes}
     late: dict[str, list[float]] = {mode: [] for mode in modes}
@@ -229,7 +224,7 @@ def measure(
                 query = (
                     stream.writeStream.format("noop")
                     .option("checkpointLocation", checkpoint_in(folder, f"{shards}-{mode}"))
-                    .trigger(processingTime=triggers[mode])
+                    .trigger(processingTime=f"{interval if mode in _BUSY else 0:g} seconds")
                     .start()
                 )
                 _wait_for_triggers(query, WARM_UP)
@@ -362,7 +357,7 @@ def run(
     rounds: int,
     rate: int = RATE,
     modes: Sequence[str] = MODES,
-    interval: float = 2.0,
+    interval: float = INTERVAL_S,
     plot: Path = OUTPUT / "kinesis_triggers.png",
 ) -> Report:
     """Measure, and draw how it grows into `plot`. Leaves the session's settings as they were."""
@@ -423,8 +418,10 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--modes", nargs="+", choices=TRIGGERS, default=list(MODES))
-    parser.add_argument("--interval", type=float, default=2.0, help="of a busy trigger, seconds")
+    parser.add_argument("--modes", nargs="+", choices=ALL_MODES, default=list(MODES))
+    parser.add_argument(
+        "--interval", type=float, default=INTERVAL_S, help="of a busy trigger, seconds"
+    )
     arguments = parser.parse_args()
     spark = local_spark(2)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:

@@ -61,11 +61,9 @@ class SlowLink:
         tokens, last = 0.0, time.monotonic()
         while not self._is_ended.is_set():
             ready = [key.fileobj for key, _ in self._selector.select(_LOOK_S)]
-            now = time.monotonic()
-            tokens = min(tokens + (now - last) * self.rate, _PART + _BURST_S * self.rate)
+            now, rate = time.monotonic(), self.rate
+            tokens = min(tokens + (now - last) * rate, _PART + _BURST_S * rate) if rate else 0.0
             last = now
-            if not self.rate:
-                tokens = 0.0
             for each in ready:
                 if not isinstance(each, socket.socket):
                     raise AssertionError("a file that is no socket")
@@ -76,8 +74,7 @@ class SlowLink:
                 elif tokens > 0:
                     tokens -= self._pass_on(each, _PART)
             if tokens <= 0:
-                rate = self.rate or 1.0
-                self._is_ended.wait(min(_LOOK_S, (_PART - tokens) / rate))
+                self._is_ended.wait(min(_LOOK_S, (_PART - tokens) / rate) if rate else _LOOK_S)
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()

@@ -51,13 +51,12 @@ from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed, options_
 from tests.support.servers.dynamodb_local import DynamoDbLocal
 from tests.support.servers.kafka_broker import KafkaBrokers
 from tests.support.servers.kinesis_mock import KinesisMock
-from tests.support.spark.drivers import Driver, committed_files
+from tests.support.spark.drivers import Driver, committed_files, send
 from tests.support.spark.small_disk import SmallDisk, small_disk
-from tests.support.spark.supervised import Supervised, send
+from tests.support.spark.supervised import Supervised
 from tests.support.spark.traffic import SLOTS, Partitions, Shards, planned_batches
 from tests.support.waiting import Background, until
 
-_ROOT: Final = Path(__file__).resolve().parents[2]
 _FAST: Final = 1e9
 _SLOW: Final = 1_500.0
 _CUT: Final = 0.0
@@ -102,12 +101,11 @@ def schedule(chance: random.Random, faults: Sequence[str]) -> list[Step]:
 # --- Services -------------------------------------------------------------------------------------
 
 
-class Service:
-    """A Kinesis whose clock can be moved, and a feed of one stream."""
+class Service(NamedTuple):
+    """A Kinesis whose clock can be moved, by milliseconds, and a feed of one stream."""
 
-    def __init__(self, feed: Feed, advance: Callable[[int], object]) -> None:
-        self.feed = feed
-        self.advance = advance
+    feed: Feed
+    advance: Callable[[int], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +116,6 @@ class Servers:
     brokers: KafkaBrokers
     dynamodb_url: str
     folder: Path
-
-    @property
-    def client(self) -> dict[str, str]:
-        """The settings of a client of Kafka."""
-        return {"bootstrap.servers": self.brokers.bootstrap_servers}
 
     def service(self, kind: str, resources: ExitStack) -> Service:
         """Return a service without streams."""
@@ -230,8 +223,7 @@ class History:
         self.began_at = time.time()
         self.folder = Path(tempfile.mkdtemp(prefix=f"{scene}-{seed}-", dir=servers.folder))
         self.resources = resources
-        self.service = servers.service(self.kind, resources)
-        self.feed = self.service.feed
+        self.feed, self._advance = servers.service(self.kind, resources)
         self._feeding = threading.Lock()
         self.stream = f"orders-{self.folder.name}"
         self.feed.create(self.stream, shards=self.chance.randint(1, 4))
@@ -257,7 +249,9 @@ class History:
         )
         self.partitions: Partitions | None = None
         if scene == "alone":
-            topics = resources.enter_context(KafkaTopics(servers.client))
+            topics = resources.enter_context(
+                KafkaTopics({"bootstrap.servers": servers.brokers.bootstrap_servers})
+            )
             self.partitions = Partitions(topics, lambda: planned_batches(self.drivers[0].folder, 1))
         self.disk: SmallDisk | None = None
         if any(step.fault == "disk full" for step in self.steps):
@@ -279,6 +273,8 @@ class History:
                 self._run()
         except Exception:  # noqa: BLE001 - a finding; other histories follow
             self.findings.ended.append(traceback.format_exc()[-3000:])
+        for driver in self.drivers:
+            self.findings.ended += driver.ended
         if self.disk is not None and not self.findings.is_right:
             shutil.copytree(self.disk.folder, self.disk.folder.with_name("checkpoint-0-kept"))
 
@@ -318,7 +314,7 @@ class History:
         for part in range(chance.randint(2, 6)):
             with self._feeding:
                 self.feed.put(self.stream, 20)
-                self.service.advance(chance.choice((20_000, 60_000)))
+                self._advance(chance.choice((20_000, 60_000)))
                 if part == 0 or chance.random() < 0.4:
                     self.shards.reshard()
 
@@ -419,7 +415,6 @@ class History:
             findings.verdict += judge_readers(self._kafka_put(), outputs[-1:])[0] + late
         findings.wide = sum(wide_batches(rows, SLOTS) for rows in outputs)
         for driver in self.drivers:
-            findings.ended += driver.ended
             findings.left += driver.left()
 
     def _held_leases(self) -> list[str]:
@@ -480,9 +475,7 @@ def _frozen(part: str, more_s: float = 0.0) -> Fault:
     """Stop processes, by a part of their command; all, if it is empty."""
 
     def act(history: History, step: Step) -> None:
-        driver = history.pick(step)
-        driver.running(part)
-        processes = driver.processes(part)
+        processes = history.pick(step).running(part)
         send(signal.SIGSTOP, processes)
         try:
             time.sleep(more_s + step.for_s)
@@ -521,26 +514,19 @@ def _broker(kind: str) -> Fault:
     return act
 
 
-def _cut(service: str, more_s: float = 0.0) -> Fault:
-    """Pass no more bytes from a driver to a service."""
+def _limited(service: str, rate: float, more_s: float = 0.0) -> Fault:
+    """Pass a driver's requests to a service at a rate of bytes; at 0, none."""
 
     def act(history: History, step: Step) -> None:
         link = history.links[history.pick(step).folder.name][service]
-        link.rate = _CUT
+        link.rate = rate
         time.sleep(0.2)
         passed = link.passed
         time.sleep(more_s + step.for_s)
-        assert link.passed == passed, "the link is not cut"
+        assert rate or link.passed == passed, "the link is not cut"
         link.rate = _FAST
 
     return act
-
-
-def _slow(history: History, step: Step) -> None:
-    link = history.links[history.pick(step).folder.name]["kinesis"]
-    link.rate = _SLOW
-    time.sleep(step.for_s)
-    link.rate = _FAST
 
 
 def _disk_full(history: History, step: Step) -> None:
@@ -573,8 +559,8 @@ FAULTS: Final[Mapping[str, Mapping[str, Fault]]] = {
         "workers frozen": _frozen(_WORKERS),
         "broker killed": _broker("kill"),
         "broker frozen": _broker("freeze"),
-        "link to Kinesis cut": _cut("kinesis", more_s=_READ_TIMEOUT_S),
-        "link to Kinesis slow": _slow,
+        "link to Kinesis cut": _limited("kinesis", _CUT, more_s=_READ_TIMEOUT_S),
+        "link to Kinesis slow": _limited("kinesis", _SLOW),
         "clock off by an hour": _restart(_move_clock),
         "disk full": _disk_full,
     },
@@ -587,9 +573,9 @@ FAULTS: Final[Mapping[str, Mapping[str, Fault]]] = {
         "workers killed": _killed(_WORKERS),
         "agent killed": _killed(_AGENT),
         "agent frozen": _frozen(_AGENT, more_s=_FAILOVER_S),
-        "link to Kinesis cut": _cut("kinesis", more_s=_READ_TIMEOUT_S),
-        "link to DynamoDB cut": _cut("dynamodb"),
-        "link to DynamoDB cut for long": _cut("dynamodb", more_s=_FAILOVER_S),
+        "link to Kinesis cut": _limited("kinesis", _CUT, more_s=_READ_TIMEOUT_S),
+        "link to DynamoDB cut": _limited("dynamodb", _CUT),
+        "link to DynamoDB cut for long": _limited("dynamodb", _CUT, more_s=_FAILOVER_S),
         "clock off by an hour": _restart(_move_clock),
     },
 }

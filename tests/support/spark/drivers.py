@@ -7,7 +7,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Self
@@ -192,6 +193,12 @@ class Driver:
         assert status == 0, f"the driver ended with {status}:\n{self.log[-4000:]}"
         return [json.loads(line) for line in self.output.splitlines() if line.startswith("{")]
 
+    def processes(self, part: str = "") -> list[psutil.Process]:
+        """Return its processes with a part of the command, by default all, also itself."""
+        leader = psutil.Process(self.pid)
+        found = [leader, *leader.children(recursive=True)]
+        return [one for one in found if part in command_of(one)] if part else found
+
     def stop_gracefully(self) -> None:
         """Stop the queries that run as fast as possible, each after its batch, and wait."""
         (self._folder / "stop").touch()
@@ -215,15 +222,25 @@ class Driver:
 def kill_workers(driver: Driver) -> int:
     """`kill -9` for the Python processes that run the tasks; return their number. Spark starts
     others for the tasks that it runs again."""
-    killed = 0
-    for process in psutil.Process(driver.pid).children(recursive=True):
-        try:
-            if "pyspark.daemon" in process.cmdline():
-                process.kill()
-                killed += 1
-        except psutil.NoSuchProcess:
-            continue  # it ended in between
-    return killed
+    workers = driver.processes("pyspark.daemon")
+    send(signal.SIGKILL, workers)
+    return len(workers)
+
+
+def send(number: int, processes: Iterable[psutil.Process]) -> None:
+    """Send a signal to those that still exist."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def command_of(process: psutil.Process) -> str:
+    """Return the command of a process; empty if it has ended."""
+    try:
+        ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        return "" if ended else " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
 
 
 def _group(leader: int) -> Iterator[tuple[psutil.Process, str]]:

@@ -7,7 +7,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -15,7 +15,7 @@ from typing import Final
 import psutil
 
 from tests.support.kinesis.fan_out_mode import EVERY_PROCESS
-from tests.support.spark.drivers import Driver
+from tests.support.spark.drivers import Driver, command_of, send
 from tests.support.spark.traffic import planned_batches
 from tests.support.waiting import until
 
@@ -64,7 +64,7 @@ class Supervised:
         """Start it again if it has ended by itself, which a fault may cause with a message that
         `may_end` matches."""
         if self.driver.alive:
-            self._seen.update(self.processes())
+            self._seen.update(self.driver.processes())
             return
         failures = self._failures() or [self.driver.log[-2000:]]
         self.ended += [one for one in failures if may_end is None or not re.search(may_end, one)]
@@ -98,8 +98,8 @@ class Supervised:
     def kill_all(self) -> None:
         """Kill all of its processes that were seen, as the end of their machine would."""
         if self.driver.alive:
-            self._seen.update(self.processes())
-        send(signal.SIGKILL, [one for one in self._seen if _command(one)])
+            self._seen.update(self.driver.processes())
+        send(signal.SIGKILL, [one for one in self._seen if command_of(one)])
         self.driver.kill()
 
     def running(self, part: str) -> list[psutil.Process]:
@@ -108,39 +108,17 @@ class Supervised:
 
         def there() -> bool:
             self.look()
-            found[:] = self.processes(part)
+            found[:] = self.driver.processes(part)
             return bool(found)
 
         until(there, f"a process with {part!r}", within_s=_PATIENCE_S, poll_s=0.1)
         return found
 
-    def processes(self, part: str = "") -> list[psutil.Process]:
-        """Return its processes with a part of the command, by default all, also itself."""
-        leader = psutil.Process(self.driver.pid)
-        found = [leader, *leader.children(recursive=True)]
-        return [one for one in found if part in _command(one)] if part else found
-
     def left(self) -> list[str]:
         """Return the commands of those of its processes that remain although it has ended."""
-        _, alive = psutil.wait_procs([one for one in self._seen if _command(one)], timeout=_END_S)
-        return [command for one in alive if (command := _command(one))]
+        _, alive = psutil.wait_procs([one for one in self._seen if command_of(one)], timeout=_END_S)
+        return [command for one in alive if (command := command_of(one))]
 
     def _failures(self) -> list[str]:
         reports = [json.loads(line) for line in self.driver.output.splitlines() if line[:1] == "{"]
         return [str(report["failure"])[:2000] for report in reports]
-
-
-def send(number: int, processes: Sequence[psutil.Process]) -> None:
-    """Send a signal to those that still exist."""
-    for process in processes:
-        with suppress(psutil.NoSuchProcess):
-            process.send_signal(number)
-
-
-def _command(process: psutil.Process) -> str:
-    """Return the command of a process; empty if it has ended."""
-    try:
-        ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
-        return "" if ended else " ".join(process.cmdline())
-    except psutil.NoSuchProcess:
-        return ""
