@@ -16,7 +16,9 @@ Contract for every implementation:
 
 from __future__ import annotations
 
-from typing import Final, Protocol
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar, runtime_checkable
 
 from spark_ssp.common.errors import SspError
 from spark_ssp.grouping.identifiers import ShardId, ShardKey
@@ -133,6 +135,60 @@ class KinesisService(Protocol):
 
     def service_time(self) -> EpochMillis:
         """Return the service's current time, estimated from its answers and never ahead of it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedCall:
+    """A call whose first attempt failed."""
+
+    finish: Callable[[bool], ShardIterator | RecordPage]
+    """Goes on as the method of `KinesisService`: given whether to retry, it returns the result or
+    raises the error. It may take long."""
+
+
+Tag = TypeVar("Tag")
+
+
+class PendingCalls(Protocol[Tag]):
+    """Calls of one thread that wait for the service together. Not thread-safe.
+
+    The `begin_...` methods return False if the call cannot be begun here, such as the first one of
+    its kind, or because no open connection is left: make it by the method of `KinesisService`.
+    """
+
+    def __len__(self) -> int:
+        """Return the number of calls that were begun and not yet returned by `answers`."""
+        ...
+
+    def begin_iterator(
+        self, stream: StreamRef, shard: ShardId, position: Position, *, inclusive: bool, tag: Tag
+    ) -> bool:
+        """Begin `KinesisService.open_iterator`."""
+        ...
+
+    def begin_records(
+        self, stream: StreamRef, shard: ShardId, iterator: ShardIterator, *, limit: int, tag: Tag
+    ) -> bool:
+        """Begin `KinesisService.get_records`."""
+        ...
+
+    def answers(self) -> Iterator[tuple[Tag, ShardIterator | RecordPage | FailedCall]]:
+        """Wait for at least one call, unless none is under way; return the results as they come.
+        Calls may be begun in between."""
+        ...
+
+    def close(self) -> None:
+        """Give the connections back."""
+        ...
+
+
+@runtime_checkable
+class ConcurrentService(KinesisService, Protocol):
+    """A service that can have many calls of one thread under way."""
+
+    def pending_calls(self, most: int) -> PendingCalls[Any]:
+        """Return a way to have up to `most` calls under way. To be closed."""
         ...
 
 

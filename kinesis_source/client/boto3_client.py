@@ -12,12 +12,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
-from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.botocore_bypass import CallsInFlight, DirectCalls
 from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.error_translation import (
     BODY_ERRORS,
@@ -32,6 +32,7 @@ from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings,
 from spark_ssp.common.errors import AccessError, InvalidRequestError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client import messages
+from spark_ssp.kinesis_source.client.api import FailedCall
 from spark_ssp.kinesis_source.client.error_translation import (
     ApiCall,
     ExpiredTokenError,
@@ -183,22 +184,19 @@ class Boto3Kinesis:
         *,
         inclusive: bool = False,
         retry: bool = True,
+        failed: Exception | None = None,
     ) -> ShardIterator:
         """Call GetShardIterator. With a timestamp in the future, records that arrive before it are
-        read too."""
+        read too. `failed`: the error of a first attempt that was made before."""
         call = self._api_call("GetShardIterator", stream, shard, position)
 
-        def open_at(place: Position) -> ShardIterator:
-            request = (
-                _stream_parameters(stream)
-                | {"ShardId": shard}
-                | position_parameters(place, inclusive=inclusive)
-            )
+        def open_at(place: Position, failed: Exception | None = None) -> ShardIterator:
+            request = _iterator_parameters(stream, shard, place, inclusive=inclusive)
             with self._resolving_not_found(call, stream, retry=retry):
-                return self._call(call, request, _iterator, retry=retry)
+                return self._call(call, request, _iterator, retry=retry, failed=failed)
 
         try:
-            return open_at(position)
+            return open_at(position, failed)
         except FutureTimeError:
             # Only the refusal proves that it is in the future, since the estimate of the service's
             # clock is a lower bound. The refusal has a `Date`, which the service had reached.
@@ -215,14 +213,17 @@ class Boto3Kinesis:
         *,
         limit: int,
         retry: bool = True,
+        failed: Exception | None = None,
     ) -> RecordPage:
-        """Call GetRecords."""
+        """Call GetRecords. `failed`: the error of a first attempt that was made before."""
         call = self._api_call("GetRecords", stream, shard)
-        request: Request = {"ShardIterator": iterator, "Limit": limit}
-        if stream.arn is not None:
-            request["StreamARN"] = stream.arn
+        request = _records_parameters(stream, iterator, limit)
         with self._resolving_not_found(call, stream, retry=retry):
-            return self._call(call, request, _page, retry=retry)
+            return self._call(call, request, _page, retry=retry, failed=failed)
+
+    def pending_calls(self, most: int) -> PendingCalls[Any]:
+        """Return a way for one thread to have up to `most` calls under way. To be closed."""
+        return PendingCalls(self, most)
 
     def service_time(self) -> EpochMillis:
         """Return the service's estimated time. Before any other call, this calls DescribeLimits."""
@@ -309,13 +310,17 @@ class Boto3Kinesis:
         *,
         retry: bool,
         within: float | None = None,
+        failed: Exception | None = None,
     ) -> T:
-        """Return the converted answer; raise only errors of this project."""
+        """Return the converted answer; raise only errors of this project. `failed`: the error of a
+        first attempt that was made before."""
         attempts = 0
 
         def attempt() -> T:
             nonlocal attempts
             attempts += 1
+            if failed is not None and attempts == 1:
+                raise failed
             return self._attempt(call.operation, request, convert)
 
         try:
@@ -338,14 +343,28 @@ class Boto3Kinesis:
 
     def _attempt(self, operation: str, request: Request, convert: Convert[T]) -> T:
         requested_at = self._monotonic()
+        return self._result(operation, lambda: self._ask(operation, request), convert, requested_at)
+
+    def _ask(self, operation: str, request: Request) -> Answer:
+        answer = self._direct.call(operation, request)
+        if answer is None:
+            entries = request.get("Records")
+            if isinstance(entries, PutEntries):
+                messages.allow_missing_keys(self._client.meta.service_model)
+                request = request | {"Records": messages.to_parameters(entries)}
+            answer = getattr(self._client, xform_name(operation))(**request)
+        return answer
+
+    def _result(
+        self,
+        operation: str,
+        answered: Callable[[], Answer],
+        convert: Convert[T],
+        requested_at: float,
+    ) -> T:
+        """Return the converted answer; raises `_SDK_ERRORS`."""
         try:
-            answer = self._direct.call(operation, request)
-            if answer is None:
-                entries = request.get("Records")
-                if isinstance(entries, PutEntries):
-                    messages.allow_missing_keys(self._client.meta.service_model)
-                    request = request | {"Records": messages.to_parameters(entries)}
-                answer = getattr(self._client, xform_name(operation))(**request)
+            answer = answered()
         except ClientError as error:
             if error.operation_name == operation and status_of(error) < 500:
                 self._record_date(error.response, requested_at)
@@ -377,6 +396,112 @@ class Boto3Kinesis:
         except StreamNotFoundError as error:
             self.describe(stream, retry=retry)
             raise shard_not_found(call, error.found) from None
+
+
+Tag = TypeVar("Tag")
+Pended = ShardIterator | RecordPage
+
+
+class _Begun(NamedTuple, Generic[Tag]):
+    """A call under way, with the way in which the service's method makes it after a failure."""
+
+    tag: Tag
+    operation: str
+    convert: Convert[Any]
+    repeat: Callable[[bool, Exception], Pended]
+    requested_at: float
+
+
+class PendingCalls(Generic[Tag]):
+    """Calls of one thread that wait for the service together: see `api.PendingCalls`."""
+
+    def __init__(self, kinesis: Boto3Kinesis, most: int) -> None:
+        self._kinesis = kinesis
+        self._calls = CallsInFlight[_Begun[Tag]](kinesis._direct, most)
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def begin_iterator(
+        self, stream: StreamRef, shard: ShardId, position: Position, *, inclusive: bool, tag: Tag
+    ) -> bool:
+        """Begin GetShardIterator."""
+
+        def repeat(retry: bool, failed: Exception) -> ShardIterator:
+            return self._kinesis.open_iterator(
+                stream, shard, position, inclusive=inclusive, retry=retry, failed=failed
+            )
+
+        request = _iterator_parameters(stream, shard, position, inclusive=inclusive)
+        return self._begin("GetShardIterator", request, _iterator, repeat, tag)
+
+    def begin_records(
+        self, stream: StreamRef, shard: ShardId, iterator: ShardIterator, *, limit: int, tag: Tag
+    ) -> bool:
+        """Begin GetRecords."""
+
+        def repeat(retry: bool, failed: Exception) -> RecordPage:
+            return self._kinesis.get_records(
+                stream, shard, iterator, limit=limit, retry=retry, failed=failed
+            )
+
+        request = _records_parameters(stream, iterator, limit)
+        return self._begin("GetRecords", request, _page, repeat, tag)
+
+    def _begin(
+        self,
+        operation: str,
+        request: Request,
+        convert: Convert[Any],
+        repeat: Callable[[bool, Exception], Pended],
+        tag: Tag,
+    ) -> bool:
+        begun = _Begun(tag, operation, convert, repeat, self._kinesis._monotonic())
+        try:
+            return self._calls.begin(operation, request, begun)
+        except BotoCoreError:
+            return False  # such as credentials that cannot be refreshed: the usual call raises it
+
+    def answers(self) -> Iterator[tuple[Tag, Pended | FailedCall]]:
+        """Wait for at least one call; return those that were answered."""
+        for begun, outcome in self._calls.answers():
+            yield begun.tag, self._result(begun, outcome)
+
+    def _result(self, begun: _Begun[Tag], outcome: Answer | Exception) -> Pended | FailedCall:
+        def answered() -> Answer:
+            if isinstance(outcome, Exception):
+                raise outcome
+            return outcome
+
+        try:
+            result: Pended = self._kinesis._result(
+                begun.operation, answered, begun.convert, begun.requested_at
+            )
+        except Exception as error:  # noqa: BLE001 - raised again by `finish`
+            failed = error
+            return FailedCall(finish=lambda retry: begun.repeat(retry, failed))
+        return result
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._calls.close()
+
+
+def _records_parameters(stream: StreamRef, iterator: ShardIterator, limit: int) -> Request:
+    request: Request = {"ShardIterator": iterator, "Limit": limit}
+    if stream.arn is not None:
+        request["StreamARN"] = stream.arn
+    return request
+
+
+def _iterator_parameters(
+    stream: StreamRef, shard: ShardId, position: Position, *, inclusive: bool
+) -> Request:
+    return (
+        _stream_parameters(stream)
+        | {"ShardId": shard}
+        | position_parameters(position, inclusive=inclusive)
+    )
 
 
 def _stream_parameters(stream: StreamRef) -> Request:

@@ -1,24 +1,26 @@
-"""Runs probes of many shards against the service, in parallel."""
+"""Runs probes of many shards against the service, side by side."""
 
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import (
+    ConcurrentService,
     ExpiredIteratorError,
+    FailedCall,
     InvalidPositionError,
     KinesisService,
+    PendingCalls,
     ThrottledError,
 )
 from spark_ssp.kinesis_source.model.deaggregation import last_sub
-from spark_ssp.kinesis_source.model.shard import StreamRef
+from spark_ssp.kinesis_source.model.shard import RecordPage, ShardIterator, StreamRef
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     FetchPage,
     OpenIterator,
@@ -30,21 +32,16 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     page_view,
 )
 
-FIRST_PROBE_THREADS = 32
-"""The threads that probe side by side at first."""
-MAX_PROBE_THREADS = 64
-"""The most threads, which they are where calls wait for the service: with 12 ms a call, 32 threads
-make 2,000 calls a second with 0.4 of a processor, 64 make 3,200. 128 make 4,100, but use more of it
-than they need for calls that do not wait."""
-_IDLE = 0.7
-_BUSY = 0.95
-"""The parts of a processor that the probes use, below and above which the next ones have twice as
-many and half as many threads. Python's threads use little more than one together."""
+MAX_CALLS = 96
+"""The most calls under way at the same time: with 12 ms a call, more than one thread can make."""
+MAX_PROBE_THREADS = 32
+"""The most threads whose probes wait side by side. They run where calls go through botocore, and at
+first: each leaves an open connection to the calls that one thread makes together."""
 
 MAX_HELD_BYTES = 64 * 1024 * 1024
-"""The most bytes of the answers that the threads fetch at the same time, as expected: for each
-thread a record of the default's largest size, which a probe may find in a shard whose records have
-no known size. After its fetch, only the fields of a page's records that planning needs are kept."""
+"""The most bytes of the answers to the calls under way, as expected: for each of 64 a record of the
+default's largest size, which a probe may find in a shard whose records have no known size. After
+its fetch, only the fields of a page's records that planning needs are kept."""
 
 MAX_EXPIRIES = 4
 """Iterators that may expire in the middle of one probe; the next one is an error."""
@@ -68,15 +65,20 @@ class PageBudget:
         """Wait until `size` bytes may be held, or nothing else is; hold them within the block."""
         return _Reservation(self, size)
 
-    def _acquire(self, size: int) -> None:
+    def acquire(self, size: int, *, wait: bool = True) -> bool:
+        """Hold `size` bytes until `release`. False if they cannot be held without a wait."""
         with self._changed:
             while self._held and self._held + size > self._limit:
+                if not wait:
+                    return False
                 self._changed.wait()
             self._held += size
             if self._held < self._limit:
                 self._changed.notify()  # the next one may fit as well
+            return True
 
-    def _release(self, size: int) -> None:
+    def release(self, size: int) -> None:
+        """Hold `size` bytes no longer."""
         with self._changed:
             self._held -= size
             # Not all, of which most would find no room. The one that is called calls the next if it
@@ -94,10 +96,54 @@ class _Reservation:
         self._size = size
 
     def __enter__(self) -> None:
-        self._budget._acquire(self._size)
+        self._budget.acquire(self._size)
 
     def __exit__(self, *_: object) -> None:
-        self._budget._release(self._size)
+        self._budget.release(self._size)
+
+
+class _Run(Generic[R]):
+    """One run of a probe, and the counts of its calls."""
+
+    __slots__ = ("_fetched_bytes", "_fetches", "_result", "_steps", "_throttled", "request")
+
+    def __init__(self, probe: Steps[R]) -> None:
+        self._steps: Generator[Request, Response, R] = probe()
+        self._fetches = self._fetched_bytes = 0
+        self._throttled = False
+        self._result: R | None = None
+        self.request: Request | None = None
+        """The request that waits for its response; None at the end."""
+
+    def respond(self, response: Response | None) -> None:
+        """Go on with the response to the request; begin with None."""
+        if isinstance(response, PageView):
+            self._fetched_bytes += response.size_bytes
+        self._go_on(self._steps.send, response)
+
+    def fail(self, error: Exception) -> None:
+        """Go on with the error of the request; the probe may raise it again."""
+        self._throttled |= isinstance(error, ThrottledError)
+        self._go_on(self._steps.throw, error)
+
+    def _go_on(self, step: Callable[..., Request], *given: object) -> None:
+        try:
+            self.request = step(*given)
+            self._fetches += isinstance(self.request, FetchPage)
+        except StopIteration as done:
+            self.request, self._result = None, done.value
+
+    def result(self) -> R:
+        """Return the result, with the counts of the calls."""
+        result = self._result
+        if not isinstance(result, ProbeResult | PositionAnswer):
+            raise TypeError(f"a probe returns a result, not {type(result).__name__}")
+        counts = fetches, fetched_bytes = self._fetches, self._fetched_bytes
+        if (result.fetches, result.fetched_bytes) == counts and not self._throttled:
+            return result
+        return replace(
+            result, fetches=fetches, fetched_bytes=fetched_bytes, throttled=self._throttled
+        )
 
 
 def run_probe(
@@ -108,48 +154,35 @@ def run_probe(
     *,
     patience: bool,
     budget: PageBudget | None = None,
+    begun: _Run[R] | None = None,
+    failed: FailedCall | None = None,
 ) -> R:
-    """Run one probe to its end. Errors of the service are thrown into it, then raised."""
+    """Run one probe to its end. Errors of the service are thrown into it, then raised. `begun`: a
+    run of it whose next call is to be made, or has `failed`."""
     budget = budget or PageBudget()
-    for _ in range(MAX_EXPIRIES):
+    expiries = 0
+    while True:
         try:
-            return _run_once(probe(), service, stream, shard, budget, patience=patience)
+            run = begun
+            if run is None:
+                run = _Run(probe)
+                run.respond(None)
+            while run.request is not None:
+                try:
+                    answer = _answer(
+                        run.request, service, stream, shard, budget, failed, patience=patience
+                    )
+                except (ExpiredIteratorError, InvalidPositionError, ThrottledError) as error:
+                    run.fail(error)
+                else:
+                    run.respond(answer)
+                failed = None
+            return run.result()
         except ExpiredIteratorError:
-            continue  # no offset refers to the iterator: nothing is lost
-    return _run_once(probe(), service, stream, shard, budget, patience=patience)
-
-
-def _run_once(
-    steps: Generator[Request, Response, R],
-    service: KinesisService,
-    stream: StreamRef,
-    shard: ShardId,
-    budget: PageBudget,
-    *,
-    patience: bool,
-) -> R:
-    fetches = fetched_bytes = 0
-    throttled = False
-    try:
-        request = next(steps)
-        while True:
-            fetches += isinstance(request, FetchPage)
-            try:
-                answer = _answer(request, service, stream, shard, budget, patience=patience)
-                if isinstance(answer, PageView):
-                    fetched_bytes += answer.size_bytes
-            except (ExpiredIteratorError, InvalidPositionError, ThrottledError) as error:
-                throttled |= isinstance(error, ThrottledError)
-                request = steps.throw(error)
-            else:
-                request = steps.send(answer)
-    except StopIteration as done:
-        result: R = done.value
-        if not isinstance(result, ProbeResult | PositionAnswer):
-            raise TypeError(f"a probe returns a result, not {type(result).__name__}") from None
-        if (result.fetches, result.fetched_bytes) == (fetches, fetched_bytes) and not throttled:
-            return result
-        return replace(result, fetches=fetches, fetched_bytes=fetched_bytes, throttled=throttled)
+            if expiries == MAX_EXPIRIES:
+                raise
+            expiries += 1
+            begun = failed = None  # no offset refers to the iterator: nothing is lost
 
 
 def _answer(
@@ -158,11 +191,14 @@ def _answer(
     stream: StreamRef,
     shard: ShardId,
     budget: PageBudget,
+    failed: FailedCall | None,
     *,
     patience: bool,
 ) -> Response:
     match request:
         case OpenIterator():
+            if failed is not None:
+                return _response(request, failed.finish(patience))
             return service.open_iterator(
                 stream,
                 shard,
@@ -172,41 +208,172 @@ def _answer(
             )
         case FetchPage():
             with budget.reserved(request.max_bytes):
+                if failed is not None:
+                    return _response(request, failed.finish(patience))
                 page = service.get_records(
                     stream, shard, request.iterator, limit=request.limit, retry=patience
                 )
-                return page_view(page, tuple(last_sub(data) for data in page.data), request.limit)
+                return _response(request, page)
 
 
-def next_threads(threads: int, *, wall_s: float, cpu_s: float) -> int:
-    """Return the number of threads for the next probes, from the time that the last ones took with
-    `threads`, and the processor time that this process used meanwhile."""
-    if cpu_s < _IDLE * wall_s:
-        return min(2 * threads, MAX_PROBE_THREADS)
-    if cpu_s > _BUSY * wall_s:
-        return max(threads // 2, FIRST_PROBE_THREADS)
-    return threads
+def _response(request: Request | None, answer: ShardIterator | RecordPage) -> Response:
+    if isinstance(request, FetchPage) and isinstance(answer, RecordPage):
+        return page_view(answer, tuple(last_sub(data) for data in answer.data), request.limit)
+    if isinstance(answer, RecordPage):
+        raise TypeError("an OpenIterator is answered by an iterator, not a page")
+    return answer
 
 
-class ProbeRunner:
-    """Runs probes of many shards on a pool of threads, which start on first use, and on the calling
-    thread. `wall_clock` and `cpu_clock` are in seconds, the latter of all threads of this
-    process."""
+class _Work(Generic[R]):
+    """The probes of one call of `ProbeRunner.run_all`: those that are not begun, and the outcomes
+    of those that ended."""
 
     def __init__(
         self,
+        probes: Mapping[ShardKey, Steps[R]],
+        streams: Mapping[StreamName, StreamRef],
+        patient: Callable[[ShardKey], bool],
         service: KinesisService,
-        *,
-        wall_clock: Callable[[], float] = time.monotonic,
-        cpu_clock: Callable[[], float] = time.process_time,
+        budget: PageBudget,
     ) -> None:
+        self.probes: Mapping[ShardKey, Steps[R]] = probes
+        self.streams = streams
+        self.budget = budget
+        self.keys = sorted(probes)
+        self.waiting = deque(self.keys)
+        self.outcomes: dict[ShardKey, R | Exception] = {}
+        self._patience = {key: patient(key) for key in self.keys}
         self._service = service
-        self._wall_clock = wall_clock
-        self._cpu_clock = cpu_clock
+
+    def next(self) -> ShardKey | None:
+        """Return a shard whose probe is to be begun; None if there is none left."""
+        try:
+            return self.waiting.popleft()
+        except IndexError:
+            return None
+
+    def run_waiting(self) -> None:
+        """Run probes in this thread until none waits. A job for each thread, not for each shard:
+        there may be ten thousand."""
+        while (key := self.next()) is not None:
+            self.run(key)
+
+    def run(
+        self, key: ShardKey, begun: _Run[R] | None = None, failed: FailedCall | None = None
+    ) -> None:
+        """Run a probe, or the rest of one that was begun, in this thread."""
+        try:
+            self.outcomes[key] = run_probe(
+                self.probes[key],
+                self._service,
+                self.streams[key.stream],
+                key.shard,
+                patience=self._patience[key],
+                budget=self.budget,
+                begun=begun,
+                failed=failed,
+            )
+        except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
+            self.outcomes[key] = error
+
+
+class _Together(Generic[R]):
+    """Runs probes in one thread, with many calls under way. A probe whose call cannot be made so,
+    or fails, goes on in another thread."""
+
+    def __init__(
+        self,
+        work: _Work[R],
+        calls: PendingCalls[tuple[ShardKey, _Run[R]]],
+        executor: Callable[[], ThreadPoolExecutor],
+    ) -> None:
+        self._work: _Work[R] = work
+        self._calls: PendingCalls[tuple[ShardKey, _Run[R]]] = calls
+        self._executor = executor
+        self._most = MAX_CALLS
+        self._without_room: deque[tuple[ShardKey, _Run[R]]] = deque()
+        """Probes whose next page does not fit into the budget now."""
+        self.jobs: list[Future[None]] = []
+        """Those of the other threads."""
+
+    def run(self) -> None:
+        """Run probes until none waits, or the others must be begun by threads."""
+        self._begin_waiting()
+        while len(self._calls):
+            for (key, run), answer in self._calls.answers():
+                self._take(key, run, answer)
+                self._begin_waiting()
+        for key, run in self._without_room:
+            self._submit(key, run)
+
+    def _begin_waiting(self) -> None:
+        for _ in range(len(self._without_room)):
+            self._call(*self._without_room.popleft())
+        while len(self._calls) < self._most and not self._without_room:
+            key = self._work.next()
+            if key is None:
+                return
+            if not self._proceed(key, _Run(self._work.probes[key])):
+                # There are no more open connections than these. Threads open others.
+                self._most = len(self._calls)
+                threads = min(MAX_PROBE_THREADS - 1, len(self._work.waiting))
+                self.jobs += [
+                    self._executor().submit(self._work.run_waiting) for _ in range(threads)
+                ]
+
+    def _take(
+        self, key: ShardKey, run: _Run[R], answer: ShardIterator | RecordPage | FailedCall
+    ) -> None:
+        request = run.request
+        if isinstance(request, FetchPage):
+            self._work.budget.release(request.max_bytes)
+        if isinstance(answer, FailedCall):
+            self._submit(key, run, answer)
+        else:
+            self._proceed(key, run, _response(request, answer))
+
+    def _proceed(self, key: ShardKey, run: _Run[R], response: Response | None = None) -> bool:
+        """Go on with a probe up to its next call, or its end; as `_call`."""
+        try:
+            run.respond(response)
+            if run.request is not None:
+                return self._call(key, run)
+            self._work.outcomes[key] = run.result()
+        except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
+            self._work.outcomes[key] = error
+        return True
+
+    def _call(self, key: ShardKey, run: _Run[R]) -> bool:
+        """Begin the next call of a probe. False if it goes on in another thread."""
+        tag, stream = (key, run), self._work.streams[key.stream]
+        match run.request:
+            case FetchPage(iterator=iterator, limit=limit, max_bytes=size):
+                if not self._work.budget.acquire(size, wait=False):
+                    self._without_room.append(tag)
+                    return True
+                if self._calls.begin_records(stream, key.shard, iterator, limit=limit, tag=tag):
+                    return True
+                self._work.budget.release(size)
+            case OpenIterator(position=position, inclusive=inclusive):
+                if self._calls.begin_iterator(
+                    stream, key.shard, position, inclusive=inclusive, tag=tag
+                ):
+                    return True
+        self._submit(key, run)
+        return False
+
+    def _submit(self, key: ShardKey, run: _Run[R], failed: FailedCall | None = None) -> None:
+        self.jobs.append(self._executor().submit(self._work.run, key, run, failed))
+
+
+class ProbeRunner:
+    """Runs probes of many shards: on the calling thread, as far as the service can have many calls
+    of one thread under way, and on a pool of threads, which start on first use."""
+
+    def __init__(self, service: KinesisService) -> None:
+        self._service = service
         self._budget = PageBudget()
         self._pool: ThreadPoolExecutor | None = None
-        self.threads = FIRST_PROBE_THREADS
-        """The number of threads of the next probes."""
 
     def run_all(
         self,
@@ -217,39 +384,24 @@ class ProbeRunner:
     ) -> dict[ShardKey, R | Exception]:
         """Return one outcome for each shard, in order of the keys. An exception is an outcome as
         well: the caller decides which ones matter."""
-        outcomes: dict[ShardKey, R | Exception] = {}
-        waiting = deque((key, patient(key)) for key in sorted(probes))
-
-        def work() -> None:
-            # A job for each thread, not for each shard: there may be ten thousand.
-            while True:
-                try:
-                    key, patience = waiting.popleft()
-                except IndexError:
-                    return
-                try:
-                    outcomes[key] = run_probe(
-                        probes[key],
-                        self._service,
-                        streams[key.stream],
-                        key.shard,
-                        patience=patience,
-                        budget=self._budget,
-                    )
-                except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
-                    outcomes[key] = error
-
-        began, used = self._wall_clock(), self._cpu_clock()
-        threads, count = min(self.threads, MAX_PROBE_THREADS), len(waiting)
+        work = _Work(probes, streams, patient, self._service, self._budget)
+        jobs: list[Future[None]] = []
+        if len(probes) > 1 and isinstance(self._service, ConcurrentService):
+            calls = self._service.pending_calls(min(MAX_CALLS, len(probes)))
+            together = _Together(work, calls, self._executor)
+            try:
+                together.run()
+            finally:
+                calls.close()
+            jobs = together.jobs
+        elif len(probes) > 1:
+            threads = min(MAX_PROBE_THREADS, len(probes)) - 1
+            jobs = [self._executor().submit(work.run_waiting) for _ in range(threads)]
         # The caller is one of the threads: a probe of one shard needs no other.
-        jobs = [self._executor().submit(work) for _ in range(min(threads, count) - 1)]
-        work()
+        work.run_waiting()
         for job in jobs:
             job.result()
-        if count >= 4 * FIRST_PROBE_THREADS:  # else the threads are not what it waits for
-            wall_s, cpu_s = self._wall_clock() - began, self._cpu_clock() - used
-            self.threads = next_threads(threads, wall_s=wall_s, cpu_s=cpu_s)
-        return {key: outcomes[key] for key in sorted(outcomes)}
+        return {key: work.outcomes[key] for key in work.keys}
 
     def _executor(self) -> ThreadPoolExecutor:
         if self._pool is None:

@@ -19,13 +19,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import re
+import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 import orjson
@@ -44,7 +46,7 @@ from botocore.httpsession import URLLib3Session
 from botocore.parsers import create_parser
 from urllib3.response import HTTPResponse
 
-from spark_ssp.common.aws.http_exchange import Response, is_supported, post
+from spark_ssp.common.aws.http_exchange import Line, Response, is_supported, post, take_lines
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -163,6 +165,18 @@ class _Second:
     signer: RequestSigner
 
 
+class Prepared(NamedTuple):
+    """A signed request. Its text would show the headers, which are secret."""
+
+    pool: HTTPConnectionPool
+    url: str
+    headers: Mapping[str, str]
+    body: bytes
+
+    def __repr__(self) -> str:
+        return f"Prepared({self.url})"
+
+
 class DirectCalls:
     """Makes the calls named in `decoders` for a botocore client that does not retry. Thread-safe.
     `encoders` are for calls whose parameters JSON cannot contain as they are, such as bytes. `now`
@@ -204,6 +218,19 @@ class DirectCalls:
     def call(self, operation: str, request: Request) -> Answer | None:
         """Return the answer, or None if the call must go through botocore. Raises the same errors
         as the client's method."""
+        prepared = self.prepare(operation, request)
+        if prepared is None:
+            return None
+        try:
+            response = post(prepared.pool, prepared.headers, prepared.body)
+        except (http.HTTPError, OSError) as error:
+            raise _sdk_error(error, prepared.url) from error
+        except ValueError as error:
+            raise _sdk_error(error, prepared.url) from None
+        return self.answer(operation, response)
+
+    def prepare(self, operation: str, request: Request) -> Prepared | None:
+        """Return the signed request of a call, or None if it must go through botocore."""
         kind = _kind(operation, request)
         pattern = self._patterns.get(kind)
         if pattern is None:
@@ -223,8 +250,8 @@ class DirectCalls:
             or last.credentials != credentials
         ):
             last = self._seconds[kind] = self._second(pattern, now, credentials)
-        sent = {**last.sent, "Authorization": last.signer.authorization(body)}
-        return self._answer(operation, _send(pattern, sent, body))
+        headers = {**last.sent, "Authorization": last.signer.authorization(body)}
+        return Prepared(pattern.pool, pattern.url, headers, body)
 
     def _second(self, pattern: _Pattern, seconds: int, credentials: Any) -> _Second:
         moment = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(seconds))
@@ -251,7 +278,8 @@ class DirectCalls:
             access_key=credentials.access_key, key=last[1], scope=scope, path="/", headers=signed
         )
 
-    def _answer(self, operation: str, response: Response) -> Answer:
+    def answer(self, operation: str, response: Response) -> Answer:
+        """Return the answer that a response contains. Raises the errors of the client's method."""
         status, headers, body, send_seconds = response
         if status == 200:
             decoded = self._decoders[operation](body)
@@ -408,27 +436,137 @@ def _text(value: str | bytes) -> str:
     return value.decode("utf-8") if isinstance(value, bytes) else value
 
 
-def _send(pattern: _Pattern, headers: Mapping[str, str], body: bytes) -> Response:
-    try:
-        return post(pattern.pool, headers, body)
-    except (http.HTTPError, OSError) as error:
-        _raise_as_the_sdk(error, pattern.url)
-    except ValueError:
-        # About a header. Its text may contain the header, which may be a secret.
-        raise HTTPClientError(error="a header that cannot be sent") from None
-
-
-def _raise_as_the_sdk(error: Exception, url: str) -> NoReturn:
+def _sdk_error(error: Exception, url: str) -> BotoCoreError:
+    """Return the error of the SDK for one of `http_exchange`."""
     match error:
         case http.SSLError():
-            raise SSLError(endpoint_url=url, error=error) from error
+            return SSLError(endpoint_url=url, error=error)
         case http.NewConnectionError() | socket.gaierror():
-            raise EndpointConnectionError(endpoint_url=url, error=error) from error
+            return EndpointConnectionError(endpoint_url=url, error=error)
         case http.ConnectTimeoutError():
-            raise ConnectTimeoutError(endpoint_url=url, error=error) from error
+            return ConnectTimeoutError(endpoint_url=url, error=error)
         case http.ReadTimeoutError():
-            raise ReadTimeoutError(endpoint_url=url, error=error) from error
+            return ReadTimeoutError(endpoint_url=url, error=error)
         case http.ProtocolError():
-            raise ConnectionClosedError(endpoint_url=url, error=error) from error
+            return ConnectionClosedError(endpoint_url=url, error=error)
+        case ValueError():
+            # About a header. Its text may contain the header, which may be a secret.
+            return HTTPClientError(error="a header that cannot be sent")
         case _:
-            raise HTTPClientError(error=error) from error
+            return HTTPClientError(error=error)
+
+
+# --- Many calls of one thread ---------------------------------------------------------------------
+
+Tag = TypeVar("Tag")
+
+_LOOK_S: Final = 0.5
+"""The time between two looks at calls that may have timed out."""
+
+
+class CallsInFlight(Generic[Tag]):
+    """Calls that one thread sends and whose answers it awaits together, so that a call that waits
+    costs nothing: threads that wait side by side take turns at Python's lock, which takes more time
+    than the call. Uses connections that are open already, of which it takes up to `most`."""
+
+    def __init__(self, calls: DirectCalls, most: int) -> None:
+        self._calls = calls
+        self._most = most
+        self._selector = selectors.DefaultSelector()
+        self._idle: dict[HTTPConnectionPool, list[Line]] = {}
+        self._sent: dict[Line, _Sent[Tag]] = {}
+        self._failed: list[tuple[Tag, Exception]] = []
+        self._looked_at = 0.0
+
+    def __len__(self) -> int:
+        """The number of calls that were begun and not yet returned by `answers`."""
+        return len(self._sent) + len(self._failed)
+
+    def begin(self, operation: str, request: Request, tag: Tag) -> bool:
+        """Send a request. False if it must go through botocore, or no open connection is left.
+        Raises the errors of `DirectCalls.call` that precede the sending."""
+        prepared = self._calls.prepare(operation, request)
+        if prepared is None:
+            return False
+        idle = self._idle.get(prepared.pool)
+        if idle is None:
+            idle = self._idle[prepared.pool] = take_lines(prepared.pool, self._most)
+            for line in idle:
+                self._selector.register(line, selectors.EVENT_READ, line)
+        if not idle:
+            return False
+        line = idle.pop()
+        self._sent[line] = _Sent(tag, operation, prepared)
+        try:
+            line.send(prepared.headers, prepared.body)
+        except (http.HTTPError, OSError, ValueError) as error:
+            self._failed.append((tag, _sdk_error(error, prepared.url)))
+            self._drop(line)
+        return True
+
+    def answers(self) -> Iterator[tuple[Tag, Answer | Exception]]:
+        """Wait for at least one answer, unless none is to come; return the answers, and the errors
+        of `DirectCalls.call`, as they are read. Calls may be begun in between."""
+        failed, self._failed = self._failed, []
+        yield from failed
+        is_one_read = bool(failed)
+        while self._sent and not is_one_read:
+            ready = [key.data for key, _ in self._selector.select(_LOOK_S)]
+            for line in [line for line in ready if line not in self._sent]:
+                self._idle[line.pool].remove(line)  # nothing was asked: the service closes it
+                ready.remove(line)
+                self._drop(line)
+            for line in [*ready, *self._silent(ready)]:
+                sent = self._sent[line]
+                outcome = self._outcome(line, sent)
+                if outcome is not None:
+                    is_one_read = True
+                    yield sent.tag, outcome
+
+    def _silent(self, ready: Collection[Line]) -> list[Line]:
+        """Return the lines that may have timed out, from time to time."""
+        now = monotonic()
+        if now - self._looked_at < _LOOK_S:
+            return []
+        self._looked_at = now
+        return [
+            line for line in self._sent if now - line.progress_at > _LOOK_S and line not in ready
+        ]
+
+    def _outcome(self, line: Line, sent: _Sent[Tag]) -> Answer | Exception | None:
+        try:
+            response = line.receive()
+        except (http.HTTPError, OSError) as error:
+            self._drop(line)
+            return _sdk_error(error, sent.prepared.url)
+        if response is None:
+            return None
+        if line.is_kept:
+            del self._sent[line]
+            self._idle[line.pool].append(line)
+        else:
+            self._drop(line)
+        try:
+            return self._calls.answer(sent.operation, response)
+        except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
+            return error
+
+    def _drop(self, line: Line) -> None:
+        self._sent.pop(line, None)
+        self._selector.unregister(line)
+        line.give_back()
+
+    def close(self) -> None:
+        """Give the connections back. Those of calls under way are closed."""
+        for key in list(self._selector.get_map().values()):
+            self._drop(key.data)
+        self._idle.clear()
+        self._selector.close()
+
+
+class _Sent(NamedTuple, Generic[Tag]):
+    """A call under way."""
+
+    tag: Tag
+    operation: str
+    prepared: Prepared

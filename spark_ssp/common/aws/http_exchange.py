@@ -11,6 +11,9 @@ large request may take as long as a slow link needs: it starts again with each p
 and while the kernel still sends what it has buffered. Of a request that times out, no more bytes
 leave: the connection is reset, so that the service does not carry out what is sent again.
 
+A `Line` is a connection whose thread does not wait for each response, so that one thread has many
+requests under way.
+
 Errors are those of `HTTPConnectionPool.urlopen` without retries.
 """
 
@@ -27,7 +30,7 @@ from http.client import HTTPException, HTTPResponse
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from urllib3.exceptions import ProtocolError, ReadTimeoutError, SSLError
+from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError, SSLError
 from urllib3.util.ssl_match_hostname import CertificateError
 
 if sys.platform != "win32":
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
     from urllib3 import HTTPConnectionPool
 
 _HEAD_END: Final = b"\r\n\r\n"
+_WOULD_BLOCK: Final = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 _FIRST_READ: Final = 1 << 16
 _SMALL: Final = 1 << 15
 _TLS_RECORD: Final = 1 << 14
@@ -76,20 +80,37 @@ def post(pool: HTTPConnectionPool, headers: Mapping[str, str], body: bytes) -> R
         if getattr(connection, "sock", None) is None:
             _connect(pool, connection)
         response, is_kept = _exchange(connection.sock, pool, headers, body)
-    except TimeoutError as error:
-        if connection.sock is not None:
-            with suppress(OSError):
-                connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-        raise ReadTimeoutError(pool, "/", "no progress within the read timeout") from error
-    except (ssl.SSLError, CertificateError) as error:
-        raise SSLError(error) from error
-    except (OSError, HTTPException) as error:
-        raise ProtocolError("Connection aborted.", error) from error
+    except _BROKEN as error:
+        if isinstance(error, TimeoutError):
+            _discard_unsent(connection.sock)
+        raise _pool_error(pool, error) from error
     finally:
         if not is_kept:
             connection.close()
         pool._put_conn(connection)
     return response
+
+
+_BROKEN: Final = (CertificateError, HTTPException, OSError)
+"""Errors after which a connection cannot be used. OSError includes those of TLS and time-outs."""
+
+
+def _pool_error(pool: HTTPConnectionPool, error: Exception) -> HTTPError:
+    """Return the error of `HTTPConnectionPool.urlopen` for one of `_BROKEN`."""
+    match error:
+        case TimeoutError():
+            return ReadTimeoutError(pool, "/", "no progress within the read timeout")
+        case ssl.SSLError() | CertificateError():
+            return SSLError(error)
+        case _:
+            return ProtocolError("Connection aborted.", error)
+
+
+def _discard_unsent(sock: Any) -> None:
+    """Let no more bytes of the request leave when the socket is closed."""
+    if sock is not None:
+        with suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
 
 
 def _connect(pool: HTTPConnectionPool, connection: Any) -> None:
@@ -117,10 +138,36 @@ def _exchange(
             _send_all(sock, head + body)
     received, sent_at = _first_part(sock, seconds, len(head) + len(body))
     sent_in = sent_at - began
-    end = received.find(_HEAD_END)
-    if end < 0:
+    head_end = received.find(_HEAD_END)
+    found = None if head_end < 0 else _usual_head(received[:head_end])
+    if found is None:
         return _read_by_http_client(sock, received, sent_in)
-    lines = received[:end].decode("latin-1").split("\r\n")
+    start, size = head_end + len(_HEAD_END), found.size
+    if len(received) - start >= size:
+        content = received[start : start + size]
+        has_more = len(received) - start > size
+    else:
+        content, has_more = _read_rest(sock, memoryview(received)[start:], size), False
+    return found.response(content, sent_in), found.keeps and not has_more
+
+
+class _Head(NamedTuple):
+    """The head of a response in the usual form."""
+
+    status: int
+    headers: Mapping[str, str]
+    size: int
+    """The length of the body."""
+    keeps: bool
+    """The connection stays open."""
+
+    def response(self, body: bytes, send_seconds: float) -> Response:
+        return Response(self.status, self.headers, body, send_seconds)
+
+
+def _usual_head(received: bytes) -> _Head | None:
+    """Return the head of a response of known length, or None for any other form."""
+    lines = received.decode("latin-1").split("\r\n")
     found = _parse_headers(lines)
     length = found.get("content-length", "")
     status = lines[0][9:12]
@@ -133,15 +180,9 @@ def _exchange(
         and "transfer-encoding" not in found
     )
     if not is_usual:
-        return _read_by_http_client(sock, received, sent_in)
-    start, size = end + len(_HEAD_END), int(length)
-    if len(received) - start >= size:
-        content = received[start : start + size]
-        has_more = len(received) - start > size
-    else:
-        content, has_more = _read_rest(sock, memoryview(received)[start:], size), False
-    is_kept = found.get("connection", "").lower() != "close" and not has_more
-    return Response(int(status), found, content, sent_in), is_kept
+        return None
+    keeps = found.get("connection", "").lower() != "close"
+    return _Head(int(status), found, int(length), keeps)
 
 
 def _send_all(sock: Any, content: bytes) -> None:
@@ -221,6 +262,153 @@ def _read_by_http_client(sock: Any, received: bytes, send_seconds: float) -> tup
     content = response.read()
     lower = {name.lower(): value for name, value in response.getheaders()}
     return Response(response.status, lower, content, send_seconds), not response.will_close
+
+
+# --- Many requests of one thread ------------------------------------------------------------------
+
+
+class Line:
+    """A connection on which one thread sends a request, and reads the response as it arrives.
+
+    Taken from a pool by `take_lines`, and given back or closed at the end. `send` and `receive`
+    raise the errors of `post`, after which the line must be closed.
+    """
+
+    __slots__ = (
+        "_connection",
+        "_head",
+        "_received",
+        "_seconds",
+        "_sock",
+        "_start",
+        "is_kept",
+        "pool",
+        "progress_at",
+    )
+
+    def __init__(self, pool: HTTPConnectionPool, connection: Any) -> None:
+        self.pool = pool
+        self._connection = connection
+        self._sock = connection.sock
+        self._seconds: Any = pool.timeout.read_timeout
+        self._sock.settimeout(0)
+        self._received: bytes | bytearray = b""
+        self._head: _Head | None = None
+        self._start = 0
+        self.progress_at = monotonic()
+        """The time at which the last bytes left or came."""
+        self.is_kept = True
+        """The connection can be used again: no response is to come."""
+
+    def fileno(self) -> int:
+        """Return the descriptor to wait for."""
+        return int(self._sock.fileno())
+
+    def send(self, headers: Mapping[str, str], body: bytes) -> None:
+        """Send a POST, as `post` does."""
+        content = _head(headers, len(body)) + body
+        self._received, self._head, self.is_kept = b"", None, False
+        try:
+            self._send(content)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # the service may refuse a request before it has received all of it
+        except _BROKEN as error:
+            raise self._failed(error) from error
+        self.progress_at = monotonic()
+
+    def _send(self, content: bytes) -> None:
+        try:
+            sent = self._sock.send(content[:_TLS_RECORD])
+        except _WOULD_BLOCK:
+            sent = 0
+        if sent < len(content):  # hardly ever: nothing else is under way on this connection
+            self._sock.settimeout(self._seconds)
+            _send_all(self._sock, content[sent:])
+            self._sock.settimeout(0)
+
+    def receive(self) -> Response | None:
+        """Return the response, or None if more of it has to arrive. Call it when the descriptor is
+        ready, or from time to time: it raises the error of a time-out."""
+        try:
+            while True:
+                try:
+                    part = self._sock.recv(_FIRST_READ)
+                except _WOULD_BLOCK:
+                    if monotonic() - self.progress_at > self._seconds:
+                        raise TimeoutError("no byte has left or come") from None
+                    return None
+                if not part:
+                    return self._last_response()
+                self._append(part)
+                response = self._response()
+                if response is not None:
+                    return response
+        except _BROKEN as error:
+            raise self._failed(error) from error
+
+    def _append(self, part: bytes) -> None:
+        self.progress_at = monotonic()
+        if not self._received:
+            self._received = part
+            return
+        if isinstance(self._received, bytes):
+            self._received = bytearray(self._received)
+        self._received += part
+
+    def _response(self) -> Response | None:
+        """Return the response once all of it is here."""
+        received = self._received
+        if self._head is None:
+            end = received.find(_HEAD_END)
+            if end < 0:
+                return None
+            self._head, self._start = _usual_head(bytes(received[:end])), end + len(_HEAD_END)
+            if self._head is None:
+                return self._unusual_response()
+        end = self._start + self._head.size
+        if len(received) < end:
+            return None
+        self.is_kept = self._head.keeps and len(received) == end
+        return self._head.response(bytes(received[self._start : end]), 0.0)
+
+    def _last_response(self) -> Response:
+        """Return the response of a connection that has ended."""
+        if self._head is not None:
+            raise ConnectionResetError("the connection ended within a response")
+        return self._unusual_response()
+
+    def _unusual_response(self) -> Response:
+        """Wait for the rest of a response whose length the head does not tell."""
+        self._sock.settimeout(self._seconds)
+        response, self.is_kept = _read_by_http_client(self._sock, bytes(self._received), 0.0)
+        self._sock.settimeout(0)
+        return response
+
+    def _failed(self, error: Exception) -> HTTPError:
+        if isinstance(error, TimeoutError):
+            _discard_unsent(self._sock)
+        self.is_kept = False
+        return _pool_error(self.pool, error)
+
+    def give_back(self) -> None:
+        """Return the connection to its pool: open if no response is to come, else closed."""
+        if self.is_kept:
+            self._sock.settimeout(self._seconds)
+        else:
+            self._connection.close()
+        self.pool._put_conn(self._connection)
+
+
+def take_lines(pool: HTTPConnectionPool, most: int) -> list[Line]:
+    """Take up to `most` open connections from the pool; none is opened."""
+    lines: list[Line] = []
+    while len(lines) < most:
+        connection: Any = pool._get_conn()
+        if getattr(connection, "sock", None) is None:
+            pool._put_conn(connection)  # the pool returns the connections used last first
+            break
+        lines.append(Line(pool, connection))
+    return lines
 
 
 class _Replay(io.RawIOBase):

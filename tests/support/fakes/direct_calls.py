@@ -16,7 +16,7 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import BotoCoreError, ClientError
 
-from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.botocore_bypass import CallsInFlight, DirectCalls
 from spark_ssp.common.aws.clients import client_config
 from spark_ssp.common.aws.error_translation import BODY_ERRORS, code_of
 from spark_ssp.common.options.endpoints import ConnectionOptions
@@ -40,6 +40,21 @@ def direct(sdk: Any) -> DirectCalls:
     calls = DirectCalls(sdk, messages.DECODERS)
     sdk.get_records(**ASKED)
     return calls
+
+
+def in_flight(calls: DirectCalls) -> Any:
+    """Return the answer of a call whose thread could have others under way, or raise its error. A
+    connection must be open."""
+    flight = CallsInFlight[str](calls, 1)
+    try:
+        assert flight.begin("GetRecords", ASKED, "mine")
+        ((tag, answer),) = flight.answers()
+        assert (tag, len(flight)) == ("mine", 0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+    finally:
+        flight.close()
 
 
 def short_ways(server: ScriptedHttp) -> list[bool]:

@@ -10,7 +10,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -101,10 +101,17 @@ def refusal(code: str, message: str = "no", *, status: int = 400) -> Reply:
 
 class ScriptedHttp:
     """Serves each step once, in order; the last one again and again. A context manager. With `tls`
-    over TLS. Port 0 is any that is free."""
+    over TLS. Port 0 is any that is free. `before` is called before each answer."""
 
-    def __init__(self, *steps: Step, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
+    def __init__(
+        self,
+        *steps: Step,
+        tls: ssl.SSLContext | None = None,
+        port: int = 0,
+        before: Callable[[], object] = lambda: None,
+    ) -> None:
         self._steps = deque(steps)
+        self._before = before
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self.requests: list[Request] = []
@@ -138,6 +145,7 @@ class ScriptedHttp:
         with self._lock:
             self.requests.append(handler.request_seen())
             step = self._steps.popleft() if len(self._steps) > 1 else self._steps[0]
+        self._before()
         match step:
             case Reply():
                 handler.say(step)

@@ -167,7 +167,7 @@ class RemoteFeed(Feed):
             NewStartingHashKey=str((first + last + 1) // 2),
         )
         self._settle(stream)
-        lower, upper = self._born(stream, before)
+        lower, upper = self._born(stream, before, 2)
         return lower, upper
 
     def merge(self, stream: str, shard: str, adjacent: str) -> str:
@@ -176,16 +176,23 @@ class RemoteFeed(Feed):
             StreamName=stream, ShardToMerge=shard, AdjacentShardToMerge=adjacent
         )
         self._settle(stream)
-        (child,) = self._born(stream, before)
+        (child,) = self._born(stream, before, 1)
         return child
 
     def open_shards(self, stream: str) -> list[str]:
         ranges = self.hash_ranges(stream)
         return sorted(ranges, key=lambda shard: ranges[shard])
 
-    def _born(self, stream: str, before: Iterable[str]) -> list[str]:
+    def _born(self, stream: str, before: Iterable[str], count: int) -> list[str]:
+        """Wait for so many shards that were not open before; an active stream may list them a
+        little later."""
         known = set(before)
-        return [shard for shard in self.open_shards(stream) if shard not in known]
+
+        def new() -> list[str]:
+            return [shard for shard in self.open_shards(stream) if shard not in known]
+
+        until(lambda: len(new()) == count, f"{count} new shards are listed")
+        return new()
 
     def hash_ranges(self, stream: str) -> dict[str, tuple[int, int]]:
         """Return the hash ranges of the open shards."""

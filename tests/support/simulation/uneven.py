@@ -43,7 +43,7 @@ from tests.support.simulation.catch_up import (
     sleeping,
 )
 
-THREADS = probe_runner.FIRST_PROBE_THREADS
+THREADS = probe_runner.MAX_PROBE_THREADS
 THROTTLED_MS = 250
 """The time after which a task repeats a call that was throttled."""
 OVERHEAD_MS = 300

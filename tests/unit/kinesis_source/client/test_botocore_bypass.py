@@ -22,7 +22,7 @@ from botocore.credentials import Credentials
 from botocore.exceptions import ClientError, HTTPClientError
 from urllib3 import HTTPConnectionPool, HTTPResponse
 
-from spark_ssp.common.aws.botocore_bypass import DirectCalls
+from spark_ssp.common.aws.botocore_bypass import CallsInFlight, DirectCalls
 from spark_ssp.common.aws.clients import client_config
 from spark_ssp.common.aws.error_translation import BODY_ERRORS, Severity, quoted, severity_of
 from spark_ssp.common.aws.http_exchange import Response
@@ -38,6 +38,7 @@ from tests.support.fakes.direct_calls import (
     ASKED,
     SDK_TELLS,
     direct,
+    in_flight,
     outcome,
     sdk_client,
     short_ways,
@@ -66,6 +67,7 @@ from tests.support.fakes.scripted_http import (
     reply,
 )
 from tests.support.kinesis.certificates import write_certificates
+from tests.support.waiting import until
 
 # --- It is taken ---------------------------------------------------------------------------------
 
@@ -384,40 +386,44 @@ def test_a_page_is_the_same_however_it_is_sent(step: Step) -> None:
         sdk = sdk_client(server.url)
         calls = direct(sdk)
         usual = outcome(lambda: sdk.get_records(**ASKED))
+        assert outcome(lambda: in_flight(calls)) == usual
         for _ in range(2):  # The second one in any state of the connection.
             assert outcome(lambda: calls.call("GetRecords", ASKED)) == usual
             assert outcome(lambda: sdk.get_records(**ASKED)) == usual
         sdk.close()
-    assert short_ways(server) == [False, False, True, False, True, False]
+    assert short_ways(server) == [False, False, True, True, False, True, False]
 
 
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS.keys())
-def test_both_ways_come_to_the_same(step: Step) -> None:
+def test_all_ways_come_to_the_same(step: Step) -> None:
     with ScriptedHttp(GOOD, step) as server:
         sdk = sdk_client(server.url)
         calls = direct(sdk)
+        among_others = outcome(lambda: in_flight(calls))
         short = outcome(lambda: calls.call("GetRecords", ASKED))
         long = outcome(lambda: sdk.get_records(**ASKED))
         sdk.close()
-    assert short == long
-    assert short_ways(server) == [False, True, False]
+    assert among_others == short == long
+    assert short_ways(server) == [False, True, True, False]
 
 
 def test_silence_is_the_same_error() -> None:
     with ScriptedHttp(GOOD, Silence()) as server:
         sdk = sdk_client(server.url, read_timeout=0.5)
         calls = direct(sdk)
-        short = outcome(lambda: calls.call("GetRecords", ASKED))
-        assert short == outcome(lambda: sdk.get_records(**ASKED)) == "ReadTimeoutError"
+        among_others = outcome(lambda: in_flight(calls))
+        assert among_others == outcome(lambda: calls.call("GetRecords", ASKED))
+        assert among_others == outcome(lambda: sdk.get_records(**ASKED)) == "ReadTimeoutError"
         sdk.close()
-    assert short_ways(server) == [False, True, False]
+    assert short_ways(server) == [False, True, True, False]
 
 
 def test_a_truncated_body_is_reported_as_one() -> None:
-    """The long way finds a body that does not parse; both are tried again."""
+    """The long way finds a body that does not parse; all are tried again."""
     with ScriptedHttp(GOOD, Cut(body=GOOD.body, sent=50)) as server:
         sdk = sdk_client(server.url)
         calls = direct(sdk)
+        assert outcome(lambda: in_flight(calls)) == "ConnectionClosedError"
         assert outcome(lambda: calls.call("GetRecords", ASKED)) == "ConnectionClosedError"
         assert outcome(lambda: sdk.get_records(**ASKED)) == "unreadable"
         sdk.close()
@@ -511,12 +517,106 @@ def test_a_header_that_cannot_be_sent_is_not_shown() -> None:
         credentials = session.get_credentials()
         assert credentials is not None
         credentials.token = "private\nwords"
-        for call in (lambda: calls.call("GetRecords", ASKED), lambda: sdk.get_records(**ASKED)):
+        for call in (
+            lambda: in_flight(calls),
+            lambda: calls.call("GetRecords", ASKED),
+            lambda: sdk.get_records(**ASKED),
+        ):
             with pytest.raises(HTTPClientError) as caught:
                 call()
             assert "private" not in quoted(caught.value)
             assert "words" not in quoted(caught.value)
         sdk.close()
+
+
+# --- Many calls of one thread ---------------------------------------------------------------------
+
+
+def opened(sdk: Any, connections: int) -> DirectCalls:
+    """Return calls that have so many open connections; each takes one of a server's steps."""
+    calls = direct(sdk)
+    together = threading.Barrier(connections)
+
+    def ask(_: int) -> None:
+        together.wait()
+        sdk.get_records(**ASKED)
+
+    with ThreadPoolExecutor(connections) as pool:
+        list(pool.map(ask, range(connections)))
+    return calls
+
+
+def test_many_calls_of_one_thread_wait_together() -> None:
+    """The service answers none before it has all of them."""
+    count = 8
+    together = threading.Barrier(count, timeout=30)
+    waits = threading.Event()
+    with ScriptedHttp(GOOD, before=lambda: waits.is_set() and together.wait()) as server:
+        sdk = sdk_client(server.url)
+        calls = opened(sdk, count)
+        connections = server.connections
+        waits.set()
+        flight = CallsInFlight[int](calls, count)
+        for _ in range(2):
+            assert all(flight.begin("GetRecords", ASKED, tag) for tag in range(count))
+            assert not flight.begin("GetRecords", ASKED, count)
+            answered: list[int] = []
+            while len(flight):
+                answered += [tag for tag, answer in flight.answers() if _is_page(answer)]
+            assert sorted(answered) == list(range(count))
+        flight.close()
+        waits.clear()
+        assert outcome(lambda: calls.call("GetRecords", ASKED)) == outcome(
+            lambda: sdk.get_records(**ASKED)
+        )
+        assert server.connections == connections
+        sdk.close()
+
+
+def _is_page(answer: object) -> bool:
+    return not isinstance(answer, Exception)
+
+
+def test_a_silent_call_holds_up_no_other_one_and_times_out() -> None:
+    with ScriptedHttp(GOOD, GOOD, GOOD, Silence(), GOOD) as server:
+        sdk = sdk_client(server.url, read_timeout=1.5)
+        flight = CallsInFlight[str](opened(sdk, 2), 2)
+        assert flight.begin("GetRecords", ASKED, "silent")
+        until(lambda: len(server.requests) == 4, "the silent call has arrived")
+        for _ in range(20):
+            assert flight.begin("GetRecords", ASKED, "other")
+            ((tag, answer),) = flight.answers()
+            assert (tag, _is_page(answer)) == ("other", True)
+        ((tag, answer),) = flight.answers()
+        assert (tag, type(answer).__name__) == ("silent", "ReadTimeoutError")
+        assert len(flight) == 0
+        assert not all(flight.begin("GetRecords", ASKED, "two") for _ in range(2))
+        flight.close()
+        sdk.close()
+
+
+def test_calls_under_way_end_with_their_connections() -> None:
+    with ScriptedHttp(GOOD, GOOD, Silence(), GOOD) as server:
+        sdk = sdk_client(server.url)
+        calls = opened(sdk, 1)
+        flight = CallsInFlight[str](calls, 2)
+        assert flight.begin("GetRecords", ASKED, "silent")
+        flight.close()
+        assert outcome(lambda: calls.call("GetRecords", ASKED)) == outcome(
+            lambda: sdk.get_records(**ASKED)
+        )
+        sdk.close()
+
+
+def test_a_connection_that_the_service_closed_meanwhile_is_not_used() -> None:
+    with ScriptedHttp(GOOD) as server:
+        sdk = sdk_client(server.url)
+        calls = opened(sdk, 2)
+    flight = CallsInFlight[str](calls, 2)
+    assert not flight.begin("GetRecords", ASKED, "late")
+    assert list(flight.answers()) == []
+    flight.close()
+    sdk.close()
 
 
 # --- TLS -----------------------------------------------------------------------------------------
@@ -540,10 +640,10 @@ def test_certificates_are_checked_on_the_short_way_too(tmp_path: Path) -> None:
             config=client_config(ConnectionOptions()),
         )
         calls = direct(sdk)
-        assert outcome(lambda: calls.call("GetRecords", ASKED)) == outcome(
-            lambda: sdk.get_records(**ASKED)
-        )
-    assert short_ways(server) == [False, True, False]
+        page = outcome(lambda: in_flight(calls))
+        assert page == outcome(lambda: calls.call("GetRecords", ASKED))
+        assert page == outcome(lambda: sdk.get_records(**ASKED))
+    assert short_ways(server) == [False, True, True, False]
     port = int(server.url.rpartition(":")[2])
     with ScriptedHttp(GOOD, tls=tls(tmp_path / "other"), port=port) as impostor:
         assert outcome(lambda: calls.call("GetRecords", ASKED)) == "SSLError"

@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from random import Random
+from threading import get_ident
+from typing import Any
 
 import pytest
 
-from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.common.errors import SspError
+from spark_ssp.grouping.identifiers import ShardId, ShardKey
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
+    FailedCall,
     ShardNotFoundError,
     ThrottledError,
 )
-from spark_ssp.kinesis_source.model.shard import TrimHorizon
+from spark_ssp.kinesis_source.model.shard import (
+    Position,
+    RecordPage,
+    ShardIterator,
+    StreamRef,
+    TrimHorizon,
+)
 from spark_ssp.kinesis_source.probing.probe_protocol import (
+    FetchPage,
     ProbeResult,
     ProbeSteps,
     RecordRef,
@@ -26,19 +37,21 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     open_iterator,
 )
 from spark_ssp.kinesis_source.probing.probe_runner import (
-    FIRST_PROBE_THREADS,
+    MAX_CALLS,
     MAX_EXPIRIES,
+    MAX_HELD_BYTES,
     MAX_PROBE_THREADS,
     PageBudget,
     Probe,
     ProbeRunner,
-    next_threads,
     run_probe,
 )
 from tests.support.fakes.scripted import (
     STREAM,
+    Empty,
     ScriptedService,
     ScriptedShard,
+    Step,
     expire,
     recs,
     shard_gone,
@@ -144,56 +157,145 @@ def test_shards_are_looked_at_side_by_side(
     assert all(isinstance(outcome, ProbeResult) for outcome in outcomes.values())
 
 
-def test_calls_that_wait_for_the_service_get_more_threads() -> None:
-    """The clock says that the first probes took a second and no processor time."""
-    held = shards(4 * FIRST_PROBE_THREADS)
-    together = threading.Barrier(MAX_PROBE_THREADS, timeout=60)
-    waits = False
-    service = ScriptedService(
-        held.values(), before_fetch=lambda shard: together.wait() if waits else None
-    )
-    seconds = itertools.count()
-    prober = ProbeRunner(service, wall_clock=lambda: next(seconds), cpu_clock=lambda: 0.0)
-    probes = {shard: look() for shard in held}
-    prober.run_all(probes, STREAMS, patient=patient)
-    waits = True
-    outcomes = prober.run_all(probes, STREAMS, patient=patient)
-    assert all(isinstance(outcome, ProbeResult) for outcome in outcomes.values())
-    prober.close()
+# --- Calls of one thread --------------------------------------------------------------------------
 
 
-def test_the_number_of_threads_comes_down_again() -> None:
-    held = shards(4 * FIRST_PROBE_THREADS)
-    wall, used = itertools.count(), itertools.count()
-    is_busy = False
-    prober = ProbeRunner(
-        ScriptedService(held.values()),
-        wall_clock=lambda: next(wall),
-        cpu_clock=lambda: next(used) if is_busy else 0.0,
-    )
-    probes = {shard: look() for shard in held}
-    threads = []
-    for is_busy in (False, True):  # noqa: B007  (read by the clock)
-        prober.run_all(probes, STREAMS, patient=patient)
-        threads.append(prober.threads)
-    prober.close()
-    assert threads == [MAX_PROBE_THREADS, FIRST_PROBE_THREADS]
+class OneThread(ScriptedService):
+    """A service that has calls of one thread under way, and answers them in any order. It begins
+    those that `begins` returns True for."""
+
+    def __init__(
+        self, shards: Iterable[ScriptedShard], chance: Random, begins: Callable[[], bool]
+    ) -> None:
+        super().__init__(shards)
+        self.chance = chance
+        self.begins = begins
+        self.most = self.most_bytes = self.closed = 0
+
+    def pending_calls(self, most: int) -> UnderWay:
+        return UnderWay(self)
 
 
-@pytest.mark.parametrize(
-    ("threads", "cpu_s", "expected"),
-    [
-        (FIRST_PROBE_THREADS, 0.4, 2 * FIRST_PROBE_THREADS),
-        (MAX_PROBE_THREADS, 0.4, MAX_PROBE_THREADS),
-        (MAX_PROBE_THREADS, 0.8, MAX_PROBE_THREADS),
-        (MAX_PROBE_THREADS, 1.0, MAX_PROBE_THREADS // 2),
-        (FIRST_PROBE_THREADS, 1.0, FIRST_PROBE_THREADS),
-    ],
-)
-def test_the_number_of_threads_follows_the_processor_time_of_the_probes(
-    threads: int, cpu_s: float, expected: int
+class UnderWay:
+    """`PendingCalls` of `OneThread`."""
+
+    def __init__(self, service: OneThread) -> None:
+        self._service = service
+        self._begun: list[tuple[Any, Callable[[], ShardIterator | RecordPage]]] = []
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def begin_iterator(
+        self, stream: StreamRef, shard: ShardId, position: Position, *, inclusive: bool, tag: Any
+    ) -> bool:
+        return self._begin(
+            tag, lambda: self._service.open_iterator(stream, shard, position, inclusive=inclusive)
+        )
+
+    def begin_records(
+        self, stream: StreamRef, shard: ShardId, iterator: ShardIterator, *, limit: int, tag: Any
+    ) -> bool:
+        return self._begin(
+            tag, lambda: self._service.get_records(stream, shard, iterator, limit=limit)
+        )
+
+    def _begin(self, tag: Any, call: Callable[[], ShardIterator | RecordPage]) -> bool:
+        if not self._service.begins():
+            return False
+        self._begun.append((tag, call))
+        service, requests = self._service, [run.request for (_, run), _ in self._begun]
+        held = sum(page.max_bytes for page in requests if isinstance(page, FetchPage))
+        service.most = max(service.most, len(self._begun))
+        service.most_bytes = max(service.most_bytes, held)
+        return True
+
+    def answers(self) -> Iterator[tuple[Any, ShardIterator | RecordPage | FailedCall]]:
+        for _ in range(min(len(self._begun), 1 + self._service.chance.randrange(3))):
+            tag, call = self._begun.pop(self._service.chance.randrange(len(self._begun)))
+            try:
+                yield tag, call()
+            except SspError as error:
+                failed = error
+
+                def finish(_: bool, failed: SspError = failed) -> ShardIterator | RecordPage:
+                    raise failed
+
+                yield tag, FailedCall(finish=finish)
+
+    def close(self) -> None:
+        self._service.closed += 1
+
+
+def eventful(chance: Random) -> dict[ShardKey, ScriptedShard]:
+    """Shards some of whose calls fail."""
+    held = shards(chance.randrange(2, 150))
+    events: list[Step] = [throttle(), expire(), Empty(millis_behind=5)]
+    for one in held.values():
+        if chance.random() < 0.3:
+            one.script.append(chance.choice(events))
+        if chance.random() < 0.1:
+            one.opening.append(shard_gone())
+    return held
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("chance_to_begin", [1.0, 0.9, 0.0])
+def test_probes_end_alike_on_one_thread_and_on_many(
+    prober_for: Callable[[ScriptedService], ProbeRunner], seed: int, chance_to_begin: float
 ) -> None:
-    assert next_threads(threads, wall_s=1.0, cpu_s=cpu_s) == expected
+    def outcomes(service: ScriptedService) -> dict[ShardKey, object]:
+        procedures = {key(n): look(1 + n % 3) for n in range(len(service.shards))}
+        found = prober_for(service).run_all(procedures, STREAMS, patient=patient)
+        return {
+            shard: type(outcome) if isinstance(outcome, Exception) else outcome
+            for shard, outcome in found.items()
+        }
+
+    draw = Random(seed)
+    together = OneThread(
+        eventful(Random(seed)).values(), draw, lambda: draw.random() < chance_to_begin
+    )
+    apart = ScriptedService(eventful(Random(seed)).values())
+    assert outcomes(together) == outcomes(apart)
+    assert together.closed == 1
+    assert sorted(together.fetched) == sorted(apart.fetched)
+
+
+def test_calls_that_do_not_fail_need_no_other_thread(
+    prober_for: Callable[[ScriptedService], ProbeRunner],
+) -> None:
+    callers: set[int] = set()
+
+    def begins() -> bool:
+        callers.add(get_ident())
+        return True
+
+    held = shards(3 * MAX_CALLS)
+    service = OneThread(held.values(), Random(1), begins)
+    outcomes = prober_for(service).run_all(
+        {shard: look(2) for shard in held}, STREAMS, patient=patient
+    )
+    assert all(isinstance(outcome, ProbeResult) for outcome in outcomes.values())
+    assert callers == {get_ident()}
+    assert service.most == MAX_CALLS
+
+
+def test_pages_under_way_are_bounded_by_their_bytes(
+    prober_for: Callable[[ScriptedService], ProbeRunner],
+) -> None:
+    """Each page of a record of unknown size may have a megabyte."""
+
+    def large() -> ProbeSteps:
+        iterator = yield from open_iterator(TrimHorizon())
+        page = yield from fetch_page(iterator, 4)
+        return ProbeResult(records=page.records, time=page.time, cursor=ShardCursor())
+
+    held = shards(2 * MAX_CALLS)
+    service = OneThread(held.values(), Random(1), lambda: True)
+    outcomes = prober_for(service).run_all(dict.fromkeys(held, large), STREAMS, patient=patient)
+    assert all(isinstance(outcome, ProbeResult) for outcome in outcomes.values())
+    assert service.most_bytes == MAX_HELD_BYTES
 
 
 def test_the_calls_are_counted() -> None:
