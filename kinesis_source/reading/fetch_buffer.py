@@ -75,6 +75,21 @@ class FetchBuffer:
         except BaseException:
             self._settle(reservation.size, None)
             raise
+        self.settle(reservation)
+
+    def try_reserve(self, size: int) -> Reservation | None:
+        """Hold `size` bytes until `settle`; None if that takes a wait. Raises `StoppedError` once
+        no more rows are needed."""
+        with self._changed:
+            if self.stopping.is_set():
+                raise StoppedError
+            if self._queue or (self._held and self._held + size > self._limit):
+                return None
+            self._held += size
+            return Reservation(size=size)
+
+    def settle(self, reservation: Reservation) -> None:
+        """End a reservation: its chunk, if there is one, is buffered."""
         self._settle(reservation.size, reservation.chunk)
 
     def shrink(self, reservation: Reservation, size: int) -> None:

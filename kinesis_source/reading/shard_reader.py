@@ -35,6 +35,7 @@ from spark_ssp.common.errors import (
 from spark_ssp.common.times import duration_text, seconds_text
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
+    FailedCall,
     InvalidPositionError,
     KinesisService,
     ShardNotFoundError,
@@ -58,6 +59,7 @@ from spark_ssp.kinesis_source.planning.data_loss import DataLossChecks
 from spark_ssp.kinesis_source.reading.arrow_batches import memory_bytes
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
 from spark_ssp.kinesis_source.reading.fetch_pacing import (
+    MIN_RESERVED_BYTES,
     EndWait,
     FetchSizer,
     WaitResult,
@@ -97,6 +99,17 @@ class _Cursor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstCall:
+    """The first GetRecords of a range, which can be made at once."""
+
+    iterator: ShardIterator
+    limit: int
+    memory: int
+    """The bytes to reserve for the answer."""
+    requested_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReadContext:
     """The objects that all shard readers of a task share. Without `subscriber` nothing is
     pushed."""
@@ -116,7 +129,7 @@ class ShardReader:
     """Reads `range_` once, in one thread, and adds its rows to the buffer."""
 
     def __init__(self, range_: ShardRange, context: ReadContext) -> None:
-        self._range = range_
+        self.range = range_
         self._options = options = context.options
         self._service = context.service
         self._buffer = context.buffer
@@ -136,6 +149,7 @@ class ShardReader:
         self._last: SequenceNumber | None = None
         self._cursor: _Cursor | None = None
         self._refused = 0
+        self._failed: FailedCall | None = None
         self._doubtful_end: tuple[SequenceNumber | None] | None = None
         self._sizer = FetchSizer(options.max_records_per_fetch, range_.expected)
         self._end_wait = EndWait()
@@ -173,6 +187,34 @@ class ShardReader:
         finally:
             self._pushed.close()
 
+    def first_call(self) -> FirstCall | None:
+        """Return the first call, if it is known already and its answer is small."""
+        now = self._clock.monotonic()
+        limit = self._limit()
+        memory = self._sizer.bytes_to_reserve(limit)
+        if self._handed_over is None or self._not_before > now or memory > MIN_RESERVED_BYTES:
+            return None
+        return FirstCall(
+            iterator=self._handed_over.iterator, limit=limit, memory=memory, requested_at=now
+        )
+
+    def take_first(
+        self, call: FirstCall, answer: RecordPage | FailedCall, reservation: Reservation
+    ) -> bool:
+        """Process the answer to the first call; return whether the range is finished. If not, `run`
+        reads the rest. Raises the errors of `run`."""
+        if isinstance(answer, FailedCall):
+            self._failed = answer
+            return False
+        try:
+            self._accept(answer, call.requested_at)
+            return self._use(answer, call.limit, call.requested_at, reservation)
+        except InvalidPositionError as refused:
+            return not self._restart_at_oldest(refused)
+        except (ShardNotFoundError, StreamNotFoundError) as gone:
+            self._loss_checks.report_missing_shard(gone)
+            return True
+
     def _restart_at_oldest(self, refused: InvalidPositionError) -> bool:
         """Report that the service refuses the start of the range; return whether to read from the
         oldest record left instead. The driver verifies the starts, so this is the replay of a batch
@@ -193,7 +235,7 @@ class ShardReader:
         return not self._pushed.is_due(self._sizer.fetched) and self._step()
 
     def _record_throttling(self) -> None:
-        self._rates.record_throttling(self._range, self._options.connection)
+        self._rates.record_throttling(self.range, self._options.connection)
         self._pushed.record_throttle()
 
     # --- Events that are pushed -------------------------------------------------------------------
@@ -228,14 +270,14 @@ class ShardReader:
     def _is_last_event(self, page: RecordPage) -> bool:
         """Return whether the range ends with its shard, and the event shows that beyond doubt."""
         is_closed = page.next_iterator is None and page.millis_behind_latest == 0
-        return is_closed and isinstance(self._range.end, ShardEnd) and self._expected is None
+        return is_closed and isinstance(self.range.end, ShardEnd) and self._expected is None
 
     def _subscribe(self, subscriber: Subscriber) -> Subscription:
         position, inclusive = self._next_position()
-        if self._range.consumer is None:
+        if self.range.consumer is None:
             raise AssertionError("a range that is polled")
         return subscriber.subscribe(
-            self._range.consumer, self._range.key, position, inclusive=inclusive
+            self.range.consumer, self.range.key, position, inclusive=inclusive
         )
 
     # --- One reservation --------------------------------------------------------------------------
@@ -247,15 +289,22 @@ class ShardReader:
         with self._buffer.reservation(memory) as reservation:
             while True:
                 page, limit, requested_at = self._fetch()
-                finished = self._process(page, self._slice(page), reservation) or (
-                    self._is_closed(page) or self._is_end_given_up(page)
-                )
-                self._pace(page, limit, requested_at, finished=finished)
+                finished = self._use(page, limit, requested_at, reservation)
                 at_latest = page.millis_behind_latest == 0
                 if finished or reservation.chunk is not None or at_latest:
                     return finished
                 self._buffer.shrink(reservation, self._sizer.bytes_to_reserve(self._limit()))
                 self._pause(self._not_before - self._clock.monotonic())
+
+    def _use(
+        self, page: RecordPage, limit: int, requested_at: float, reservation: Reservation
+    ) -> bool:
+        """Process a page; return whether the range is finished."""
+        finished = self._process(page, self._slice(page), reservation) or (
+            self._is_closed(page) or self._is_end_given_up(page)
+        )
+        self._pace(page, limit, requested_at, finished=finished)
+        return finished
 
     def _limit(self) -> int:
         expected = None if self._handed_over else self._expected
@@ -271,13 +320,7 @@ class ShardReader:
             limit = self._limit()
             requested_at = self._clock.monotonic()
             try:
-                page = self._service.get_records(
-                    self._range.stream,
-                    self._range.shard,
-                    cursor.iterator,
-                    limit=limit,
-                    retry=False,
-                )
+                page = self._page(cursor.iterator, limit)
             except ExpiredIteratorError as expired:
                 self._cursor = self._handed_over = None
                 self._note_expiry(expired, cursor)
@@ -287,19 +330,32 @@ class ShardReader:
                     raise
                 self._handed_over = None  # it may be good for the driver alone
                 continue
-            if handed_over is not None:
-                self._pass_start()
-            self._refused = 0
-            self._retry.reset()
-            following = page.next_iterator
-            self._cursor = (
-                None if following is None else _Cursor(iterator=following, made=requested_at)
-            )
+            self._accept(page, requested_at)
             return page, limit, requested_at
+
+    def _page(self, iterator: ShardIterator, limit: int) -> RecordPage:
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            page = failed.finish(False)
+            if not isinstance(page, RecordPage):
+                raise TypeError("a call of GetRecords returns a page")
+            return page
+        return self._service.get_records(
+            self.range.stream, self.range.shard, iterator, limit=limit, retry=False
+        )
+
+    def _accept(self, page: RecordPage, requested_at: float) -> None:
+        """Go on after a page that the service returned."""
+        if self._handed_over is not None:
+            self._pass_start()
+        self._refused = 0
+        self._retry.reset()
+        following = page.next_iterator
+        self._cursor = None if following is None else _Cursor(iterator=following, made=requested_at)
 
     def _pass_start(self) -> None:
         """Go on as if the start record had come: the iterator that was handed over follows it."""
-        start = self._range.start
+        start = self.range.start
         if not isinstance(start, AfterRecord):
             raise TypeError(f"an iterator that follows a {type(start).__name__}")
         self._handed_over, self._expected, self._last = None, None, start.sequence_number
@@ -327,7 +383,7 @@ class ShardReader:
         self._cursor = None
         if self._last is not None:
             self._expected = ExpectedRecord(sequence_number=self._last, after_sub=WHOLE_RECORD)
-            start = self._range.start
+            start = self.range.start
             # More is known of the start: the time at which it was last caught up.
             if not isinstance(start, AfterRecord) or start.sequence_number != self._last:
                 self._start = ShardState(position=AfterRecord(sequence_number=self._last))
@@ -343,8 +399,8 @@ class ShardReader:
         position, inclusive = self._next_position()
         requested_at = self._clock.monotonic()
         iterator = self._service.open_iterator(
-            self._range.stream,
-            self._range.shard,
+            self.range.stream,
+            self.range.shard,
             position,
             inclusive=inclusive,
             retry=False,
@@ -355,7 +411,7 @@ class ShardReader:
     # --- One page ---------------------------------------------------------------------------------
 
     def _slice(self, page: RecordPage) -> PageSlice:
-        return slice_page(page.sequence_numbers, self._expected, self._range.end)
+        return slice_page(page.sequence_numbers, self._expected, self.range.end)
 
     def _process(self, page: RecordPage, part: PageSlice, reservation: Reservation) -> bool:
         """Buffer the page's records of the range; return whether its last record was found, or is
@@ -376,7 +432,7 @@ class ShardReader:
                 build_rows(
                     page,
                     part,
-                    self._range.key,
+                    self.range.key,
                     deaggregate=self._options.deaggregate,
                     include_repeat_keys=self._include_repeat_keys,
                     straggler_filter=self._straggler_filter,
@@ -395,11 +451,11 @@ class ShardReader:
         """
         if page.next_iterator is not None:
             return False
-        doubtful = page.millis_behind_latest > 0 or isinstance(self._range.end, AfterRecord)
+        doubtful = page.millis_behind_latest > 0 or isinstance(self.range.end, AfterRecord)
         if doubtful and self._doubtful_end != (self._last,):
             self._doubtful_end = (self._last,)
             return False
-        if self._absent_start_is_tolerated() and not isinstance(self._range.end, ShardEnd):
+        if self._absent_start_is_tolerated() and not isinstance(self.range.end, ShardEnd):
             self._loss_checks.report_missing_end("the end of the shard before it")
         return True
 
@@ -420,7 +476,7 @@ class ShardReader:
                 f"empty pages that came no nearer to the latest record for "
                 f"{duration_text(wait.waited_ms)}"
             )
-        if self._last is not None or isinstance(self._range.end, ShardEnd):
+        if self._last is not None or isinstance(self.range.end, ShardEnd):
             raise self._end_missing_error(
                 f"nothing after the shard's latest record for {duration_text(wait.waited_ms)}"
             )
@@ -438,10 +494,10 @@ class ShardReader:
         return self._loss_checks.check_start(self._start, None)
 
     def _straggler_filter(self) -> StragglerFilter | None:
-        stragglers = self._range.stragglers
+        stragglers = self.range.stragglers
         if stragglers is None:
             return None
-        own = self._hash_ranges.get(self._range, self._options.connection, self._service)
+        own = self._hash_ranges.get(self.range, self._options.connection, self._service)
         keys = KeyFilter(own=own, family=stragglers.family)
         return StragglerFilter(keys=keys, since=stragglers.since)
 
@@ -449,15 +505,15 @@ class ShardReader:
 
     def _pace(self, page: RecordPage, limit: int, requested_at: float, *, finished: bool) -> None:
         """Set the time of the shard's next call: in this range, or by the reader of the next."""
-        enforced = self._rates.are_enforced(self._range, self._options.connection)
+        enforced = self._rates.are_enforced(self.range, self._options.connection)
         if finished:
             if enforced:
                 until = requested_at + block_ms(page_bytes(page)) / 1000
                 now = self._clock.monotonic()
-                self._rates.set_next_call(self._range, self._options.connection, until, now)
+                self._rates.set_next_call(self.range, self._options.connection, until, now)
             return
         # Readers that pass the latest record of a closed shard are behind as well.
-        closed = isinstance(self._range.end, ShardEnd)
+        closed = isinstance(self.range.end, ShardEnd)
         pause = pause_ms(
             page,
             empty_at_latest=self._end_wait.empty_at_latest if page.millis_behind_latest == 0 else 0,
@@ -477,7 +533,7 @@ class ShardReader:
 
     def _iterators_expired_error(self, expired: ExpiredIteratorError) -> ServiceUnavailableError:
         return ServiceUnavailableError(
-            f"shard {self._range.key}",
+            f"shard {self.range.key}",
             found=f"{expired.found}, {self._refused} times in a row, each within "
             f"{seconds_text(ITERATOR_LIFETIME_S)} of the call that gave the iterator",
             expected="an iterator that is accepted for five minutes",
@@ -487,10 +543,10 @@ class ShardReader:
         )
 
     def _end_missing_error(self, found: str) -> ServiceUnavailableError:
-        end = self._range.end
+        end = self.range.end
         last = f"record {end.sequence_number}" if isinstance(end, AfterRecord) else "its end"
         return ServiceUnavailableError(
-            f"shard {self._range.key}",
+            f"shard {self.range.key}",
             found=found,
             expected=f"the shard's records up to {last}, which existed when the batch was planned",
             next_step="restart the query, which repeats the batch; if it fails again, check that "

@@ -8,6 +8,7 @@ import ipaddress
 import re
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import lru_cache
 from typing import Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -265,6 +266,7 @@ def credentials_url_or_host(text: str) -> str:
     return credentials_url(text if "://" in text else f"https://{text}")
 
 
+@lru_cache(maxsize=64)
 def is_loopback(endpoint_url: str | None) -> bool:
     """Return whether the endpoint is on this machine; None is a real endpoint of AWS."""
     try:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from random import Random
+from typing import Any
 
 from spark_ssp.common.errors import SspError
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
+    FailedCall,
     ShardNotFoundError,
     ThrottledError,
     UnreachableError,
@@ -295,6 +298,77 @@ def _next_step(script: deque[Step]) -> Page | Empty | Ended | None:
             case step:
                 return step
     return None
+
+
+# --- Calls of one thread ----------------------------------------------------------------------
+
+
+class OneThread(ScriptedService):
+    """A service that has calls of one thread under way, and answers them in any order. It begins
+    those that `begins` returns True for."""
+
+    def __init__(
+        self, shards: Iterable[ScriptedShard], chance: Random, begins: Callable[[], bool]
+    ) -> None:
+        super().__init__(shards)
+        self.chance = chance
+        self.begins = begins
+        self.closed = 0
+
+    def pending_calls(self, most: int) -> UnderWay:
+        return UnderWay(self, most)
+
+    def note(self, tags: Sequence[Any]) -> None:
+        """Called with the tags of the calls under way, once one more has begun."""
+
+
+class UnderWay:
+    """`PendingCalls` of `OneThread`."""
+
+    def __init__(self, service: OneThread, most: int) -> None:
+        self._service = service
+        self._most = most
+        self._begun: list[tuple[Any, Callable[[], ShardIterator | RecordPage]]] = []
+
+    def __len__(self) -> int:
+        return len(self._begun)
+
+    def begin_iterator(
+        self, stream: StreamRef, shard: ShardId, position: Position, *, inclusive: bool, tag: Any
+    ) -> bool:
+        return self._begin(
+            tag, lambda: self._service.open_iterator(stream, shard, position, inclusive=inclusive)
+        )
+
+    def begin_records(
+        self, stream: StreamRef, shard: ShardId, iterator: ShardIterator, *, limit: int, tag: Any
+    ) -> bool:
+        return self._begin(
+            tag, lambda: self._service.get_records(stream, shard, iterator, limit=limit)
+        )
+
+    def _begin(self, tag: Any, call: Callable[[], ShardIterator | RecordPage]) -> bool:
+        if len(self._begun) == self._most or not self._service.begins():
+            return False
+        self._begun.append((tag, call))
+        self._service.note([tag for tag, _ in self._begun])
+        return True
+
+    def answers(self) -> Iterator[tuple[Any, ShardIterator | RecordPage | FailedCall]]:
+        for _ in range(min(len(self._begun), 1 + self._service.chance.randrange(3))):
+            tag, call = self._begun.pop(self._service.chance.randrange(len(self._begun)))
+            try:
+                yield tag, call()
+            except SspError as error:
+                failed = error
+
+                def finish(_: bool, failed: SspError = failed) -> ShardIterator | RecordPage:
+                    raise failed
+
+                yield tag, FailedCall(finish=finish)
+
+    def close(self) -> None:
+        self._service.closed += 1
 
 
 # --- Time -----------------------------------------------------------------------------------------

@@ -398,8 +398,10 @@ class ReadingTime:
         """Return the clock for the reader. Its random numbers are 0."""
         return Clock(monotonic=self._monotonic, wait=self._wait, random=lambda: 0.0)
 
-    def order(self, shards: Sequence[ShardRange]) -> ReadOrder:
-        """Return the reader's order, which sets the times of its threads."""
+    def order(self, shards: Sequence[ShardRange], first: Sequence[ShardRange] = ()) -> ReadOrder:
+        """Return the reader's order, which sets the times of its threads. All ranges are read by
+        them: there are no `first` ones."""
+        assert not first
         return _TimedOrder(shards, self)
 
     def begin(self, shard: ShardRange) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from random import Random
 from threading import get_ident
@@ -12,21 +12,13 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.common.errors import SspError
-from spark_ssp.grouping.identifiers import ShardId, ShardKey
+from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
-    FailedCall,
     ShardNotFoundError,
     ThrottledError,
 )
-from spark_ssp.kinesis_source.model.shard import (
-    Position,
-    RecordPage,
-    ShardIterator,
-    StreamRef,
-    TrimHorizon,
-)
+from spark_ssp.kinesis_source.model.shard import TrimHorizon
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     FetchPage,
     ProbeResult,
@@ -49,6 +41,7 @@ from spark_ssp.kinesis_source.probing.probe_runner import (
 from tests.support.fakes.scripted import (
     STREAM,
     Empty,
+    OneThread,
     ScriptedService,
     ScriptedShard,
     Step,
@@ -160,71 +153,15 @@ def test_shards_are_looked_at_side_by_side(
 # --- Calls of one thread --------------------------------------------------------------------------
 
 
-class OneThread(ScriptedService):
-    """A service that has calls of one thread under way, and answers them in any order. It begins
-    those that `begins` returns True for."""
+class Measured(OneThread):
+    """Measures what is under way: the most calls, and the most bytes expected of their pages."""
 
-    def __init__(
-        self, shards: Iterable[ScriptedShard], chance: Random, begins: Callable[[], bool]
-    ) -> None:
-        super().__init__(shards)
-        self.chance = chance
-        self.begins = begins
-        self.most = self.most_bytes = self.closed = 0
+    most = most_bytes = 0
 
-    def pending_calls(self, most: int) -> UnderWay:
-        return UnderWay(self)
-
-
-class UnderWay:
-    """`PendingCalls` of `OneThread`."""
-
-    def __init__(self, service: OneThread) -> None:
-        self._service = service
-        self._begun: list[tuple[Any, Callable[[], ShardIterator | RecordPage]]] = []
-
-    def __len__(self) -> int:
-        return len(self._begun)
-
-    def begin_iterator(
-        self, stream: StreamRef, shard: ShardId, position: Position, *, inclusive: bool, tag: Any
-    ) -> bool:
-        return self._begin(
-            tag, lambda: self._service.open_iterator(stream, shard, position, inclusive=inclusive)
-        )
-
-    def begin_records(
-        self, stream: StreamRef, shard: ShardId, iterator: ShardIterator, *, limit: int, tag: Any
-    ) -> bool:
-        return self._begin(
-            tag, lambda: self._service.get_records(stream, shard, iterator, limit=limit)
-        )
-
-    def _begin(self, tag: Any, call: Callable[[], ShardIterator | RecordPage]) -> bool:
-        if not self._service.begins():
-            return False
-        self._begun.append((tag, call))
-        service, requests = self._service, [run.request for (_, run), _ in self._begun]
-        held = sum(page.max_bytes for page in requests if isinstance(page, FetchPage))
-        service.most = max(service.most, len(self._begun))
-        service.most_bytes = max(service.most_bytes, held)
-        return True
-
-    def answers(self) -> Iterator[tuple[Any, ShardIterator | RecordPage | FailedCall]]:
-        for _ in range(min(len(self._begun), 1 + self._service.chance.randrange(3))):
-            tag, call = self._begun.pop(self._service.chance.randrange(len(self._begun)))
-            try:
-                yield tag, call()
-            except SspError as error:
-                failed = error
-
-                def finish(_: bool, failed: SspError = failed) -> ShardIterator | RecordPage:
-                    raise failed
-
-                yield tag, FailedCall(finish=finish)
-
-    def close(self) -> None:
-        self._service.closed += 1
+    def note(self, tags: Sequence[Any]) -> None:
+        pages = [run.request for _, run in tags if isinstance(run.request, FetchPage)]
+        self.most = max(self.most, len(tags))
+        self.most_bytes = max(self.most_bytes, sum(page.max_bytes for page in pages))
 
 
 def eventful(chance: Random) -> dict[ShardKey, ScriptedShard]:
@@ -272,7 +209,7 @@ def test_calls_that_do_not_fail_need_no_other_thread(
         return True
 
     held = shards(3 * MAX_CALLS)
-    service = OneThread(held.values(), Random(1), begins)
+    service = Measured(held.values(), Random(1), begins)
     outcomes = prober_for(service).run_all(
         {shard: look(2) for shard in held}, STREAMS, patient=patient
     )
@@ -292,7 +229,7 @@ def test_pages_under_way_are_bounded_by_their_bytes(
         return ProbeResult(records=page.records, time=page.time, cursor=ShardCursor())
 
     held = shards(2 * MAX_CALLS)
-    service = OneThread(held.values(), Random(1), lambda: True)
+    service = Measured(held.values(), Random(1), lambda: True)
     outcomes = prober_for(service).run_all(dict.fromkeys(held, large), STREAMS, patient=patient)
     assert all(isinstance(outcome, ProbeResult) for outcome in outcomes.values())
     assert service.most_bytes == MAX_HELD_BYTES

@@ -7,6 +7,7 @@ import threading
 from collections import Counter, deque
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from random import Random
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,7 @@ from spark_ssp.kinesis_source.client.api import KinesisService, ThrottledError
 from spark_ssp.kinesis_source.model.ranges import (
     MAX_THREADS,
     ExpectedSize,
+    ShardRange,
     SlotRange,
     Stragglers,
 )
@@ -39,13 +41,18 @@ from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.scripted import (
     CREATED,
     Do,
+    Empty,
     Fail,
     FakeTime,
+    OneThread,
     Page,
     Rec,
     ScriptedService,
     ScriptedShard,
+    Step,
+    expire,
     recs,
+    throttle,
 )
 from tests.support.kcl.kpl import WHOLE, Put, aggregate
 from tests.support.kinesis.reading import (
@@ -126,6 +133,80 @@ def test_small_pages_are_gathered() -> None:
     assert all(10_000 <= batch.num_rows <= 65_536 for batch in batches[:-1])
     assert len(batches) <= 3
     assert sequences(rows_of(batches)) == list(range(25_000))
+
+
+# --- First calls of one thread --------------------------------------------------------------------
+
+
+def near_the_latest(chance: Random) -> tuple[list[ScriptedShard], list[ShardRange]]:
+    """Shards of a few records, some of whose calls fail, and ranges of them: most with an iterator
+    that follows their start, some to be read after another."""
+    shards: list[ScriptedShard] = []
+    ranges: list[ShardRange] = []
+    events: list[Step] = [throttle(), expire(), Empty(), Page(1), Page(2)]
+    for number in range(chance.randrange(2, 90)):
+        shard_id, last = ShardId(f"shardId-{number:012}"), 2 + chance.randrange(4)
+        script = deque(chance.choice(events) for _ in range(chance.choice([0, 0, 0, 1, 2])))
+        shards.append(
+            ScriptedShard(shard_id=shard_id, records=recs(*range(1, last + 3)), script=script)
+        )
+        planned = shard_range(
+            shard_id,
+            after(1),
+            after(last),
+            expected=ExpectedSize(records=last - 1, size_bytes=50),
+            iterator="2" if chance.random() < 0.8 else None,
+        )
+        if planned.iterator is not None and chance.random() < 0.1:
+            script.appendleft(Fail(denied()))  # the iterator is good for the driver alone
+        older = chance.choice(ranges).shard if ranges and chance.random() < 0.1 else None
+        ranges.append(planned if older is None else replace(planned, after=(older,)))
+    return shards, ranges
+
+
+@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("chance_to_begin", [1.0, 0.9, 0.0])
+@pytest.mark.parametrize("memory", [1, 3 << 20, 64 << 20])
+def test_rows_are_the_same_if_one_thread_makes_the_first_calls(
+    seed: int, chance_to_begin: float, memory: int
+) -> None:
+    shards, ranges = near_the_latest(Random(seed))
+    draw = Random(seed)
+    together = OneThread(shards, draw, lambda: draw.random() < chance_to_begin)
+    found = rows_by_shard(read(together, *ranges, max_bytes_in_flight=memory))
+    apart = ScriptedService(near_the_latest(Random(seed))[0])
+    assert found == rows_by_shard(read(apart, *ranges))
+    assert together.closed == (sum(_is_first(each) for each in ranges) > 1)
+    assert Counter(together.fetched) == Counter(apart.fetched)
+    assert not reader_threads()
+
+
+def _is_first(range_: ShardRange) -> bool:
+    return range_.iterator is not None and not range_.after
+
+
+def rows_by_shard(rows: list[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.shard, []).append(row)
+    return found
+
+
+def test_a_first_call_that_ends_the_task_is_its_error() -> None:
+    """The end of a range is missing, and the shard is closed."""
+    shards = many(50)
+    lost = shard_range(
+        shards[7].shard_id, after(1), after(9), expected=ExpectedSize(records=8), iterator="2"
+    )
+    ranges = [
+        lost
+        if shard.shard_id == lost.shard
+        else shard_range(shard.shard_id, after(1), after(3), iterator="2")
+        for shard in shards
+    ]
+    with pytest.raises(DataLossError):
+        read(OneThread(shards, Random(1), lambda: True), *ranges)
+    assert not reader_threads()
 
 
 def test_the_slot_number_is_a_column() -> None:
