@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
+
+import msgspec
 
 from spark_ssp.common.errors import StreamNotFoundError
 from spark_ssp.common.logs import Detail
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.grouping.slots import mapper_for
 from spark_ssp.kinesis_source.client.api import KinesisService
@@ -91,8 +94,7 @@ AWAITING_PERIOD_S = 1.0
 """The pause before a shard that has not reached its target is probed again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlannedBatch:
+class PlannedBatch(msgspec.Struct, frozen=True, kw_only=True):
     """The batch planned last, or searched for, to which the lag refers."""
 
     offset: Offset

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from spark_ssp.common.logs import abbreviate, count_of, versions
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper, mapper_for
 from spark_ssp.kinesis_source.client.api import KinesisService

@@ -15,12 +15,13 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from benchmarks.support.growth import Work, add_grown, columns, draw, grown
 from benchmarks.support.report import OUTPUT, Report
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.grouping.slots import MappableShard, mapper_for
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry, decode, encode

@@ -47,7 +47,7 @@ if the offset was not shared by this table, or if its children are listed and no
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from spark_ssp.checkpoint.leases.lease import (
@@ -60,6 +60,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StartAtTrimHorizon,
 )
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
 from spark_ssp.kinesis_source.leases.lease_table import LeaseTableView
 from spark_ssp.kinesis_source.model.offset import Offset

@@ -51,9 +51,10 @@ import base64
 import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any, Final
+
+import msgspec
 
 from spark_ssp.common.errors import NEW_CHECKPOINT
 from spark_ssp.common.locations import MAX_BYTES
@@ -101,8 +102,7 @@ _DEPARTED: Final = "departed"
 _FAMILIES: Final = "families"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamEntry:
+class StreamEntry(msgspec.Struct, frozen=True, kw_only=True):
     """A stream in an offset: its creation time, its start while it is new to the query, the lease
     table by which its shards are shared (None: the query has all of them), its retention (None:
     unknown), and `placement` for the batch that ends with this offset."""
@@ -114,16 +114,15 @@ class StreamEntry:
     placement: KeyPlacement | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offset:
+class Offset(msgspec.Struct, frozen=True, kw_only=True):
     """All positions at a moment. `assignment` and `states` have the same keys."""
 
     slots: int = 0
-    streams: Mapping[StreamName, StreamEntry] = field(default_factory=dict)
-    assignment: Mapping[ShardKey, SlotId] = field(default_factory=dict)
-    states: Mapping[ShardKey, ShardState] = field(default_factory=dict)
-    waiting: Mapping[ShardKey, ShardState] = field(default_factory=dict)
-    lost_shards: Mapping[ShardKey, ShardState] = field(default_factory=dict)
+    streams: Mapping[StreamName, StreamEntry] = msgspec.field(default_factory=dict)
+    assignment: Mapping[ShardKey, SlotId] = msgspec.field(default_factory=dict)
+    states: Mapping[ShardKey, ShardState] = msgspec.field(default_factory=dict)
+    waiting: Mapping[ShardKey, ShardState] = msgspec.field(default_factory=dict)
+    lost_shards: Mapping[ShardKey, ShardState] = msgspec.field(default_factory=dict)
 
     def entry(self, key: ShardKey) -> ShardState | None:
         """Return the entry of a shard, whether it is being read or waits."""

@@ -9,8 +9,9 @@ the same records, on any executor.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId
 from spark_ssp.kinesis_source.model.shard import (
@@ -42,8 +43,7 @@ MAX_SUBSCRIPTIONS: Final = 64
 reference, SubscribeToShard): their threads do little but wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedSize:
+class ExpectedSize(msgspec.Struct, frozen=True, kw_only=True):
     """The size of a range as the driver remembers it: a hint, which may be wrong either way.
     `records` counts Kinesis records after the start, up to and including the end; `size_bytes` is
     the sum of their data and partition keys, None if only the count is known."""
@@ -52,8 +52,7 @@ class ExpectedSize:
     size_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stragglers:
+class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     """The rule for the stragglers of a range: user records that a KPL puts again. They are in
     aggregates that arrived at `since` or later, and their hash keys are within `family`."""
 
@@ -61,8 +60,7 @@ class Stragglers:
     family: HashRange
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardRange:
+class ShardRange(msgspec.Struct, frozen=True, kw_only=True):
     """The range to read of one shard.
 
     `hash_range` is optional: it is unknown in a replay, and the reader then requests it if it meets
@@ -91,7 +89,7 @@ class ShardRange:
     expect_first: SequenceNumber | None
     end: RangeEnd
     expected: ExpectedSize | None = None
-    iterator: ShardIterator | None = field(default=None, repr=False)
+    iterator: ShardIterator | None = None
     stragglers: Stragglers | None = None
     after: tuple[ShardId, ...] = ()
     consumer: ConsumerArn | None = None
@@ -115,8 +113,7 @@ class ShardRange:
         return ShardKey(stream=self.stream.name, shard=self.shard)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotRange:
+class SlotRange(msgspec.Struct, frozen=True, kw_only=True):
     """The ranges that one slot, and so one Spark task, reads in a batch. Sorted by
     `ShardRange.key`. Pickled as rows of plain values: of ten thousand ranges, each with half a
     dozen objects, the driver pickles all in every batch, and Spark's pickler calls Python code for

@@ -5,9 +5,12 @@ and compared as integers (`sequence_order`)."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NewType
 
+import msgspec
+
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import EpochMillis as EpochMillis
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, StreamName
 from spark_ssp.grouping.identifiers import SequenceNumber as SequenceNumber
@@ -30,13 +33,11 @@ def sequence_order(sequence_number: SequenceNumber) -> int:
 # --- Positions: always the next record to read --------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class TrimHorizon:
+class TrimHorizon(msgspec.Struct, frozen=True):
     """Next is the oldest record that the shard still has."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShardEnd:
+class ShardEnd(msgspec.Struct, frozen=True):
     """Nothing is next: the shard is closed and has been read to its end."""
 
 
@@ -49,8 +50,7 @@ class AtTimestamp:
     is_relative: bool = field(default=False, compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AfterRecord:
+class AfterRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Next is the user record after user record `sub` of the Kinesis record `sequence_number`.
 
     A Kinesis record that the KPL aggregated holds user records 0..n-1; any other record counts as
@@ -66,8 +66,7 @@ class AfterRecord:
 Position = TrimHorizon | AtTimestamp | AfterRecord | ShardEnd
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardState:
+class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """A shard's entry in an offset.
 
     `last_caught_up_ms`: the last time at which reading from `position` (or an earlier one) was
@@ -100,16 +99,14 @@ def without_batch(state: ShardState) -> ShardState:
 # --- Answers of the service -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamRef:
+class StreamRef(msgspec.Struct, frozen=True, kw_only=True):
     """A stream to read. `arn` is sent if given, otherwise the name."""
 
     name: StreamName
     arn: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StreamDescription:
+class StreamDescription(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of DescribeStreamSummary that this source needs."""
 
     name: StreamName
@@ -126,8 +123,7 @@ class StreamDescription:
     proof."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Retention:
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
     """The retention of a stream, and since when records are kept by it: one that expired before the
     retention was raised does not return."""
 
@@ -153,8 +149,7 @@ class Retention:
         return self.millis if since is None else max(0, min(self.millis, now - since))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyPlacement:
+class KeyPlacement(msgspec.Struct, frozen=True, kw_only=True):
     """The proof of where the records of a stream's batch were placed.
 
     Each one that arrived at `since` or later was placed by its keys. `families` has an entry for
@@ -166,8 +161,7 @@ class KeyPlacement:
     families: Mapping[ShardId, HashRange]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shard:
+class Shard(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of ListShards. `parents` holds none, one (split) or two (merge) shard ids."""
 
     shard_id: ShardId
@@ -181,8 +175,7 @@ class Shard:
     need not be a record's."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordPage:
+class RecordPage(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of an answer of GetRecords or an event of SubscribeToShard, by column; all columns have
     the same length, in shard order."""
 
@@ -220,8 +213,7 @@ class RecordPage:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PutEntries:
+class PutEntries(msgspec.Struct, frozen=True, kw_only=True):
     """The entries of a PutRecords request, as JSON in the form of the API reference."""
 
     count: int
@@ -229,8 +221,7 @@ class PutEntries:
     """The text of one or more entries each, with a comma after every entry."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PutOutcome:
+class PutOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """An answer of PutRecords, by column: for each entry of the request, in its order, the shard
     that stored it, or an error code."""
 
@@ -244,22 +235,20 @@ class PutOutcome:
 # --- Starting positions ------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Latest:
+class Latest(msgspec.Struct, frozen=True):
     """A start, never a position: records put after the query's first batch was planned."""
 
 
 StartPoint = Latest | TrimHorizon | AtTimestamp | AfterRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartingPosition:
+class StartingPosition(msgspec.Struct, frozen=True, kw_only=True):
     """The option `startingPosition`, parsed. A shard named in `by_shard` starts there, any other at
     `default`; without a `default`, an unnamed shard is an error at the start. Shards that appear
     after the start always begin at TRIM_HORIZON."""
 
     default: StartPoint | None
-    by_shard: Mapping[ShardKey, StartPoint] = field(default_factory=dict)
+    by_shard: Mapping[ShardKey, StartPoint] = msgspec.field(default_factory=dict)
 
 
 def is_behind(position: Position, target: Position) -> bool:

@@ -22,8 +22,11 @@ or if it is at SHARD_END and has expired itself.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
+
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
@@ -122,15 +125,14 @@ class ActiveShards:
                     self.states[key] = without_batch(start.states[key])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ActiveShardsResult:
+class ActiveShardsResult(msgspec.Struct, frozen=True, kw_only=True):
     """The shards of the next offset, and the listings that they follow from."""
 
     active: ActiveShards
     resolved: set[ShardKey]
     """Shards whose position was only just resolved."""
     listings: Listings
-    dropped: Mapping[ShardKey, str] = field(default_factory=dict)
+    dropped: Mapping[ShardKey, str] = msgspec.field(default_factory=dict)
     """Shards that leave the offset for another reason than their end."""
 
 
@@ -176,8 +178,7 @@ States = Mapping[ShardId, ShardState]
 Children = Mapping[ShardId, Sequence[ShardId]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lineage:
+class Lineage(msgspec.Struct, frozen=True, kw_only=True):
     """The entries of one stream after one listing."""
 
     states: dict[ShardId, ShardState]

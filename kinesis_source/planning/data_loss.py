@@ -12,12 +12,15 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
+import msgspec
+
 from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, SspError, StreamNotFoundError
 from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.structs import replace
 from spark_ssp.common.times import duration_text, time_text
 from spark_ssp.grouping.identifiers import SequenceNumber, ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import KinesisService
@@ -51,8 +54,7 @@ class Verdict(Enum):
     """The shard belongs to another stream."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a probe of a shard, as evidence about lost records.
 
     `found` is the first record at the start or after it; None: there is none up to the latest

@@ -24,11 +24,13 @@ bounds are admitted by the next batch.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final, TypeVar
 
+import msgspec
+
 from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange, Stragglers
@@ -104,8 +106,7 @@ def keys_of(stream: StreamName, shards: tuple[ShardId, ...]) -> list[ShardKey]:
 # --- Admission ------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Child:
+class Child(msgspec.Struct, frozen=True, kw_only=True):
     """A shard that waits only for ancestors which the batch reads to their end: its start, and
     these ancestors."""
 
@@ -113,8 +114,7 @@ class Child:
     follows: tuple[ShardId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Generation:
+class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """The children that may follow the ends found so far, and the shards that would leave the
     offset with them, and with it their slots."""
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.logs import Detail, abbreviate
 from spark_ssp.grouping.identifiers import ShardId, StreamName
@@ -37,8 +39,7 @@ CONFIRM_PERIOD_S = 1.0
 """The pause between two of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Doubts:
+class Doubts(msgspec.Struct, frozen=True, kw_only=True):
     """The streams whose listings may be behind."""
 
     lost: Collection[StreamName]

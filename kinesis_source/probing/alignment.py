@@ -16,12 +16,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import takewhile
 from typing import Final
 
+import msgspec
+
 from spark_ssp.common.logs import Detail
+from spark_ssp.common.structs import replace
 from spark_ssp.common.times import duration_text, time_text
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
@@ -82,8 +85,7 @@ HELD_MS: Final = 10_000
 HELD_EVERY_MS: Final = 60_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True, kw_only=True):
     """The oldest record that a batch leaves unread: one of `key`, which arrived at `time` or
     later."""
 
@@ -99,8 +101,7 @@ def oldest_unread(unread: Mapping[ShardKey, EpochMillis]) -> Bound | None:
     return Bound(key=key, time=unread[key])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Alignment:
+class Alignment(msgspec.Struct, frozen=True, kw_only=True):
     """The distance of a batch from one instant, for the query's progress."""
 
     spread_ms: int
@@ -304,8 +305,7 @@ class _Hold:
     logged: EpochMillis | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Generation:
+class _Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A result of `next_generation`, and its inputs."""
 
     keys: frozenset[ShardKey]

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, replace
 
+import msgspec
+
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.client.api import ExpiredIteratorError, ThrottledError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import (
@@ -130,8 +132,7 @@ def _mean_size(cursor: ShardCursor, page: PageView) -> float | None:
 # --- The start -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstPage:
+class FirstPage(msgspec.Struct, frozen=True, kw_only=True):
     """The first page, without the start record."""
 
     page: PageView

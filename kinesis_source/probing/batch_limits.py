@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Final
 
+import msgspec
+
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.model.shard import EpochMillis
 from spark_ssp.kinesis_source.probing.intake_rate import INTAKE_BYTES_PER_MS
@@ -33,8 +35,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of one trigger; None means no limit. `max_shard_bytes` applies to each shard, and
     bounds the batches of a shard that is far behind if there is no other limit."""
 
@@ -67,8 +68,7 @@ CATCH_UP = 1.5
 UNLIMITED = Limits()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
     """The records of one shard that could be read next: their sizes in bytes, in order."""
 
     sizes: Sequence[int]

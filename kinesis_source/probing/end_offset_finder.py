@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import (
     KinesisService,

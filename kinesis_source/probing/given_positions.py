@@ -21,13 +21,14 @@ offset (`resume_from`), so that a replay reads the same records.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
 from typing import Final
 
 from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, SspError
 from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
 from spark_ssp.kinesis_source.model.offset import Offset

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Protocol
 
+import msgspec
+
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import EpochMillis
 
@@ -41,8 +43,7 @@ class Counted(Protocol):
     def size_bytes(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Intake:
+class Intake(msgspec.Struct, frozen=True, kw_only=True):
     """Records and bytes that a shard took in within `millis`; the number of batches that may end by
     time before records are counted again (`trust`), and that have (`used`)."""
 

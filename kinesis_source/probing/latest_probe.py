@@ -5,10 +5,10 @@ I/O."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
 from spark_ssp.kinesis_source.model.shard import (

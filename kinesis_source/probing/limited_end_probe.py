@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 
+import msgspec
+
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES, ExpiredIteratorError, ThrottledError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, ShardState
@@ -74,8 +76,7 @@ EXCESS = 1.1
 1.25, in the mean of ten batches."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LimitShare:
+class LimitShare(msgspec.Struct, frozen=True, kw_only=True):
     """A shard's share of the limits of a batch; `size_bytes` is None if unlimited."""
 
     records: int = MANY_RECORDS

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
+
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import (
@@ -25,8 +27,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatestRecord:
+class LatestRecord(msgspec.Struct, frozen=True, kw_only=True):
     """The last record to read of a shard, as of `time`: its latest, or one that the user chose.
     None if there is none."""
 
@@ -38,8 +39,7 @@ Target = LatestRecord | ShardEnd
 """The fixed end of a shard in a run that stops there."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardAdvance:
+class ShardAdvance(msgspec.Struct, frozen=True, kw_only=True):
     """A shard's part in the next offset, and the cursor to keep."""
 
     state: ShardState

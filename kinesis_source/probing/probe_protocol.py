@@ -15,8 +15,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
+import msgspec
+
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import (
@@ -45,8 +48,7 @@ MAX_EMPTY_PAGES = 20
 """The most empty pages that one probe follows; the cursor they lead to is kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OpenIterator:
+class OpenIterator(msgspec.Struct, frozen=True, kw_only=True):
     """Request for an iterator. The response is a `ShardIterator`."""
 
     position: Position
@@ -63,8 +65,7 @@ class FetchPage:
     """The largest expected size of the response."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecordRef:
+class RecordRef(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of a record that planning keeps: never its data."""
 
     sequence_number: SequenceNumber
@@ -82,8 +83,7 @@ class RecordRef:
         return AfterRecord(sequence_number=self.sequence_number, sub=self.last_sub)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageView:
+class PageView(msgspec.Struct, frozen=True, kw_only=True):
     """A page of records without the records."""
 
     records: tuple[RecordRef, ...]
@@ -93,11 +93,11 @@ class PageView:
     time: EpochMillis
     limit: int
     """The number of records requested."""
-    size_bytes: int = field(init=False)
-    """The size of the records, as the service counts it."""
-    is_cut: bool = field(init=False)
+    size_bytes: int = 0
+    """The size of the records, as the service counts it. Set from them, as are the two below."""
+    is_cut: bool = False
     """True if the page may have been cut by its limit, so that more records may follow."""
-    at_latest: bool = field(init=False)
+    at_latest: bool = False
     """True if nothing followed the page in an open shard when the service answered. 0 milliseconds
     behind is trusted only on a page that was not cut: kinesis-mock answers 0 for all records of the
     latest second, even if a limit left some of them out."""
@@ -109,7 +109,7 @@ class PageView:
         is_cut = bool(records) and (len(records) >= self.limit or size >= CUT_BYTES)
         at_latest = self.next_iterator is not None and self.millis_behind == 0 and not is_cut
         for name, value in (("size_bytes", size), ("is_cut", is_cut), ("at_latest", at_latest)):
-            object.__setattr__(self, name, value)
+            msgspec.structs.force_setattr(self, name, value)
 
     @property
     def lag(self) -> int:
@@ -150,16 +150,14 @@ def cached_iterator_after(page: PageView) -> CachedIterator | None:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuietPeriod:
+class QuietPeriod(msgspec.Struct, frozen=True, kw_only=True):
     """A probe at `at` found no record that had arrived at `since` or later."""
 
     since: EpochMillis
     at: EpochMillis
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lookahead:
+class Lookahead(msgspec.Struct, frozen=True, kw_only=True):
     """Records that follow `position` directly: a page that was read for a batch had them, but the
     limit left them out."""
 
@@ -169,8 +167,7 @@ class Lookahead:
     """The iterator after the last of them, if it is known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardCursor:
+class ShardCursor(msgspec.Struct, frozen=True, kw_only=True):
     """State of a shard that the driver keeps between triggers. Losing it only costs calls. It
     refers to `position`: if an offset has another position, the iterator is void."""
 
@@ -194,8 +191,7 @@ class ShardCursor:
     lookahead: Lookahead | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeResult:
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of one probe of a shard; all of it follows the start position."""
 
     records: tuple[RecordRef, ...] = ()
@@ -243,8 +239,7 @@ def without_end(result: ProbeResult) -> ProbeResult:
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PositionAnswer:
+class PositionAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The service's answer about the record of a position, as of `time`."""
 
     refused: str | None = None
@@ -254,7 +249,7 @@ class PositionAnswer:
     oldest: SequenceNumber | None = None
     """The oldest record of the shard, if it is needed; None: the shard has no records."""
     time: EpochMillis
-    cursor: ShardCursor = field(default_factory=ShardCursor)
+    cursor: ShardCursor = msgspec.field(default_factory=ShardCursor)
     """The cursor to keep if the shard is read from the position."""
     fetches: int = 0
     """The number of GetRecords calls, set by the runner, as are the two below."""

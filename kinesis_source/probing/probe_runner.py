@@ -6,9 +6,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Generic, TypeVar
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import (
     ConcurrentService,

@@ -19,9 +19,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from spark_ssp.common.logs import Detail
+from spark_ssp.common.structs import replace
 from spark_ssp.common.times import duration_text
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import ThrottledError, UnreachableError
@@ -41,8 +44,7 @@ MAX_REPORTED_SHARDS = 100
 batch: those farthest behind."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LastProbe:
+class LastProbe(msgspec.Struct, frozen=True, kw_only=True):
     """A successful probe: at `time` no record older than `behind_ms` was unplanned."""
 
     time: EpochMillis

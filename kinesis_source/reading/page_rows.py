@@ -15,11 +15,12 @@ import logging
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum, auto
 from operator import itemgetter
 from typing import Final
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.model.deaggregation import (
     MAGIC,

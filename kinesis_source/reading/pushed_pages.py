@@ -17,10 +17,11 @@ import logging
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from spark_ssp.common.logs import count_of
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import Subscriber, Subscription, SubscriptionError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange

@@ -15,9 +15,10 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, Protocol
+
+import msgspec
 
 from spark_ssp.grouping.identifiers import HashRange, ShardKey, SlotId
 
@@ -27,8 +28,7 @@ Assignment = Mapping[ShardKey, SlotId]
 _HASH_SPACE_BITS: Final = 128
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MappableShard:
+class MappableShard(msgspec.Struct, frozen=True, kw_only=True):
     """A shard as a mapper sees it. `parents` are the shards that were split or merged into it, in
     any order, whether or not they are still known."""
 

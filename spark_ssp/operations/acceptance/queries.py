@@ -13,6 +13,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from spark_ssp.common import structs
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.batch_planner import BatchPlanner
@@ -140,7 +141,9 @@ def batch_read(
     if consumer is None:
         return read_tasks(ranges, options, account, ignored=ignored), frozenset()
     pushed = [
-        replace(slot, shards=tuple(replace(one, consumer=consumer) for one in slot.shards))
+        structs.replace(
+            slot, shards=tuple(structs.replace(one, consumer=consumer) for one in slot.shards)
+        )
         for slot in ranges
     ]
     watched = _Watched()

@@ -10,6 +10,7 @@ from enum import StrEnum
 from typing import Any, Final
 
 from spark_ssp.checkpoint.leases.lease import LeaseTableError
+from spark_ssp.common import structs
 from spark_ssp.common.aws.clients import create_client
 from spark_ssp.common.aws.error_translation import DeniedCall, access_error, quoted, safe_text
 from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings, ServiceCalls
@@ -203,7 +204,7 @@ def _consumers(
         yield _listed_consumers(check, details)
         check = "kinesis:DescribeStreamConsumer"
         service = ConsumerService(connect(connection))
-        found = find_consumer(fan_out, service, replace(stream, arn=details.arn))
+        found = find_consumer(fan_out, service, structs.replace(stream, arn=details.arn))
     except SspError as error:
         yield from findings_of(check, error)
         return

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.model.ranges import plan_ranges

@@ -11,6 +11,7 @@ from itertools import count
 
 import pytest
 
+from spark_ssp.common import structs
 from spark_ssp.grouping.identifiers import ShardId, ShardKey
 from spark_ssp.kinesis_source.client.api import SubscriptionError
 from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
@@ -184,7 +185,7 @@ def test_a_polled_range_is_pushed_once_others_use_up_its_getrecords(service: Ser
     stream = service.stream()
     polled_first = replace(
         stream,
-        slot=slot_of(*(replace(each, is_polled_first=True) for each in stream.slot.shards)),
+        slot=slot_of(*(structs.replace(each, is_polled_first=True) for each in stream.slot.shards)),
     )
     service.kinesis.faults.add(Throttle(), operation="GetRecords", count=None)
     rows = polled_first.rows()

@@ -4,8 +4,8 @@ a range starts, and give the same records as a request for an iterator there."""
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.batch_planner import BatchPlanner
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset

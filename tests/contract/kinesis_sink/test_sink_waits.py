@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 
 import pyarrow as pa
 import pytest
 
 from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import PutEntries, PutOutcome, StreamRef

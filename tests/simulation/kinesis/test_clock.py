@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import replace
 
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.reading import shard_range

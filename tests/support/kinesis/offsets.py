@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import strategies as st
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
 from spark_ssp.kinesis_source.model.shard import (

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from spark_ssp.common.errors import SspError
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     ThrottledError,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.client.subscriptions import open_subscriber

@@ -30,6 +30,7 @@ from unittest.mock import patch
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
 
+from spark_ssp.common import structs
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.spark.pyspark_api import ReadAllAvailable
 from spark_ssp.grouping.identifiers import ShardKey
@@ -360,7 +361,7 @@ _FAULTS = ("ResourceInUseException", "InternalFailureException", "TimeoutError",
 
 def push_some(slot: SlotRange) -> SlotRange:
     """Return the ranges of which most have a consumer."""
-    return replace(slot, shards=tuple(_pushed(each) for each in slot.shards))
+    return structs.replace(slot, shards=tuple(_pushed(each) for each in slot.shards))
 
 
 def _pushed(range_: ShardRange) -> ShardRange:
@@ -368,7 +369,7 @@ def _pushed(range_: ShardRange) -> ShardRange:
     if drawn < 0.25:
         return range_
     # Without `expected`, a range of any size is worth pushing.
-    return replace(range_, consumer=CONSUMER, expected=None, is_polled_first=drawn < 0.5)
+    return structs.replace(range_, consumer=CONSUMER, expected=None, is_polled_first=drawn < 0.5)
 
 
 class SimulatedSubscriber:
@@ -454,7 +455,7 @@ class _SimulatedSubscription:
             self._continuation = page.sequence_numbers[-1]
         self._empty = 0 if len(page) else self._empty + 1
         following = None if page.next_iterator is None else ShardIterator(self._continuation)
-        self._page = replace(page, next_iterator=following)
+        self._page = structs.replace(page, next_iterator=following)
         return 1_000 + sum(map(len, page.data))
 
     def next_page(self) -> RecordPage:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common import structs
 from spark_ssp.common.errors import DataLossError, InvalidOptionsError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.batch_read import plan_read
@@ -169,7 +170,7 @@ def test_shards_follow_their_parents_through_reshards_with_one_task() -> None:
         world.state.scale("orders", target)
         put += world.put(300)
     (task,) = plan(world, slots=1)
-    read = rows(world, (replace(task, shards=task.shards[::-1]),))
+    read = rows(world, (structs.replace(task, shards=task.shards[::-1]),))
     assert sorted((row.text for row in read), key=int) == put
     first = {row.shard: place for place, row in reversed(list(enumerate(read)))}
     last = {row.shard: place for place, row in enumerate(read)}
@@ -252,7 +253,7 @@ def test_records_of_a_child_trimmed_after_planning_are_a_loss(fail: bool) -> Non
     (child,) = [one for one in tasks[0].shards if one.shard == key(1).shard]
     gone = world.state.records("orders", child.shard)
     world.state.trim("orders", child.shard, before_sequence_number=gone[2].sequence_number)
-    task = (replace(tasks[0], shards=(child,)),)
+    task = (structs.replace(tasks[0], shards=(child,)),)
     if fail:
         with pytest.raises(DataLossError):
             rows(world, task)
@@ -323,7 +324,7 @@ def test_several_streams_share_the_tasks() -> None:
     world.clock.advance(60_000)
     world.restart(
         streams=tuple(
-            replace(world.options.streams[0], name=n)
+            structs.replace(world.options.streams[0], name=n)
             for n in (StreamName("orders"), StreamName("returns"))
         )
     )

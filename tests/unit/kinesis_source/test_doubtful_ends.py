@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.batch_read import plan_read
 from spark_ssp.kinesis_source.model.shard import (

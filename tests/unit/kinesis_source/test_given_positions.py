@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from spark_ssp.common.errors import DataLossError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.batch_read import plan_read
 from spark_ssp.kinesis_source.client.api import InvalidPositionError

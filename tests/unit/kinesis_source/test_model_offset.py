@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.common.locations import MAX_BYTES
+from spark_ssp.common.structs import replace
 from spark_ssp.common.versioned_json import Json, OffsetCache
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SlotId, StreamName
 from spark_ssp.kinesis_source.model import offset as offset_module

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from spark_ssp.common.errors import (
     ServiceUnavailableError,
     StreamNotFoundError,
 )
+from spark_ssp.common.structs import replace
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import InvalidPositionError, ShardNotFoundError

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import DataLossError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.offset import decode, encode
 from spark_ssp.kinesis_source.model.ranges import SlotRange

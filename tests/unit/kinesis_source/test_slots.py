@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import SlotId, StreamName
 from spark_ssp.kinesis_source.model.shard import EpochMillis, StreamRef
 from spark_ssp.kinesis_source.options.values import SlotAssignment

@@ -3,8 +3,7 @@ that were at their latest record."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kinesis_source.model.shard import ShardIterator, TrimHorizon
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges

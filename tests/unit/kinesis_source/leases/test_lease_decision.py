@@ -20,6 +20,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
+from spark_ssp.common import structs
 from spark_ssp.grouping.identifiers import (
     ShardId,
     ShardKey,
@@ -94,13 +95,13 @@ def can_start(number: int, found: LeaseTableView, shards: Mapping[ShardId, Shard
 def test_a_shard_that_comes_back_goes_on_where_it_left() -> None:
     left = {key(1): ShardState(position=after(9), last_caught_up_ms=EpochMillis(5))}
     behind = table(row(1, owner=ANNE, progress=processed(7)), held=(1,))
-    found = shared(replace(offset({}), lost_shards=left), behind)
+    found = shared(structs.replace(offset({}), lost_shards=left), behind)
     assert (found.states, found.resume_from) == (left, left)
     ahead = table(row(1, owner=ANNE, progress=processed(12)), held=(1,))
-    found = shared(replace(offset({}), lost_shards=left), ahead)
+    found = shared(structs.replace(offset({}), lost_shards=left), ahead)
     assert found.resume_from == {key(1): ShardState(position=after(12))}
     not_mine = table(row(1, owner=BERT, progress=processed(12)))
-    found = shared(replace(offset({}), lost_shards=left), not_mine)
+    found = shared(structs.replace(offset({}), lost_shards=left), not_mine)
     assert (found.states, found.dropped) == ({}, {})
 
 
@@ -121,14 +122,16 @@ def test_a_shard_that_leaves_stays_known_until_its_row_is_as_far(
 ) -> None:
     state = ShardState(position=stood, last_caught_up_ms=EpochMillis(5))
     seen = table(*([] if its_row is None else [its_row]))
-    for start in (offset({1: state}), replace(offset({}), lost_shards={key(1): state})):
+    for start in (offset({1: state}), structs.replace(offset({}), lost_shards={key(1): state})):
         found = shared(start, seen)
         assert departed(start, (), seen, found) == ({key(1): state} if kept else {})
         assert departed(start, {key(1)}, seen, found) == {}
 
 
 def test_a_shard_without_a_row_stays_known_while_it_may_get_one() -> None:
-    start = replace(offset({}), lost_shards={key(n): ShardState(position=after(9)) for n in (0, 7)})
+    start = structs.replace(
+        offset({}), lost_shards={key(n): ShardState(position=after(9)) for n in (0, 7)}
+    )
     for seen, left in ((table(), {key(0)}), (table(row(2)), set())):
         assert departed(start, (), seen, shared(start, seen)).keys() == left
 
@@ -283,7 +286,9 @@ def test_a_shard_that_expired_before_it_had_a_row_is_lost(
     leases: str | None, rows: tuple[Lease, ...], lost: bool, position: Position
 ) -> None:
     start = offset({0: ShardState(position=position)})
-    start = replace(start, streams={ORDERS: StreamEntry(created=EpochMillis(1), leases=leases)})
+    start = structs.replace(
+        start, streams={ORDERS: StreamEntry(created=EpochMillis(1), leases=leases)}
+    )
     shards = listing({1: (), 2: (0,), 3: (0,)})
     found = shared(start, table(*rows), shards, table="etl")
     assert found.lost == ({key(0): Lost(at_end=position == END)} if lost else {})
@@ -301,7 +306,7 @@ def test_it_is_known_whether_the_lease_or_the_checkpoint_is_further() -> None:
     both = {key(0): "the checkpoint", key(1): "the lease"}
     assert ahead_of_checkpoint(found, start, seen, restarted=True) == both
     assert ahead_of_checkpoint(found, start, seen, restarted=False) == {key(1): "the lease"}
-    back = replace(offset({}), lost_shards=start.states)
+    back = structs.replace(offset({}), lost_shards=start.states)
     assert ahead_of_checkpoint(shared(back, seen), back, seen, restarted=False) == both
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from spark_ssp.checkpoint.leases.lease import LeaseKey, Processed, ShardEnded
 from spark_ssp.checkpoint.leases.lease_serializer import encode
+from spark_ssp.common import structs
 from spark_ssp.common.errors import IncompatibleStateError, ServiceUnavailableError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
@@ -327,7 +328,7 @@ def test_a_shard_that_is_still_listed_as_open_after_its_end_is_not_recreated(
             return shards
         left.pop()
         return tuple(
-            replace(shard, closed=shard.closed and shard.shard_id != key(0).shard)
+            structs.replace(shard, closed=shard.closed and shard.shard_id != key(0).shard)
             for shard in shards
         )
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import pickle
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import HashRange, ShardId, SlotId, StreamName
 from spark_ssp.kinesis_source.model.ranges import (
     ExpectedSize,

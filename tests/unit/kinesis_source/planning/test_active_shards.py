@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.grouping.slots import mapper_for
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry

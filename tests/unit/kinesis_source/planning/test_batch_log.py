@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
 
 import pytest
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import SlotId
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import (

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
 from spark_ssp.kinesis_source.model.shard import (

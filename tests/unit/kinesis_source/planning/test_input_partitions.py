@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import HashRange, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.offset import (
     BEFORE_FIRST_BATCH,

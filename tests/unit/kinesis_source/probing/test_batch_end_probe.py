@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.client.api import ExpiredIteratorError, ThrottledError
 from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import SequenceNumber, ShardKey
 from spark_ssp.kinesis_source.model.shard import EpochMillis
 from spark_ssp.kinesis_source.probing.batch_limits import (

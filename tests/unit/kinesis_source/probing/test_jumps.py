@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.client.api import ThrottledError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 
 from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRequestError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.schema import spark_schema
 from spark_ssp.kinesis_source.model.shard import RecordPage

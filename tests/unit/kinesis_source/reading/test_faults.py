@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from spark_ssp.common import structs
 from spark_ssp.common.errors import AccessError, DataLossError, ServiceUnavailableError
 from spark_ssp.kinesis_source.model.shard import RecordPage, TrimHorizon
 from spark_ssp.kinesis_source.reading.shard_reader import MAX_YOUNG_EXPIRIES
@@ -153,7 +154,7 @@ class Truncating(ScriptedService):
         number = len(self.fetched)
         page = super().get_records(*args, **named)
         if self._wrong(number):
-            return replace(page, next_iterator=None, millis_behind_latest=self._behind)
+            return structs.replace(page, next_iterator=None, millis_behind_latest=self._behind)
         return page
 
 

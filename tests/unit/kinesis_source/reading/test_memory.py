@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 from collections import deque
-from dataclasses import replace
 from typing import Any
 
+from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.model.shard import RecordPage
 from spark_ssp.kinesis_source.reading.process_wide import ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import DataLossError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, RangeEnd, RangeStart, ShardRange
 from spark_ssp.kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, TrimHorizon

@@ -4,10 +4,10 @@ GetRecords decides what they mean."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import pytest
 
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import SubscriptionError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange

@@ -12,6 +12,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
+from spark_ssp.common import structs
 from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import AccessError, DataLossError
 from spark_ssp.grouping.identifiers import HashRange, ShardId, SlotId
@@ -550,7 +551,7 @@ def test_a_newer_shard_or_a_recreated_stream_is_asked_for_again() -> None:
     assert service.listed == 2
     hash_ranges.get(shard_range(A), connection, service)
     assert service.listed == 2
-    recreated = replace(shard_range(A), created=EpochMillis(CREATED + 1))
+    recreated = structs.replace(shard_range(A), created=EpochMillis(CREATED + 1))
     hash_ranges.get(recreated, connection, service)
     assert service.listed == 3
 
