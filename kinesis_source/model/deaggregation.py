@@ -109,6 +109,8 @@ def last_sub(data: bytes) -> int:
     """Return the number of the last user record in `data`, straggler or not. 0 for a record that is
     not an aggregate, or a faulty one: it contains the one user record 0. 0 for an aggregate without
     user records, too: a position after user record 0 is after the record."""
+    if not data.startswith(MAGIC):  # nearly always: this runs for each record that planning sees
+        return 0
     aggregate = open_aggregate(data)
     return 0 if aggregate is None else max(0, len(aggregate.data) - 1)
 

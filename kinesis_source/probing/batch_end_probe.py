@@ -125,7 +125,7 @@ def records_of(cursor: ShardCursor, size: int) -> int:
 def _mean_size(cursor: ShardCursor, page: PageView) -> float | None:
     if not page.records:
         return cursor.record_bytes
-    mean = sum(row.size_bytes for row in page.records) / len(page.records)
+    mean = page.size_bytes / len(page.records)
     return mean if cursor.record_bytes is None else 0.7 * cursor.record_bytes + 0.3 * mean
 
 

@@ -83,9 +83,9 @@ def with_last_caught_up(
 ) -> dict[ShardKey, ShardAdvance]:
     """Give a shard that ends the latest time known, which its younger children inherit."""
     latest = dict(advances)
-    for key in advances.keys() & last_caught_up_ms.keys():
-        advance, proof = advances[key], last_caught_up_ms[key]
-        if isinstance(advance.state.position, ShardEnd):
+    for key, advance in advances.items():
+        proof = last_caught_up_ms.get(key)
+        if proof is not None and isinstance(advance.state.position, ShardEnd):
             seen = max(proof, advance.state.last_caught_up_ms or proof)
             latest[key] = replace(advance, state=replace(advance.state, last_caught_up_ms=seen))
     return latest
@@ -99,7 +99,7 @@ def _expected(result: ProbeResult) -> ExpectedSize | None:
 
 def _counted(records: Sequence[RecordRef]) -> ExpectedSize:
     return ExpectedSize(
-        records=len(records), size_bytes=sum(record.size_bytes for record in records)
+        records=len(records), size_bytes=sum([record.size_bytes for record in records])
     )
 
 

@@ -18,6 +18,7 @@ from collections.abc import Generator
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import force_setattr
 
 from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
@@ -55,13 +56,12 @@ class OpenIterator(msgspec.Struct, frozen=True, kw_only=True):
     inclusive: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FetchPage:
+class FetchPage(msgspec.Struct, frozen=True, kw_only=True):
     """Request for records. The response is a `PageView`; an expired iterator is thrown in."""
 
     iterator: ShardIterator
     limit: int
-    max_bytes: int = field(default=MAX_PAGE_BYTES, compare=False)
+    max_bytes: int = MAX_PAGE_BYTES
     """The largest expected size of the response."""
 
 
@@ -108,8 +108,9 @@ class PageView(msgspec.Struct, frozen=True, kw_only=True):
         size = sum([record.size_bytes for record in records])
         is_cut = bool(records) and (len(records) >= self.limit or size >= CUT_BYTES)
         at_latest = self.next_iterator is not None and self.millis_behind == 0 and not is_cut
-        for name, value in (("size_bytes", size), ("is_cut", is_cut), ("at_latest", at_latest)):
-            msgspec.structs.force_setattr(self, name, value)
+        force_setattr(self, "size_bytes", size)
+        force_setattr(self, "is_cut", is_cut)
+        force_setattr(self, "at_latest", at_latest)
 
     @property
     def lag(self) -> int:
@@ -314,20 +315,22 @@ def page_view(page: RecordPage, last_subs: tuple[int, ...], limit: int) -> PageV
     the number of records requested."""
     return PageView(
         records=tuple(
-            RecordRef(
-                sequence_number=number,
-                last_sub=sub,
-                arrival=arrival,
-                size_bytes=len(data) + len(key or ""),
-            )
-            for number, sub, arrival, data, key in zip(
-                page.sequence_numbers,
-                last_subs,
-                page.arrival_ms,
-                page.data,
-                page.partition_keys,
-                strict=True,
-            )
+            [
+                RecordRef(
+                    sequence_number=number,
+                    last_sub=sub,
+                    arrival=arrival,
+                    size_bytes=len(data) + len(key or ""),
+                )
+                for number, sub, arrival, data, key in zip(
+                    page.sequence_numbers,
+                    last_subs,
+                    page.arrival_ms,
+                    page.data,
+                    page.partition_keys,
+                    strict=True,
+                )
+            ]
         ),
         next_iterator=page.next_iterator,
         millis_behind=page.millis_behind_latest,

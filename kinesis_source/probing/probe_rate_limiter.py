@@ -103,22 +103,25 @@ class ProbeRateLimiter:
 
     def record_probe(self, key: ShardKey, *, calls: int, size: int = 0) -> None:
         """Record a probe with its number of GetRecords calls and the bytes that they returned."""
-        self.count_calls(key, calls)
-        self._free[key] = self._monotonic() + self._seconds(size)
-        self._count_bytes(key, size)
-        self._due[key] = max(self._monotonic() + self._period, self._share_at[key], self._free[key])
+        now = self._monotonic()
+        share_at = self._count_calls(key, calls, now)
+        free = self._free[key] = now + self._seconds(size)
+        self._count_bytes(key, size, now)
+        self._due[key] = max(now + self._period, share_at, free)
         self._faults.pop(key, None)
         self._throttled.pop(key, None)
 
     def reserve_reads(self, key: ShardKey, *, calls: int, size: int) -> None:
         """Record the GetRecords calls that tasks will make for a result, and the bytes that they
         fetch. A response above the read rate blocks the shard until it is paid for."""
-        if key in self._due:
-            self.count_calls(key, calls)
-            self._free[key] += self._seconds(size)
-            self._count_bytes(key, size)
+        due = self._due.get(key)
+        if due is not None:
+            now = self._monotonic()
+            share_at = self._count_calls(key, calls, now)
+            free = self._free[key] = self._free[key] + self._seconds(size)
+            self._count_bytes(key, size, now)
             slack = BLOCK_SLACK_S if size > BYTES_PER_SECOND else 0
-            self._due[key] = max(self._due[key], self._share_at[key], self._free[key] + slack)
+            self._due[key] = max(due, share_at, free + slack)
 
     def record_throttle(self, key: ShardKey) -> None:
         """Record a probe that was throttled: pause probes of the shard for a while."""
@@ -135,9 +138,8 @@ class ProbeRateLimiter:
         """Return how long this number of bytes uses up a shard's read rate."""
         return size / BYTES_PER_SECOND if self._enforced else 0.0
 
-    def _count_bytes(self, key: ShardKey, size: int) -> None:
+    def _count_bytes(self, key: ShardKey, size: int, now: float) -> None:
         if size:
-            now = self._monotonic()
             answers = self._answers.get(key)
             if answers is None:  # an empty deque, made in vain for each call, takes 600 bytes
                 answers = self._answers[key] = deque()
@@ -160,9 +162,13 @@ class ProbeRateLimiter:
     def count_calls(self, key: ShardKey, calls: int) -> None:
         """Count calls of GetRecords against the query's share. An unused share is kept for a
         second."""
-        now = self._monotonic()
+        self._count_calls(key, calls, self._monotonic())
+
+    def _count_calls(self, key: ShardKey, calls: int, now: float) -> float:
+        """Return the time when the calls are within the share."""
         since = max(self._share_at.get(key, now), now - LONGEST_SLEEP_S)
-        self._share_at[key] = since + calls * self._call
+        share_at = self._share_at[key] = since + calls * self._call
+        return share_at
 
     def record_failure(self, key: ShardKey) -> None:
         """Record a probe that met a fault."""
