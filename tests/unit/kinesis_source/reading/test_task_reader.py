@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import threading
 from collections import Counter, deque
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from random import Random
 
 import pyarrow as pa
 import pytest
 
-from spark_ssp.common import structs
 from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import AccessError, DataLossError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import HashRange, ShardId, SlotId
 from spark_ssp.kinesis_source.client.api import KinesisService, ThrottledError
 from spark_ssp.kinesis_source.model.ranges import (
@@ -551,7 +551,7 @@ def test_a_newer_shard_or_a_recreated_stream_is_asked_for_again() -> None:
     assert service.listed == 2
     hash_ranges.get(shard_range(A), connection, service)
     assert service.listed == 2
-    recreated = structs.replace(shard_range(A), created=EpochMillis(CREATED + 1))
+    recreated = replace(shard_range(A), created=EpochMillis(CREATED + 1))
     hash_ranges.get(recreated, connection, service)
     assert service.listed == 3
 
@@ -560,7 +560,7 @@ def test_hash_ranges_of_a_bounded_number_of_connections_are_kept() -> None:
     service = ScriptedService([mixed()])
     hash_ranges = HashRangeCache()
     for session in range(MAX_KEPT + 1):
-        connection = replace(LOCAL, aws_session_token=str(session))
+        connection = dataclasses.replace(LOCAL, aws_session_token=str(session))
         hash_ranges.get(shard_range(A), connection, service)
     assert service.listed == len(hash_ranges._kept) + 1 == MAX_KEPT + 1
     hash_ranges.get(shard_range(A), connection, service)
