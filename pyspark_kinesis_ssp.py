@@ -53,8 +53,8 @@ class DefaultSource(DataSource):
         from spark_ssp.common.spark.reader_status import find_statuses
         from spark_ssp.common.spark.schema_check import check_not_table
         from spark_ssp.kinesis_source.leases.drain import drain
-        from spark_ssp.kinesis_source.model.schema import spark_schema
         from spark_ssp.kinesis_source.options.parse import parse_at_load
+        from spark_ssp.kinesis_source.source import spark_schema
 
         answer = drain(self._options) or find_statuses(self._options)
         if answer is not None:

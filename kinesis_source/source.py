@@ -17,7 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.types import StructType
+from pyspark.sql.types import (
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from spark_ssp.common.columns import Column
 from spark_ssp.common.logs import show_logs
@@ -41,7 +49,6 @@ from spark_ssp.common.versioned_json import OffsetCache
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kinesis_source.model.ranges import SlotRange
-from spark_ssp.kinesis_source.model.schema import spark_schema
 from spark_ssp.kinesis_source.options.values import KinesisOptions, QueryKind
 
 if TYPE_CHECKING:
@@ -362,3 +369,30 @@ def _multiple_of(passed_ms: int, now_ms: int) -> int | None:
     interval_ms = round(passed_ms / _SECOND_MS) * _SECOND_MS
     late_ms = min(LATE_MS, interval_ms // LATE_SHARE)
     return interval_ms if interval_ms and now_ms % interval_ms <= late_ms else None
+
+
+# --- Schema ---------------------------------------------------------------------------------------
+
+_COLUMNS: Final = (
+    StructField("partitionKey", StringType()),
+    StructField("data", BinaryType()),
+    StructField("stream", StringType()),
+    StructField("shardId", StringType()),
+    StructField("sequenceNumber", StringType()),
+    StructField("subSequenceNumber", LongType()),
+    StructField("approximateArrivalTimestamp", TimestampType()),
+    StructField("ssp", IntegerType()),
+)
+_REPEAT_KEY: Final = StructField("repeatKey", StringType())
+
+
+def spark_schema(*, include_repeat_keys: bool) -> StructType:
+    """Return the schema for the option `includeRepeatKeys`. `arrow_batches` builds each column for
+    Arrow, and PySpark compares its schema with this one field by field, in this order.
+
+    `partitionKey` is null if the producer gave none, which the record distribution strategy AUTO
+    allows; `subSequenceNumber` counts the user records within an aggregated record and is 0 for any
+    other; `approximateArrivalTimestamp` is the service's, in milliseconds; `ssp` is the slot that
+    read it. `repeatKey` is equal in rows that the sink wrote twice, and never null.
+    """
+    return StructType([*_COLUMNS, *((_REPEAT_KEY,) if include_repeat_keys else ())])

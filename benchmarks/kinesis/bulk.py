@@ -37,7 +37,7 @@ from pyspark.sql.types import StructType
 from benchmarks.support.page_server import STREAM, Load, page_server
 from benchmarks.support.report import Report, ratio, spread
 from benchmarks.support.sessions import checkpoint_in, local_spark
-from spark_ssp.kinesis_source.model.schema import spark_schema
+from spark_ssp.kinesis_source.source import spark_schema
 
 CORES: Final = 2
 _READY_S: Final = 60

@@ -341,7 +341,6 @@ SPARK: Final = frozenset(
         "kafka_source.sink.table_sink",
         "kafka_source.source",
         "kinesis_source.graceful_stop",
-        "kinesis_source.model.schema",
         "kinesis_source.sink.table_sink",
         "kinesis_source.source",
         "operations.jvm_reports",

@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from pyspark_kinesis_ssp import DefaultSource
-from spark_ssp.kinesis_source.model.schema import spark_schema
+from spark_ssp.kinesis_source.source import spark_schema
 
 
 def test_the_format_is_known_without_a_register_call(spark: SparkSession) -> None:

@@ -32,9 +32,9 @@ from spark_ssp.kafka_source.options.values import QueryKind
 from spark_ssp.kafka_source.sink.columns import SinkColumns
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.source import spark_schema
-from spark_ssp.kinesis_source.model.schema import spark_schema as kinesis_schema
 from spark_ssp.kinesis_source.model.shard import AtTimestamp
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
+from spark_ssp.kinesis_source.source import spark_schema as kinesis_schema
 from spark_ssp.planner import Pipeline, PlannedPipeline, PlanSettings, Stream, Table
 from spark_ssp.planner.running import RunningPipeline
 from tests.support.guides import GUIDE, PAGES, ROOT, blocks

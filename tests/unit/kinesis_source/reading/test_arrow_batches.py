@@ -14,7 +14,6 @@ from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRequestError
 from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
-from spark_ssp.kinesis_source.model.schema import spark_schema
 from spark_ssp.kinesis_source.model.shard import RecordPage
 from spark_ssp.kinesis_source.reading import arrow_batches
 from spark_ssp.kinesis_source.reading.arrow_batches import (
@@ -23,6 +22,7 @@ from spark_ssp.kinesis_source.reading.arrow_batches import (
     memory_bytes,
     to_batches,
 )
+from spark_ssp.kinesis_source.source import spark_schema
 from tests.support.kinesis.pages import page
 from tests.support.spark.arrow_schemas import arrow_schema_of
 from tests.support.spark.requested_columns import selected, some_of

@@ -24,7 +24,6 @@ from spark_ssp.kinesis_source.model.ranges import (
     SlotRange,
     Stragglers,
 )
-from spark_ssp.kinesis_source.model.schema import spark_schema
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
@@ -39,6 +38,7 @@ from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservati
 from spark_ssp.kinesis_source.reading.process_wide import MAX_KEPT, HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
+from spark_ssp.kinesis_source.source import spark_schema
 from tests.support.fakes.scripted import (
     CREATED,
     Do,
