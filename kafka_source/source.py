@@ -1,4 +1,4 @@
-"""The readers that Spark calls. Planning is in `batch_planner`, `batch_read` and `planning`.
+"""The readers that Spark calls. Planning is in `batch_planner` and `planning`.
 
 Spark creates the stream reader twice: in the driver's long-lived process, which requests offsets,
 and again only to pickle it for the executors, which call `read`. So the constructor does no I/O and
@@ -243,7 +243,7 @@ class KafkaBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
-        from spark_ssp.kafka_source.batch_read import has_fixed_end, plan_read
+        from spark_ssp.kafka_source.batch_planner import has_fixed_end, plan_read
         from spark_ssp.kafka_source.client.admin_client import connect
         from spark_ssp.kafka_source.reading.pool import check_consumers
 

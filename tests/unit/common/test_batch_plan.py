@@ -15,7 +15,7 @@ from spark_ssp.common.spark.batch_plan import (
     with_plan,
 )
 from spark_ssp.grouping.identifiers import EpochMillis, ShardId, ShardKey, StreamName
-from spark_ssp.kafka_source.batch_read import has_fixed_end
+from spark_ssp.kafka_source.batch_planner import has_fixed_end
 from spark_ssp.kafka_source.model.topic import (
     AtOffsets,
     AtTime,

@@ -11,7 +11,7 @@ from spark_ssp.checkpoint.assignments.files import open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.common.errors import DataLossError, InvalidOptionsError
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
-from spark_ssp.kafka_source.batch_read import plan_read
+from spark_ssp.kafka_source.batch_planner import plan_read
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import QueryKind
 from tests.support.fakes.kafka_fake import FakeKafka

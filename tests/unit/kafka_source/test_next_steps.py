@@ -19,7 +19,7 @@ from spark_ssp.common.errors import (
     StreamNotFoundError,
 )
 from spark_ssp.grouping.fixed_tasks import PartitionCountError, PartitionExpansionError
-from spark_ssp.kafka_source.batch_read import plan_read
+from spark_ssp.kafka_source.batch_planner import plan_read
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.options.parse import parse_options
