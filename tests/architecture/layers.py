@@ -190,7 +190,6 @@ EDGE: Final[dict[str, str]] = {
     "common.aws.provided_credentials": "calls the user's code, keeps credentials",
     "common.aws.service_calls": "waits and retries",
     "common.aws.store": "waits and retries",
-    "common.call_threads": "makes calls in threads, is the clock and the lock of them",
     "common.locations": "reads files",
     "common.write_once_files": "reads and writes files",
     "common.file_lock": "locks files",

@@ -11,8 +11,8 @@ from functools import partial
 
 import pytest
 
-from spark_ssp.common.call_threads import Call, CallThreads
 from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.kinesis_source.sink.writer import Call, CallThreads
 
 NEVER = float("inf")
 LONG = 60.0
