@@ -273,7 +273,7 @@ CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
 
 SDK: Final = frozenset(
     {
-        "checkpoint.assignments.aws",
+        "checkpoint.assignments.backends",
         "checkpoint.leases.dynamodb_calls",
         "checkpoint.leases.dynamodb_store",
         "checkpoint.leases.kcl_tables",
