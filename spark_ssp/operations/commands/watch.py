@@ -65,9 +65,8 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
 from spark_ssp.operations.inspection.streams import describe_streams, lags_of
 from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
 from spark_ssp.operations.live_page.page import page
-from spark_ssp.operations.live_page.server import start_server
+from spark_ssp.operations.live_page.server import Timelines, start_server
 from spark_ssp.operations.live_page.timeline import MAX_BATCHES
-from spark_ssp.operations.live_page.timelines import Timelines
 from spark_ssp.operations.observed_queries import ObservedQuery
 from spark_ssp.operations.snapshot import (
     LeaseCounts,

@@ -13,11 +13,10 @@ from spark_ssp.common import clock
 from spark_ssp.common.spark.requirement import missing_extra
 from spark_ssp.operations.health import limits_of
 from spark_ssp.operations.live_page.page import page
-from spark_ssp.operations.live_page.timelines import Timelines
 from spark_ssp.operations.progress import Subscription, subscribe
 
 if TYPE_CHECKING:
-    from spark_ssp.operations.live_page.server import PageServer
+    from spark_ssp.operations.live_page.server import PageServer, Timelines
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +73,7 @@ def serve_live_page(
     used, or a duration that is not one.
     """
     try:
-        from spark_ssp.operations.live_page.server import start_server
+        from spark_ssp.operations.live_page.server import Timelines, start_server
     except ModuleNotFoundError as error:
         raise missing_extra("serve_live_page", "live", error.name) from error
     timelines = Timelines(limits_of("the live page", max_delay=max_delay, stuck_after=stuck_after))

@@ -10,7 +10,7 @@ import pytest
 
 from spark_ssp.operations.commands import watch
 from spark_ssp.operations.live_page.page import page
-from spark_ssp.operations.live_page.timelines import Timelines
+from spark_ssp.operations.live_page.server import Timelines
 from tests.support.operations.checkpoints import WrittenCheckpoint
 from tests.support.operations.command import run
 from tests.support.operations.reports import end_offset

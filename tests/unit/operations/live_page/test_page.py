@@ -14,6 +14,7 @@ import pytest
 
 from spark_ssp.operations.health import Limits, Phase, Verdict
 from spark_ssp.operations.live_page.page import Content, changes, page
+from spark_ssp.operations.live_page.server import Timelines
 from spark_ssp.operations.live_page.svg import (
     TIME,
     Axis,
@@ -25,7 +26,6 @@ from spark_ssp.operations.live_page.svg import (
     shortened,
 )
 from spark_ssp.operations.live_page.timeline import DelayLevel, QueryTimeline, SourceTimeline, Span
-from spark_ssp.operations.live_page.timelines import Timelines
 from spark_ssp.operations.observed_queries import ObservedQueries
 from spark_ssp.operations.snapshot import (
     AlignmentSnapshot,

@@ -17,8 +17,13 @@ from spark_ssp.common.errors import InvalidOptionsError, UnsupportedError
 from spark_ssp.operations.health import Limits
 from spark_ssp.operations.live_page.page import Content
 from spark_ssp.operations.live_page.serve import serve_live_page
-from spark_ssp.operations.live_page.server import CLOCK_MS, MAX_READERS, PageServer, start_server
-from spark_ssp.operations.live_page.timelines import Timelines
+from spark_ssp.operations.live_page.server import (
+    CLOCK_MS,
+    MAX_READERS,
+    PageServer,
+    Timelines,
+    start_server,
+)
 
 LIMITS = Limits(max_delay_ms=600_000, stuck_after_ms=900_000)
 
@@ -88,7 +93,7 @@ def read(server: PageServer) -> tuple[str, str]:
 @pytest.mark.parametrize("package", ["uvicorn", "starlette"])
 def test_a_missing_extra_is_one_clear_error(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the page is imported, its packages are not needed."""
-    for name in ("serve", "server", "timelines"):
+    for name in ("serve", "server"):
         monkeypatch.delitem(sys.modules, f"spark_ssp.operations.live_page.{name}", raising=False)
     for loaded in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, loaded, None)
