@@ -12,8 +12,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ssp.common.spark.query_lag import session_of, source_statuses
-from spark_ssp.common.spark.reader_status import Status, parsed
+from spark_ssp.common.spark.reader_status import Status, parsed, session_of, source_statuses
 from spark_ssp.kinesis_source.leases.drain import (
     DRAIN_ACTION,
     DRAIN_TOKEN,

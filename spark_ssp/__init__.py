@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from spark_ssp.common.errors import SspError as SspError
     from spark_ssp.common.errors import StreamNotFoundError as StreamNotFoundError
     from spark_ssp.common.errors import UnsupportedError as UnsupportedError
-    from spark_ssp.common.spark.query_lag import query_lag as query_lag
+    from spark_ssp.common.spark.reader_status import query_lag as query_lag
     from spark_ssp.grouping.fixed_tasks import ModuloExpansion as ModuloExpansion
     from spark_ssp.grouping.fixed_tasks import PartitionCountError as PartitionCountError
     from spark_ssp.grouping.fixed_tasks import (
@@ -168,7 +168,7 @@ _NAMES: Final = {
         "InvalidRequestError InvalidRowsError ServiceUnavailableError SspError "
         "StreamNotFoundError UnsupportedError"
     ),
-    "spark_ssp.common.spark.query_lag": "query_lag",
+    "spark_ssp.common.spark.reader_status": "query_lag",
     "spark_ssp.grouping.fixed_tasks": "ModuloExpansion PartitionCountError"
     " PartitionExpansionAlgorithm PartitionExpansionError",
 }

@@ -31,8 +31,7 @@ from pyspark.sql.streaming.listener import (
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp.common import clock
-from spark_ssp.common.spark.query_lag import source_statuses
-from spark_ssp.common.spark.reader_status import Status, lacks_status, status_in
+from spark_ssp.common.spark.reader_status import Status, lacks_status, source_statuses, status_in
 from spark_ssp.operations.observed_queries import ObservedQueries, phase_of
 from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 

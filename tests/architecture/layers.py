@@ -354,7 +354,7 @@ SPARK: Final = frozenset(
         "spark_ssp.registration",
         "common.spark.batch_plan",
         "common.spark.pyspark_api",
-        "common.spark.query_lag",
+        "common.spark.reader_status",
         "common.spark.row_conversions",
         "common.spark.schema_check",
     }
