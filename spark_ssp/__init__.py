@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from spark_ssp.kinesis_source.client.api import StreamInUseError as StreamInUseError
     from spark_ssp.kinesis_source.client.api import ThrottledError as ThrottledError
     from spark_ssp.kinesis_source.client.api import UnreachableError as UnreachableError
-    from spark_ssp.kinesis_source.graceful_stop import stop_gracefully as stop_gracefully
+    from spark_ssp.kinesis_source.leases.drain import stop_gracefully as stop_gracefully
     from spark_ssp.kinesis_source.pipeline_system import KinesisSystem as KinesisSystem
     from spark_ssp.operations.live_page.serve import LivePage as LivePage
     from spark_ssp.operations.live_page.serve import serve_live_page as serve_live_page
@@ -148,7 +148,7 @@ _NAMES: Final = {
         "ExpiredIteratorError InvalidPositionError ShardNotFoundError StreamInUseError "
         "ThrottledError UnreachableError"
     ),
-    "spark_ssp.kinesis_source.graceful_stop": "stop_gracefully",
+    "spark_ssp.kinesis_source.leases.drain": "stop_gracefully",
     "spark_ssp.kinesis_source.pipeline_system": "KinesisSystem",
     "spark_ssp.testing.kafka": "LocalKafka",
     "spark_ssp.operations.live_page.serve": "LivePage serve_live_page",

@@ -16,7 +16,7 @@ import time
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ssp.kinesis_source.graceful_stop import stop_gracefully
+from spark_ssp.kinesis_source.leases.drain import stop_gracefully
 
 _SETTINGS = {
     "spark.driver.bindAddress": "127.0.0.1",

@@ -14,8 +14,7 @@ from pyspark.sql.types import StructType
 
 from pyspark_kinesis_ssp import DefaultSource
 from spark_ssp.common.errors import AccessError, InvalidOptionsError
-from spark_ssp.kinesis_source.graceful_stop import stop_gracefully
-from spark_ssp.kinesis_source.leases.drain import DrainSignal, DrainStatus, drain
+from spark_ssp.kinesis_source.leases.drain import DrainSignal, DrainStatus, drain, stop_gracefully
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, encode
 
 ANNE = "a-token"
