@@ -355,7 +355,6 @@ SPARK: Final = frozenset(
         "common.spark.batch_plan",
         "common.spark.pyspark_api",
         "common.spark.reader_status",
-        "common.spark.row_conversions",
         "common.spark.schema_check",
     }
 )

@@ -151,7 +151,7 @@ def test_what_is_imported_is_what_is_required() -> None:
     for module in MODULES:
         names = module.imported_packages() - own
         wanted = {distribution.lower() for name in names for distribution in _of(name, providers)}
-        if module.name in {"kafka_source.dedup.row_blocks", "common.spark.row_conversions"}:
+        if module.name in {"kafka_source.dedup.row_blocks", "common.spark.pyspark_api"}:
             frames |= wanted & {"pandas"}
             wanted -= frames
         if module.name == "kinesis_source.client.http2_transport":

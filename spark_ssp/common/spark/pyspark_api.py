@@ -14,17 +14,20 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import pyspark
 import pyspark.sql.datasource
+from pyspark.sql import Row
 from pyspark.sql.datasource import (
     DataSourceReader,
     DataSourceStreamReader,
     InputPartition,
     WriterCommitMessage,
 )
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StructType
 
 from spark_ssp.common.errors import IncompatibleStateError, SspError, UnsupportedError
@@ -34,9 +37,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, GroupedData
     from pyspark.sql.datasource import Filter
-    from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 __all__ = [
+    "BATCH_ROWS",
     "PASSES_LIMITS",
     "PYSPARK_WITHOUT_LIMITS",
     "FailedStreamReader",
@@ -46,7 +49,9 @@ __all__ = [
     "ReadMaxBytes",
     "ReadMaxRows",
     "RecordBatchStreamWriter",
+    "RowsInPandas",
     "check_state_in_pandas",
+    "record_batches",
     "replanned",
     "transform_with_state",
 ]
@@ -311,8 +316,6 @@ class RecordBatchStreamWriter(_StreamWriter):
         """Write the rows of one task: record batches, or rows for PySpark 4.0."""
         if WRITES_ARROW:
             return self.write_batches(iterator)
-        from spark_ssp.common.spark.row_conversions import record_batches
-
         return self.write_batches(record_batches(iterator, self._schema, self._used))
 
 
@@ -327,8 +330,6 @@ def transform_with_state(
         _check_protobuf()
         return grouped.transformWithState(processor, output, "append", "none")
     check_state_in_pandas(grouped)
-    from spark_ssp.common.spark.row_conversions import RowsInPandas
-
     frames = RowsInPandas(processor, list(columns))
     return grouped.transformWithStateInPandas(frames, output, "append", "none")
 
@@ -366,3 +367,69 @@ def _check_protobuf() -> None:
             " deduplication in a streaming query",
             next_step="install a newer protobuf on the driver and on the executors",
         ) from error
+
+
+# --- Conversions of rows for PySpark 4.0 ----------------------------------------------------------
+
+BATCH_ROWS: Final = 1_000
+"""Rows of a batch: the records of a sink have at most a few MB each."""
+
+
+def record_batches(
+    rows: Iterable[Row], schema: StructType, used: Collection[int]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of the rows, with the columns of `schema` at their positions. Columns whose
+    index is not in `used` contain only nulls: their types need no counterpart in Arrow."""
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    names = [field.name for field in schema.fields]
+    types = {index: to_arrow_type(schema.fields[index].dataType) for index in used}
+    remaining = iter(rows)
+    while chunk := list(islice(remaining, BATCH_ROWS)):
+        arrays = [
+            pa.array([_plain(row[index]) for row in chunk], types[index])
+            if index in types
+            else pa.nulls(len(chunk))
+            for index in range(len(names))
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value in the form that pyarrow converts: nested rows as dicts."""
+    if isinstance(value, Row):
+        return {name: _plain(one) for name, one in zip(value.__fields__, value, strict=True)}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value
+
+
+FRAME_ROWS: Final = 1_000
+"""Rows of a returned frame."""
+
+
+class RowsInPandas(StatefulProcessor):
+    """A processor of frames around a processor of rows, which it calls with named tuples."""
+
+    def __init__(self, processor: StatefulProcessor, names: Sequence[str]) -> None:
+        """`names` are the columns that `processor` returns."""
+        self._processor = processor
+        self._names = list(names)
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state. Called by Spark."""
+        self._processor.init(handle)
+
+    def handleInputRows(self, key: Any, rows: Iterator[Any], timerValues: Any) -> Iterator[Any]:
+        """Process the frames of one key in a batch. Called by Spark."""
+        import pandas as pd
+
+        given = (row for frame in rows for row in frame.itertuples(index=False))
+        found: Any = iter(self._processor.handleInputRows(key, given, timerValues))
+        while chunk := [tuple(row) for row in islice(found, FRAME_ROWS)]:
+            yield pd.DataFrame(chunk, columns=self._names, dtype=object)
+
+    def close(self) -> None:
+        """Close the processor. Called by Spark."""
+        self._processor.close()

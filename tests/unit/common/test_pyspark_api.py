@@ -28,13 +28,15 @@ from pyspark.sql.types import (
 
 from spark_ssp.common.errors import UnsupportedError
 from spark_ssp.common.spark.pyspark_api import (
+    BATCH_ROWS,
     PlanningStreamReader,
     ReadAllAvailable,
     ReadLimit,
     ReadMaxRows,
+    RowsInPandas,
     check_state_in_pandas,
+    record_batches,
 )
-from spark_ssp.common.spark.row_conversions import BATCH_ROWS, RowsInPandas, record_batches
 from spark_ssp.kafka_source.sink.columns import rows_of
 from spark_ssp.kafka_source.sink.table_sink import resolve_columns
 
