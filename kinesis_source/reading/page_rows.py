@@ -29,10 +29,10 @@ from spark_ssp.kinesis_source.model.deaggregation import (
     has_aggregate_magic,
     last_sub,
     open_aggregate,
+    repeat_keys,
     user_records,
 )
 from spark_ssp.kinesis_source.model.ranges import RangeEnd
-from spark_ssp.kinesis_source.model.repeat_keys import repeat_keys
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,

@@ -34,8 +34,14 @@ from spark_ssp.grouping.identifiers import (
     digest_of,
     hash_of,
 )
-from spark_ssp.kinesis_source.model.deaggregation import MAGIC, has_aggregate_magic
-from spark_ssp.kinesis_source.model.repeat_keys import COUNT_TAG, WRITE_TAG, RowCounter, WriteId
+from spark_ssp.kinesis_source.model.deaggregation import (
+    COUNT_TAG,
+    MAGIC,
+    WRITE_TAG,
+    RowCounter,
+    WriteId,
+    has_aggregate_magic,
+)
 from spark_ssp.kinesis_source.model.shard import Shard
 from spark_ssp.kinesis_source.sink.columns import Rows
 

@@ -28,7 +28,7 @@ from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
 from spark_ssp.common.spark.schema_check import RecordColumn, find_columns, is_text, of_types
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.model.repeat_keys import WriteId
+from spark_ssp.kinesis_source.model.deaggregation import WriteId
 from spark_ssp.kinesis_source.sink.columns import SinkColumns
 from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
 from spark_ssp.kinesis_source.sink.options import SinkOptions, parse_sink_options

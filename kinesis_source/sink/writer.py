@@ -23,7 +23,7 @@ import pyarrow as pa
 from spark_ssp.common.errors import SspError
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
-from spark_ssp.kinesis_source.model.repeat_keys import WriteId
+from spark_ssp.kinesis_source.model.deaggregation import WriteId
 from spark_ssp.kinesis_source.model.shard import PutOutcome, Shard, StreamDescription, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.aggregation import (

@@ -223,7 +223,6 @@ CORE: Final = frozenset(
         "kafka_source.planning.topic_metadata",
         "kafka_source.reading.progress",
         "kinesis_source.model.deaggregation",
-        "kinesis_source.model.repeat_keys",
         "kinesis_source.leases.lease_decision",
         "kinesis_source.leases.lease_table",
         "kinesis_source.model.offset",

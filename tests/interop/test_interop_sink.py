@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kinesis_source.model.repeat_keys import WriteId
+from spark_ssp.kinesis_source.model.deaggregation import WriteId
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from tests.contract.subjects import over_boto3
 from tests.interop.scenarios import running

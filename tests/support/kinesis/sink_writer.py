@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
-from spark_ssp.kinesis_source.model.repeat_keys import WriteId
+from spark_ssp.kinesis_source.model.deaggregation import WriteId
 from spark_ssp.kinesis_source.model.shard import PutEntries, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.columns import Rows, SinkColumns

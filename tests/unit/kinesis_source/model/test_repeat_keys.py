@@ -18,13 +18,14 @@ from spark_ssp.grouping.identifiers import (
     ShardKey,
     StreamName,
 )
-from spark_ssp.kinesis_source.model.deaggregation import open_aggregate, split
-from spark_ssp.kinesis_source.model.repeat_keys import (
+from spark_ssp.kinesis_source.model.deaggregation import (
     COUNT_TAG,
     WRITE_TAG,
     RowCounter,
     WriteId,
+    open_aggregate,
     repeat_keys,
+    split,
 )
 from spark_ssp.kinesis_source.model.shard import RecordPage, Shard
 from spark_ssp.kinesis_source.reading.page_rows import build_rows

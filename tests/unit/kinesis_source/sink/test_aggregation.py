@@ -22,13 +22,15 @@ from spark_ssp.grouping.identifiers import (
     hash_of,
 )
 from spark_ssp.kinesis_source.model.deaggregation import (
+    COUNT_TAG,
+    WRITE_TAG,
     KeyFilter,
     UserRecord,
+    WriteId,
     last_sub,
     open_aggregate,
     split,
 )
-from spark_ssp.kinesis_source.model.repeat_keys import COUNT_TAG, WRITE_TAG, WriteId
 from spark_ssp.kinesis_source.model.shard import Shard
 from spark_ssp.kinesis_source.sink.aggregation import (
     MAX_ROWS,
