@@ -44,6 +44,7 @@ from spark_ssp.kinesis_source.planning.active_shards import (
     assign_slots,
     count_open,
     default_slots,
+    families,
     is_one_to_one,
 )
 from spark_ssp.kinesis_source.planning.batch_log import BatchLog, warn_of_next_batches
@@ -67,11 +68,11 @@ from spark_ssp.kinesis_source.planning.input_partitions import (
     without_ended_ancestors,
     without_removed,
 )
-from spark_ssp.kinesis_source.planning.key_placement import PlacementWatch, families
 from spark_ssp.kinesis_source.planning.shard_discovery import (
     CONFIRM_PERIOD_S,
     CONFIRMATIONS,
     Doubts,
+    PlacementWatch,
     ShardDiscovery,
 )
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits

@@ -97,7 +97,7 @@ class KinesisService(Protocol):
 
     def describe(self, stream: StreamRef, *, retry: bool = True) -> StreamDescription:
         """Call DescribeStreamSummary, which is limited to 20 per second and account (see
-        `key_placement.py`)."""
+        `shard_discovery.py`)."""
         ...
 
     def list_shards(self, stream: StreamRef) -> tuple[Shard, ...]:

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from spark_ssp.common.structs import replace
-from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
 from spark_ssp.kinesis_source.model.shard import (
@@ -282,6 +282,27 @@ def ancestors(by_id: Mapping[ShardId, Shard], shards: Collection[ShardId]) -> se
             if parent in by_id and parent not in found:
                 found.add(parent)
                 pending.append(parent)
+    return found
+
+
+def families(
+    listed: Mapping[ShardId, Shard], shards: Collection[ShardId]
+) -> dict[ShardId, HashRange]:
+    """Return the hash keys of each shard and its listed ancestors, if they are more than its own.
+    Only such a shard may hold an aggregate that was made for an ancestor. A merge removes no keys,
+    so its child has a family only if a split came before."""
+    found: dict[ShardId, HashRange] = {}
+    for shard_id in shards:
+        shard = listed.get(shard_id)
+        if shard is None or listed.keys().isdisjoint(shard.parents):
+            continue
+        own = shard.hash_range
+        line = [own, *(listed[one].hash_range for one in ancestors(listed, [shard_id]))]
+        family = HashRange(
+            first=min(keys.first for keys in line), last=max(keys.last for keys in line)
+        )
+        if family != own:
+            found[shard_id] = family
     return found
 
 

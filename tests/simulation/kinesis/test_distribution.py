@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from spark_ssp.kinesis_source.planning.key_placement import LONGEST_GAP_S, SETTLING_MS
+from spark_ssp.kinesis_source.planning.shard_discovery import LONGEST_GAP_S, SETTLING_MS
 from spark_ssp.testing.kinesis.state.faults import Throttle
 from tests.support.simulation.query import Disturbance, Outcome, Stage
 from tests.support.simulation.scene import STREAM, Scene, scene

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from spark_ssp.grouping.identifiers import ShardId, ShardKey
 from spark_ssp.kinesis_source.model.ranges import ShardRange
 from spark_ssp.kinesis_source.model.shard import Position, RecordPage, ShardIterator, StreamRef
-from spark_ssp.kinesis_source.planning.key_placement import LONGEST_GAP_S
+from spark_ssp.kinesis_source.planning.shard_discovery import LONGEST_GAP_S
 from spark_ssp.kinesis_source.reading.shard_retry import Clock
 from spark_ssp.kinesis_source.reading.task_reader import ReadOrder
 from spark_ssp.testing.kinesis.dispatch import KinesisState

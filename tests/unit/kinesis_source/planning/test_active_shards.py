@@ -31,9 +31,9 @@ from spark_ssp.kinesis_source.planning.active_shards import (
     advance_lineage,
     advance_streams,
     assign_slots,
+    families,
     is_one_to_one,
 )
-from spark_ssp.kinesis_source.planning.key_placement import families
 from spark_ssp.kinesis_source.probing.initial_positions import (
     UnnamedShardError,
     split_waiting,

@@ -16,7 +16,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
-from spark_ssp.kinesis_source.planning.key_placement import SETTLING_MS, PlacementWatch
+from spark_ssp.kinesis_source.planning.shard_discovery import SETTLING_MS, PlacementWatch
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.shards import key
 
