@@ -34,7 +34,7 @@ from spark_ssp.checkpoint.coordination.protocol import (
 )
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
-from spark_ssp.common.helper_process import module_path, start_helper
+from spark_ssp.common.local_processes import module_path, start_helper
 from spark_ssp.common.times import seconds_text
 
 _log = logging.getLogger(__name__)

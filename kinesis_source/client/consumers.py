@@ -32,8 +32,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
 
 from spark_ssp.common.errors import SspError, StreamNotFoundError
-from spark_ssp.common.file_lock import FileLock
-from spark_ssp.common.helper_process import module_path, start_helper
+from spark_ssp.common.local_processes import FileLock, module_path, start_helper
 from spark_ssp.common.logs import show_logs
 from spark_ssp.common.times import seconds_text
 from spark_ssp.grouping.identifiers import StreamName

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_ssp.common.errors import AccessError, InvalidOptionsError, OptionProblem, shown
-from spark_ssp.common.file_lock import check_private, make_private, private_folder
+from spark_ssp.common.local_processes import check_private, make_private, private_folder
 from spark_ssp.common.spark.reader_status import Status, parsed, session_of, source_statuses
 from spark_ssp.kinesis_source.model.offset import is_offset
 

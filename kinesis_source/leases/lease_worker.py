@@ -26,7 +26,7 @@ from spark_ssp.checkpoint.coordination.state import Settings
 from spark_ssp.checkpoint.leases.lease_store import Capacity, TableSettings
 from spark_ssp.checkpoint.worker_identity import Query, worker_id
 from spark_ssp.common.errors import AccessError, UnsupportedError
-from spark_ssp.common.file_lock import FileLock
+from spark_ssp.common.local_processes import FileLock
 from spark_ssp.grouping.identifiers import WorkerId
 from spark_ssp.kinesis_source.leases.drain import DrainSignal, new_token
 from spark_ssp.kinesis_source.options.values import KinesisOptions, LeaseOptions

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_ssp.common.errors import AccessError
-from spark_ssp.common.file_lock import check_private, make_private, private_folder
+from spark_ssp.common.local_processes import check_private, make_private, private_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -26,7 +26,7 @@ from typing import Final
 import click
 
 from spark_ssp.common.errors import SspError, printable
-from spark_ssp.common.file_lock import check_private, private_folder
+from spark_ssp.common.local_processes import check_private, private_folder
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.options.spec import OptionTable, read_options
 from spark_ssp.common.spark.requirement import install_step, pyspark_version

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spark_ssp.common.file_lock import FileLock
+from spark_ssp.common.local_processes import FileLock
 
 
 def lock(folder: Path, *key: str) -> FileLock:
