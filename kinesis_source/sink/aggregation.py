@@ -89,10 +89,6 @@ class ShardMap:
         """The open shards, in the order of their hash keys."""
         return self._ids
 
-    def shard_of(self, hash_key: int) -> ShardId:
-        """Return the shard that the hash key belongs to."""
-        return self._ids[_place_of(hash_key.to_bytes(HASH_BYTES), self._first)]
-
     def place(
         self, keys: Sequence[str | None], hash_keys: Sequence[str | None] | None = None
     ) -> Any:

@@ -11,11 +11,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.deaggregation import WriteId
 from spark_ssp.kinesis_source.model.shard import PutEntries, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.sink.aggregation import ShardMap
 from spark_ssp.kinesis_source.sink.columns import Rows, SinkColumns
 from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
 from spark_ssp.kinesis_source.sink.options import SinkOptions
@@ -95,3 +96,8 @@ def entries_of(entries: PutEntries) -> list[Entry]:
 
 def _entry(Data: str, PartitionKey: str | None = None, ExplicitHashKey: str | None = None) -> Entry:
     return Entry(base64.b64decode(Data, validate=True), PartitionKey, ExplicitHashKey)
+
+
+def shard_of(shard_map: ShardMap, hash_key: int) -> ShardId:
+    """Return the shard that a map predicts for a hash key."""
+    return shard_map.shards[int(shard_map.place([None], [str(hash_key)])[0])]

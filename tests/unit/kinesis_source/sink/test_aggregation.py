@@ -42,6 +42,7 @@ from spark_ssp.kinesis_source.sink.aggregation import (
     take_record,
 )
 from tests.support.kcl.kpl import new_message, seal
+from tests.support.kinesis.sink_writer import shard_of
 
 MIB = 1 << 20
 LIMITS = AggregateLimits(record_bytes=MIB)
@@ -343,7 +344,7 @@ def test_no_row_is_dropped_from_the_shard_of_its_aggregate_also_after_a_reshard(
             ] == expected
             for record in packed:
                 stored = hash_of(record.partition_key, record.explicit_hash_key)
-                assert shard_map.shard_of(stored) == shard_id
+                assert shard_of(shard_map, stored) == shard_id
                 assert record.fits(own)
                 repacked += record.rows
         rows = repacked

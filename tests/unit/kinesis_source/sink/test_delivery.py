@@ -29,7 +29,7 @@ from spark_ssp.kinesis_source.sink.pacing import (
     LinkWindow,
     Upload,
 )
-from tests.support.kinesis.sink_writer import Entry, entries_of, rows_of
+from tests.support.kinesis.sink_writer import Entry, entries_of, rows_of, shard_of
 
 LAYOUTS = (1, 2, 4)
 
@@ -83,7 +83,7 @@ class Service:
         shards: list[ShardId | None] = []
         for one, code in zip(entries_of(request.entries), codes, strict=True):
             hash_key = hash_of(one.partition_key or "", one.explicit_hash_key)
-            shard = MAPS[self.layout].shard_of(hash_key)
+            shard = shard_of(MAPS[self.layout], hash_key)
             self.writes[shard].append((now, len(one.data) + len(one.partition_key or "")))
             if not code:
                 self.stored.append(one)
@@ -304,7 +304,7 @@ def test_an_aggregate_in_a_shard_that_is_not_listed_yet_is_kept_and_not_repeated
     request = delivery.take(0.0)
     assert request is not None
     (one,) = entries_of(request.entries)
-    stored = MAPS[2].shard_of(hash_of(one.partition_key or "", one.explicit_hash_key))
+    stored = shard_of(MAPS[2], hash_of(one.partition_key or "", one.explicit_hash_key))
     delivery.settle(request, PutOutcome(shards=[stored], codes=[None]), 0.1)
     for now in (0.2, 9.0):
         before = {one.shard_id: one.hash_range for one in shards_of(1)}

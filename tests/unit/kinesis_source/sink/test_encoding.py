@@ -17,7 +17,7 @@ from spark_ssp.kinesis_source.sink import encoding
 from spark_ssp.kinesis_source.sink.aggregation import ANY, ShardMap
 from spark_ssp.kinesis_source.sink.columns import RecordLimits, SinkColumns, checked_rows
 from spark_ssp.kinesis_source.sink.encoding import RecordRun, encode_by_shard, encode_rows
-from tests.support.kinesis.sink_writer import Entry, entries_of, rows_of
+from tests.support.kinesis.sink_writer import Entry, entries_of, rows_of, shard_of
 
 KEYS = st.one_of(
     st.sampled_from(["a", "b", 'quote " and \\', "\0\n\x1f", "\x7f", "клён", "\N{GRINNING FACE}"]),
@@ -62,7 +62,7 @@ def test_the_records_of_each_shard_are_the_rows_in_their_order(
         assert its == [
             one
             for one in entries
-            if SHARDS.shard_of(hash_of(one.partition_key or "", one.explicit_hash_key)) == shard
+            if shard_of(SHARDS, hash_of(one.partition_key or "", one.explicit_hash_key)) == shard
         ]
 
 

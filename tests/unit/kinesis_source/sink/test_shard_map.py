@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
 from spark_ssp.kinesis_source.model.shard import Shard
 from spark_ssp.kinesis_source.sink.aggregation import ShardMap
+from tests.support.kinesis.sink_writer import shard_of
 
 
 def shard(name: str, first: int, last: int, *, closed: bool = False) -> Shard:
@@ -41,7 +42,7 @@ def test_the_predicted_shard_is_the_open_one_with_the_hash_key(
     edges = st.sampled_from([*firsts, *lasts])
     hash_key = data.draw(st.one_of(edges, st.integers(0, MAX_HASH_KEY)))
     (owner,) = (each for each in shards if hash_key in each.hash_range)
-    assert shard_map.shard_of(hash_key) == owner.shard_id
+    assert shard_of(shard_map, hash_key) == owner.shard_id
     assert list(shard_map.shards) == [each.shard_id for each in shards]
 
 
