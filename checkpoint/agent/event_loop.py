@@ -263,7 +263,7 @@ class LeaseAgent:
             _log.info("releasing the leases of %s: %s", self._worker, why)
             self._exited_at = now
             self._pending_report = None
-            self._state = lease_coordinator.start_shutdown(self._state, now)
+            self._state = lease_coordinator.start_shutdown(self._state)
 
     # --- Steps -----------------------------------------------------------------------------------
 

@@ -237,17 +237,11 @@ def apply_scan_failure(state: State, error: SspError, now: Monotonic) -> State:
     )
 
 
-def apply_write_result(
-    state: State, write: Write, outcome: Outcome | SspError, now: Monotonic
-) -> State:
-    """Apply the result of a started write. After an error its effect is unknown."""
-    return apply_write_results(state, [(write, outcome, now)])
-
-
 def apply_write_results(
     state: State, results: Iterable[tuple[Write, Outcome | SspError, Monotonic]]
 ) -> State:
-    """Apply the results of several writes in their order, each with its time."""
+    """Apply the results of started writes in their order, each with its time. After an error the
+    effect of a write is unknown."""
     state = drafted(state)
     for write, outcome, now in results:
         before = state
@@ -286,7 +280,7 @@ def _has_measured(write: Write, outcome: Done) -> bool:
     return found not in (None, NOMINAL_KBPS, write.lease.throughput_kbps)
 
 
-def start_shutdown(state: State, now: Monotonic) -> State:
+def start_shutdown(state: State) -> State:
     """Record the exit of the reader: write its committed progress, release all leases, take none.
     Writes that failed before are retried at once."""
     reported = replace(state.reported, reader_exited=True, reading=frozenset())
@@ -428,8 +422,9 @@ def _metrics_at(state: State) -> Monotonic | None:
 
 def mark_started(state: State, steps: Steps, now: Monotonic) -> State:
     """Record that the steps are about to run. `now` is a time before the first request is sent. No
-    other write of a row is planned until `apply_write_result`, and no other scan until `apply_scan`
-    or `apply_scan_failure`, so `next_steps` may be called while steps are in flight."""
+    other write of a row is planned until `apply_write_results`, and no other scan until
+    `apply_scan` or `apply_scan_failure`, so `next_steps` may be called while steps are in
+    flight."""
     for write in steps.writes:
         state = record_steal(state, write, now)
     sent = {write.lease.key: InFlightWrite(write=write, sent_at=now) for write in steps.writes}

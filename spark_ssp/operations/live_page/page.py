@@ -518,7 +518,7 @@ def banner(query: ObservedQuery, health: Health) -> str:
             f'<div class="banner {verdict.lower()}">',
             f"<h2>{_chip(verdict.lower(), verdict)}{html_text(query.label)}</h2>",
             *_findings(health),
-            f'<dl class="facts">{"".join(_facts(query, health))}</dl>',
+            f'<dl class="facts">{"".join(_facts(health))}</dl>',
             f'<p class="dim">{html_text(_identity(query))}</p>',
             "</div>",
         ]
@@ -562,7 +562,7 @@ def _findings(health: Health) -> Iterator[str]:
     yield "</ul>"
 
 
-def _facts(query: ObservedQuery, health: Health) -> Iterator[str]:
+def _facts(health: Health) -> Iterator[str]:
     where = f" in its {' or its '.join(health.stuck_in)}" if health.stuck_in else ""
     yield _fact("state", f"{health.state}{where}")
     yield _fact("committed delay", _delay(health.committed))

@@ -61,8 +61,8 @@ def do(state: State, now: int, *, took: int = 0) -> State:
         state, Steps(writes=due.writes, scan=False, metrics=False, wake_at=now), now
     )
     for write in due.writes:
-        state = lease_coordinator.apply_write_result(
-            state, write, Done(lease=effect(write)), now + took
+        state = lease_coordinator.apply_write_results(
+            state, [(write, Done(lease=effect(write)), now + took)]
         )
     return state
 
@@ -76,7 +76,7 @@ def holding(*rows: Lease, now: int = 0, **settings: int) -> State:
             state = lease_coordinator.mark_started(
                 state, Steps(writes=(renewal,), scan=False, metrics=False, wake_at=now), now
             )
-            state = lease_coordinator.apply_write_result(
-                state, renewal, Done(lease=effect(renewal)), now
+            state = lease_coordinator.apply_write_results(
+                state, [(renewal, Done(lease=effect(renewal)), now)]
             )
     return state

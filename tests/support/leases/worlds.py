@@ -80,7 +80,7 @@ class InProcessAgent:
     def close(self) -> None:
         """End the agent."""
         if self.alive:
-            self._state = lease_coordinator.start_shutdown(self._state, self._now())
+            self._state = lease_coordinator.start_shutdown(self._state)
             self.work()
             self.alive = False
 
@@ -95,8 +95,8 @@ class InProcessAgent:
             self._state = lease_coordinator.mark_started(self._state, steps, self._now())
             for write in steps.writes:
                 outcome = self._failure() or self._write(write)
-                self._state = lease_coordinator.apply_write_result(
-                    self._state, write, outcome, self._now()
+                self._state = lease_coordinator.apply_write_results(
+                    self._state, [(write, outcome, self._now())]
                 )
             if steps.scan:
                 self._scan()

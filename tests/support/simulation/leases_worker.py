@@ -112,8 +112,8 @@ class OurWorker:
         for at, write, outcome in list(self.flights):
             if outcome is None:
                 self.flights.remove((at, write, outcome))
-                self.state = lease_coordinator.apply_write_result(
-                    self.state, write, unavailable(self.worker), self.own
+                self.state = lease_coordinator.apply_write_results(
+                    self.state, [(write, unavailable(self.worker), self.own)]
                 )
         self.wake = self.world.now
 
@@ -126,7 +126,7 @@ class OurWorker:
     def stop_reader(self) -> None:
         """Stop or kill the query: the agent notices and gives back its leases."""
         self.reading, self.batch = False, None
-        self.state = lease_coordinator.start_shutdown(self.state, self.own)
+        self.state = lease_coordinator.start_shutdown(self.state)
         self.agent_wake = self.world.now
         self._sleep()
 
@@ -231,8 +231,8 @@ class OurWorker:
         if self.latency:
             self.flights.append((self.world.now + self.latency, write, None))
             return
-        self.state = lease_coordinator.apply_write_result(
-            self.state, write, self._outcome(write), self.own
+        self.state = lease_coordinator.apply_write_results(
+            self.state, [(write, self._outcome(write), self.own)]
         )
 
     def _fly(self) -> None:
@@ -240,7 +240,9 @@ class OurWorker:
         if outcome is None:
             self.flights.append((at + self.latency, write, self._outcome(write)))
         else:
-            self.state = lease_coordinator.apply_write_result(self.state, write, outcome, self.own)
+            self.state = lease_coordinator.apply_write_results(
+                self.state, [(write, outcome, self.own)]
+            )
 
     def _outcome(self, write: Write) -> Outcome | ServiceUnavailableError:
         try:

@@ -33,40 +33,40 @@ DOWN = ServiceUnavailableError("table", found="nothing", expected="an answer", n
 
 
 def test_who_closes_lets_what_another_holds_in_its_name_be() -> None:
-    state = lease_coordinator.start_shutdown(holding(MINE), 1)
+    state = lease_coordinator.start_shutdown(holding(MINE))
     (write,) = writes(state, 1)
-    state = lease_coordinator.apply_write_result(state, write, Conflict(found=RIVALS), 2)
+    state = lease_coordinator.apply_write_results(state, [(write, Conflict(found=RIVALS), 2)])
     assert writes(state, 2) == []
     assert lease_coordinator.is_finished(state)
-    found = scan(lease_coordinator.start_shutdown(holding(MINE), 1), RIVALS, now=2)
+    found = scan(lease_coordinator.start_shutdown(holding(MINE)), RIVALS, now=2)
     assert writes(found, 2) == []
     assert lease_coordinator.is_finished(found)
 
 
 def test_what_is_held_is_given_away_only_with_its_own_counter() -> None:
     """A withdrawn request has no counter of this worker's to go by."""
-    assert writes(lease_coordinator.start_shutdown(holding(MINE), 1), 1) == [
+    assert writes(lease_coordinator.start_shutdown(holding(MINE)), 1) == [
         Evict(lease=HELD, check_counter=True)
     ]
     asked = replace(HELD, owner=BERT, checkpoint_owner=ANNE)
     told = lease_coordinator.apply_report(scan(holding(MINE), asked, now=1), Report(), 2)
     assert writes(told, 2) == [Assign(lease=asked, owner=BERT, check_counter=True)]
     waiting = replace(MINE, owner=ANNE, checkpoint_owner=BERT)
-    state = lease_coordinator.start_shutdown(scan(fresh(), waiting, now=0), 1)
+    state = lease_coordinator.start_shutdown(scan(fresh(), waiting, now=0))
     assert writes(state, 1) == [Assign(lease=waiting, owner=BERT)]
 
 
 def test_who_goes_on_takes_up_its_own_again() -> None:
     state = do(scan(holding(MINE), RIVALS, now=1), 1)
     assert set(lease_coordinator.build_status(state, 1).held) == {KEY}
-    assert kinds(lease_coordinator.start_shutdown(state, 2), 2) == ["Evict"]
+    assert kinds(lease_coordinator.start_shutdown(state), 2) == ["Evict"]
 
 
 def test_an_own_renewal_in_doubt_is_no_rivals() -> None:
     """Adopting what the last process left: the reply is lost, and the end comes."""
     state = scan(fresh(), MINE, now=0)
-    state = lease_coordinator.apply_write_result(state, Renew(lease=MINE), DOWN, 1)
-    state = scan(lease_coordinator.start_shutdown(state, 2), HELD, now=2_000)
+    state = lease_coordinator.apply_write_results(state, [(Renew(lease=MINE), DOWN, 1)])
+    state = scan(lease_coordinator.start_shutdown(state), HELD, now=2_000)
     assert writes(state, 2_000) == [Evict(lease=HELD, check_counter=True)]
 
 
@@ -100,7 +100,7 @@ def test_a_request_that_is_withdrawn_is_no_rivals(
     state = lease_coordinator.apply_report(state, report, 2)
     if in_answer:
         (write,) = writes(state, 2)
-        state = lease_coordinator.apply_write_result(state, write, Conflict(found=found), 3)
+        state = lease_coordinator.apply_write_results(state, [(write, Conflict(found=found), 3)])
     else:
         state = scan(state, found, now=3)
     assert (state.duplicate_owners, dict(state.collisions)) == (frozenset(), {})
@@ -117,7 +117,7 @@ def test_several_requests_may_be_withdrawn_between_two_looks() -> None:
     twice = effect(Assign(lease=again, owner=ANNE))
     state = scan(holding(MINE), twice, now=1)
     assert state.duplicate_owners == frozenset()
-    assert kinds(lease_coordinator.start_shutdown(state, 2), 2) == ["Evict"]
+    assert kinds(lease_coordinator.start_shutdown(state), 2) == ["Evict"]
     late = scan(holding(MINE), twice, now=FAILOVER_MS)
     assert late.duplicate_owners == {KEY}, "another may have taken it, and have given it back"
     assert scan(holding(MINE), WITHDRAWN, now=FAILOVER_MS).duplicate_owners == frozenset()
@@ -135,7 +135,7 @@ def test_what_is_assigned_after_a_rival_has_lost_it_is_given_back() -> None:
     state = scan(holding(MINE), RIVALS, now=1)
     bert = replace(RIVALS, counter=10, owner=BERT)
     assigned = replace(RIVALS, counter=11)
-    state = lease_coordinator.start_shutdown(scan(scan(state, bert, now=2), assigned, now=3), 4)
+    state = lease_coordinator.start_shutdown(scan(scan(state, bert, now=2), assigned, now=3))
     assert not lease_coordinator.is_finished(state)
     assert writes(state, 4) == [Evict(lease=assigned, check_counter=True)]
 

@@ -77,7 +77,9 @@ def test_after_a_pause_a_renewal_tells_whether_the_lease_is_held() -> None:
     kept = do(state, 30_000)
     assert set(lease_coordinator.build_status(kept, 30_000).held) == {KEY}
     taken = replace(effect(renewal), owner=BERT)
-    drop_lease = lease_coordinator.apply_write_result(state, renewal, Conflict(found=taken), 30_000)
+    drop_lease = lease_coordinator.apply_write_results(
+        state, [(renewal, Conflict(found=taken), 30_000)]
+    )
     assert lease_coordinator.build_status(drop_lease, 30_000).overdue == frozenset()
     assert lease_coordinator.build_status(drop_lease, 30_000).rows[KEY].owner == BERT
 
@@ -164,7 +166,7 @@ def test_a_renewal_that_fails_for_a_request_is_no_loss() -> None:
     state = holding(MINE)
     (renewal,) = writes(state, 3_333)
     found = replace(ASKED, counter=8)
-    state = lease_coordinator.apply_write_result(state, renewal, Conflict(found=found), 3_340)
+    state = lease_coordinator.apply_write_results(state, [(renewal, Conflict(found=found), 3_340)])
     assert lease_coordinator.build_status(state, 3_340).asked_for == {KEY}
     assert writes(state, 3_340) == [Renew(lease=found)]
 
@@ -217,7 +219,7 @@ def test_leaving_withdraws_requests() -> None:
 
 def test_closing_writes_what_is_known_and_gives_all_back_at_once() -> None:
     state = lease_coordinator.apply_report(holding(MINE), tell(processed(200)), 1)
-    state = lease_coordinator.start_shutdown(state, 2)
+    state = lease_coordinator.start_shutdown(state)
     assert kinds(state, 2) == ["Checkpoint"]
     state = do(state, 2)
     assert kinds(state, 2) == ["Evict"]
@@ -232,7 +234,7 @@ def failing(state: State, now: int) -> State:
     due = steps(state, now)
     state = lease_coordinator.mark_started(state, due, now)
     for write in due.writes:
-        state = lease_coordinator.apply_write_result(state, write, DOWN, now + 10)
+        state = lease_coordinator.apply_write_results(state, [(write, DOWN, now + 10)])
     if due.scan:
         state = lease_coordinator.apply_scan_failure(state, DOWN, now + 10)
     return state
@@ -247,8 +249,8 @@ def test_a_failed_renewal_is_tried_again_soon() -> None:
 def test_a_write_in_doubt_that_took_effect_keeps_the_lease() -> None:
     state = failing(holding(MINE), 3_333)
     found = replace(MINE, counter=9)
-    state = lease_coordinator.apply_write_result(
-        state, Renew(lease=MINE), Conflict(found=found), 5_000
+    state = lease_coordinator.apply_write_results(
+        state, [(Renew(lease=MINE), Conflict(found=found), 5_000)]
     )
     assert set(lease_coordinator.build_status(state, 13_332).held) == {KEY}
     assert not lease_coordinator.build_status(state, 13_333).held
@@ -258,7 +260,7 @@ def test_what_does_not_pass_is_a_problem() -> None:
     error = AccessError("table", found="no permission", expected="one", next_step="grant it")
     state = holding(MINE)
     (renewal,) = writes(state, 3_333)
-    failed = lease_coordinator.apply_write_result(state, renewal, error, 3_400)
+    failed = lease_coordinator.apply_write_results(state, [(renewal, error, 3_400)])
     assert lease_coordinator.build_status(failed, 3_400).problem is error
     assert lease_coordinator.build_status(failed, 3_400).outage_ms == 0
     failed = lease_coordinator.apply_scan_failure(state, error, 3_400)
@@ -267,7 +269,7 @@ def test_what_does_not_pass_is_a_problem() -> None:
 
 
 def test_after_the_end_a_lease_that_cannot_be_given_back_runs_out() -> None:
-    state = lease_coordinator.start_shutdown(holding(MINE), 1)
+    state = lease_coordinator.start_shutdown(holding(MINE))
     for now in range(1, 12_000, 1_100):
         state = failing(state, now)
     assert not state.held

@@ -69,11 +69,11 @@ def test_a_row_that_another_took_first_is_let_be_and_the_next_is_tried() -> None
     state = scan(fresh(), row(0), row(1), row(2, BERT), now=0)
     first, second = writes(state, 0)
     state = lease_coordinator.mark_started(state, steps(state, 0), 0)
-    state = lease_coordinator.apply_write_result(
-        state, first, Conflict(found=row(0, BERT, counter=2)), 5
+    state = lease_coordinator.apply_write_results(
+        state, [(first, Conflict(found=row(0, BERT, counter=2)), 5)]
     )
-    state = lease_coordinator.apply_write_result(
-        state, second, Conflict(found=row(1, CARL, counter=2)), 5
+    state = lease_coordinator.apply_write_results(
+        state, [(second, Conflict(found=row(1, CARL, counter=2)), 5)]
     )
     assert keys(state, 5) == []
 

@@ -50,7 +50,7 @@ def test_a_scan_says_nothing_of_a_row_that_was_written_since_it_began() -> None:
     state = scan(fresh(), FREE, now=0)
     (take,) = writes(state, 5_000)
     state = under_way(state, 5_000)  # the scan as well
-    state = lease_coordinator.apply_write_result(state, take, Done(lease=effect(take)), 5_010)
+    state = lease_coordinator.apply_write_results(state, [(take, Done(lease=effect(take)), 5_010)])
     begun = lease_coordinator.apply_scan(state, rows(FREE), KclWorkers(), 5_020)
     assert rows_of(begun) == {KEY: 4}
     assert set(begun.held) == {KEY}
@@ -84,11 +84,13 @@ def test_a_lease_ended_by_another_is_lost() -> None:
 def test_a_take_in_doubt_that_took_effect_is_adopted() -> None:
     state = scan(fresh(), FREE, now=0)
     (take,) = writes(state, 0)
-    state = lease_coordinator.apply_write_result(under_way(state, 0), take, DOWN, 10)
+    state = lease_coordinator.apply_write_results(under_way(state, 0), [(take, DOWN, 10)])
     assert kinds(state, 900) == []
     (again,) = writes(state, 1_010)
     assert isinstance(again, Take)
-    state = lease_coordinator.apply_write_result(state, again, Conflict(found=effect(take)), 1_020)
+    state = lease_coordinator.apply_write_results(
+        state, [(again, Conflict(found=effect(take)), 1_020)]
+    )
     assert kinds(state, 1_020) == ["Renew"]
     assert set(do(state, 1_020).held) == {KEY}
 
@@ -97,7 +99,7 @@ def test_another_under_way_is_no_obstacle_for_the_rest() -> None:
     second = lease("shardId-000000000001")
     state = under_way(scan(fresh(), FREE, second, now=0), 0)
     first, _ = (state.in_flight[key].write for key in sorted(state.in_flight))
-    state = lease_coordinator.apply_write_result(state, first, Done(lease=effect(first)), 100)
+    state = lease_coordinator.apply_write_results(state, [(first, Done(lease=effect(first)), 100)])
     assert kinds(state, 3_500) == ["Renew"]
 
 
@@ -117,7 +119,7 @@ def test_a_row_that_is_there_is_let_be() -> None:
     empty = lease_coordinator.apply_report(scan(fresh(), now=0), Report(create=(FREE,)), 1)
     (create,) = writes(empty, 1)
     taken = replace(MINE, owner=BERT, ssp_owner=BERT)
-    state = lease_coordinator.apply_write_result(empty, create, Conflict(found=taken), 2)
+    state = lease_coordinator.apply_write_results(empty, [(create, Conflict(found=taken), 2)])
     assert kinds(state, 2) == []
     assert rows_of(state) == {KEY: 3}
 

@@ -24,7 +24,7 @@ def half_failing(state: State, now: int, *, reads: bool, writes: bool) -> State:
     elif due.writes:
         state = lease_coordinator.mark_started(state, due, now)
         for write in due.writes:
-            state = lease_coordinator.apply_write_result(state, write, DOWN, now + 10)
+            state = lease_coordinator.apply_write_results(state, [(write, DOWN, now + 10)])
     if due.scan and reads:
         state = lease_coordinator.mark_started(state, replace(due, writes=()), now)
         state = lease_coordinator.apply_scan_failure(state, DOWN, now + 10)

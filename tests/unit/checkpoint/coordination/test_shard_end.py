@@ -82,7 +82,7 @@ def test_the_lease_is_renewed_while_children_cannot_be_created() -> None:
     due = steps(state, 1)
     state = lease_coordinator.mark_started(state, due, 1)
     for write in due.writes:
-        state = lease_coordinator.apply_write_result(state, write, BROKEN, 2)
+        state = lease_coordinator.apply_write_results(state, [(write, BROKEN, 2)])
     assert lease_coordinator.build_status(state, 2).problem is BROKEN
     assert [type(write) for write in writes(state, 500)] == []
     assert "Renew" in kinds(state, 3_333)
@@ -95,7 +95,7 @@ def refused(state: State, *children: Lease, now: int) -> State:
     for write in due.writes:
         fails = isinstance(write, Create) and write.lease in children
         outcome = BROKEN if fails else Done(lease=effect(write))
-        state = lease_coordinator.apply_write_result(state, write, outcome, now + 1)
+        state = lease_coordinator.apply_write_results(state, [(write, outcome, now + 1)])
     return state
 
 
@@ -105,9 +105,7 @@ def test_a_shard_whose_children_cannot_be_created_is_left_to_others(
 ) -> None:
     """They do not keep a worker from ending, and are not forgotten: the shard has not ended."""
     told = Report(ended={MINE.key: CHILDREN}, progress={MINE.key: processed(200)})
-    state = lease_coordinator.start_shutdown(
-        lease_coordinator.apply_report(holding(MINE), told, 1), 1
-    )
+    state = lease_coordinator.start_shutdown(lease_coordinator.apply_report(holding(MINE), told, 1))
     state = refused(state, *children, now=1)
     assert writes(state, 3) == [Checkpoint(lease=replace(MINE, counter=8), progress=processed(200))]
     state = do(state, 3)
@@ -120,7 +118,7 @@ def test_a_shard_whose_children_cannot_be_created_is_left_to_others(
 
 def test_who_stops_tries_once_more_to_create_the_children() -> None:
     state = refused(ended(holding(MINE), *CHILDREN), *CHILDREN, now=1)
-    state = lease_coordinator.start_shutdown(state, 3)
+    state = lease_coordinator.start_shutdown(state)
     assert writes(state, 3) == [Create(lease=child) for child in CHILDREN]
     for now in (3, 4, 5):
         state = do(state, now)
@@ -260,7 +258,7 @@ def test_a_row_that_cannot_be_deleted_is_no_problem() -> None:
     (delete,) = [w for w in writes(state, INTERVAL) if type(w).__name__ == "Delete"]
     error = AccessError("table", found="no permission", expected="one", next_step="grant it")
     state = lease_coordinator.mark_started(state, steps(state, INTERVAL), INTERVAL)
-    state = lease_coordinator.apply_write_result(state, delete, error, INTERVAL + 1)
+    state = lease_coordinator.apply_write_results(state, [(delete, error, INTERVAL + 1)])
     assert lease_coordinator.build_status(state, INTERVAL + 1).problem is None
     assert "Delete" not in kinds(state, 2 * INTERVAL - 1)
 

@@ -116,12 +116,12 @@ def test_a_write_that_meets_one_is_a_problem_of_the_holder_alone() -> None:
     error = parse_rows([spoilt(PARENT_ROW)]).malformed[0]
     state = scan(fresh(), PARENT_ROW, now=0)
     (take,) = writes(state, 0)
-    state = lease_coordinator.apply_write_result(state, take, error, 1)
+    state = lease_coordinator.apply_write_results(state, [(take, error, 1)])
     assert lease_coordinator.build_status(state, 1).problem is None
     held = holding(MINE)
     (renewal,) = writes(held, 3_333)
     assert lease_coordinator.build_status(
-        lease_coordinator.apply_write_result(held, renewal, error, 3_334), 3_334
+        lease_coordinator.apply_write_results(held, [(renewal, error, 3_334)]), 3_334
     ).problem
 
 
