@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from spark_ssp.kinesis_source.batch_planner import BatchPlanner
-    from spark_ssp.kinesis_source.fan_out import FanOut
     from spark_ssp.kinesis_source.leases.lease_worker import LeaseWorker
     from spark_ssp.kinesis_source.probing.batch_limits import Limits
     from spark_ssp.kinesis_source.reader_activity import ReaderActivity
+    from spark_ssp.kinesis_source.reading.fan_out import FanOut
 
 _BATCHES: Final = BatchSource(
     format="kinesis-ssp",
@@ -250,7 +250,7 @@ class KinesisStreamReader(PlanningStreamReader):
         )
         self._activity = ReaderActivity(planner, service, self._worker, monotonic=time.monotonic)
         if self._options.fan_out is not None:
-            from spark_ssp.kinesis_source.fan_out import open_fan_out
+            from spark_ssp.kinesis_source.reading.fan_out import open_fan_out
 
             self._fan_out = open_fan_out(self._options, service)
         return planner
@@ -275,7 +275,7 @@ class KinesisBatchReader(DataSourceReader):
         """Return one partition for each task with records to read."""
         from spark_ssp.kinesis_source.batch_read import has_fixed_end, plan_read
         from spark_ssp.kinesis_source.client.boto3_client import connect
-        from spark_ssp.kinesis_source.fan_out import open_fan_out
+        from spark_ssp.kinesis_source.reading.fan_out import open_fan_out
 
         show_logs()
         service = connect(self._options.connection)

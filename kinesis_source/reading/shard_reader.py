@@ -57,6 +57,7 @@ from spark_ssp.kinesis_source.model.shard import (
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.planning.data_loss import DataLossChecks
 from spark_ssp.kinesis_source.reading.arrow_batches import memory_bytes
+from spark_ssp.kinesis_source.reading.fan_out import PROCESS_WIDE_FAULTS, FaultLog, PushedPages
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
 from spark_ssp.kinesis_source.reading.fetch_pacing import (
     MIN_RESERVED_BYTES,
@@ -77,7 +78,6 @@ from spark_ssp.kinesis_source.reading.page_rows import (
     slice_page,
 )
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
-from spark_ssp.kinesis_source.reading.pushed_pages import PROCESS_WIDE_FAULTS, FaultLog, PushedPages
 from spark_ssp.kinesis_source.reading.shard_retry import Clock, ShardRetry
 
 ITERATOR_LIFETIME_S: Final = 240.0

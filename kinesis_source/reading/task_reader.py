@@ -28,9 +28,9 @@ from spark_ssp.kinesis_source.model.ranges import (
 from spark_ssp.kinesis_source.model.shard import RecordPage
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.reading.arrow_batches import REPEAT_KEY, all_columns, to_batches
+from spark_ssp.kinesis_source.reading.fan_out import OnDemandSubscriber
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
 from spark_ssp.kinesis_source.reading.process_wide import HASH_RANGES, HashRangeCache, ReadRates
-from spark_ssp.kinesis_source.reading.pushed_pages import OnDemandSubscriber
 from spark_ssp.kinesis_source.reading.shard_reader import FirstCall, ReadContext, ShardReader
 from spark_ssp.kinesis_source.reading.shard_retry import SYSTEM_CLOCK, Clock
 

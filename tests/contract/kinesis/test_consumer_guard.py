@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from spark_ssp.grouping.identifiers import StreamName
-from spark_ssp.kinesis_source import fan_out
 from spark_ssp.kinesis_source.client.boto3_client import connect, disconnect
 from spark_ssp.kinesis_source.client.consumers import GuardSettings, start_guard
-from spark_ssp.kinesis_source.fan_out import open_fan_out
 from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from spark_ssp.kinesis_source.reading import fan_out
+from spark_ssp.kinesis_source.reading.fan_out import open_fan_out
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.waiting import until
 

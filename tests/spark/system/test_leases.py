@@ -20,7 +20,7 @@ from spark_ssp.checkpoint.leases.lease_store import LeaseStore, TableSettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from spark_ssp.kinesis_source.leases.drain import stop_gracefully
-from spark_ssp.kinesis_source.reading.pushed_pages import RESUBSCRIBE_AFTER_S
+from spark_ssp.kinesis_source.reading.fan_out import RESUBSCRIBE_AFTER_S
 from spark_ssp.testing.kafka.broker import free_ports
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.support.kinesis.fan_out_mode import pushed_everywhere, python_path

@@ -34,9 +34,9 @@ def _watch_imports(file: str) -> None:
 
 
 def _push_everything() -> None:
-    import spark_ssp.kinesis_source.reading.pushed_pages
+    import spark_ssp.kinesis_source.reading.fan_out
 
-    choice: Any = spark_ssp.kinesis_source.reading.pushed_pages
+    choice: Any = spark_ssp.kinesis_source.reading.fan_out
     choice.RESUBSCRIBE_AFTER_S = 0.0
     choice.MIN_PUSHED_BYTES = 0
     choice.MIN_PUSHED_RECORDS = 0

@@ -1,4 +1,5 @@
-"""Decides which ranges are pushed by enhanced fan-out, and when a task reads one by GetRecords.
+"""Enhanced fan-out: which ranges of a batch are pushed to the consumers of a query, and when a task
+reads one by GetRecords.
 
 A consumer may subscribe to a shard again five seconds after it did so before (API reference,
 SubscribeToShard), and a subscription costs more than the one GetRecords call that a small range
@@ -14,16 +15,25 @@ rest by GetRecords. If these are throttled, even a small rest is pushed.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.client.api import Subscriber, Subscription, SubscriptionError
+from spark_ssp.kinesis_source.client.consumers import (
+    ConsumerGuard,
+    ConsumerService,
+    GuardSettings,
+    QueryConsumers,
+    start_guard,
+)
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -33,9 +43,15 @@ from spark_ssp.kinesis_source.model.shard import (
     SequenceNumber,
     sequence_order,
 )
+from spark_ssp.kinesis_source.options.values import ConsumerLifecycle, KinesisOptions
+
+if TYPE_CHECKING:
+    from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 
 _log = logging.getLogger(__name__)
 
+
+# --- The driver -----------------------------------------------------------------------------------
 
 RESUBSCRIBE_AFTER_S: Final = 5.5
 """The time from one batch that pushes a shard to the next. The tasks of two batches do not begin
@@ -46,15 +62,6 @@ MIN_PUSHED_BYTES: Final = 1 << 20
 
 MIN_PUSHED_RECORDS: Final = 2_000
 """The same for a range of which only the number of records is known."""
-
-MAX_FAULTS: Final = 3
-"""The number of failed subscriptions after which a range is polled to its end."""
-
-MAX_EMPTY_AT_LATEST: Final = 2
-
-MAX_EMPTY_EVENTS: Final = 20
-"""The numbers of events without a record in a row, at the shard's latest record and before it,
-after which the rest of the range is polled. The service sends one every few seconds."""
 
 
 def choose_pushed(
@@ -103,6 +110,96 @@ def is_worth_pushing(expected: ExpectedSize | None, fetched: int = 0) -> bool:
     if expected.size_bytes is None:
         return rest >= MIN_PUSHED_RECORDS
     return rest * expected.size_bytes >= MIN_PUSHED_BYTES * max(expected.records, 1)
+
+
+class FanOut:
+    """Chooses the pushed ranges of each batch of one query. Used by one thread. `monotonic` is in
+    seconds."""
+
+    def __init__(
+        self,
+        options: KinesisOptions,
+        consumers: QueryConsumers,
+        *,
+        monotonic: Callable[[], float],
+        guard: ConsumerGuard | None = None,
+    ) -> None:
+        """`guard` deregisters the consumers at the end of the query."""
+        self._guard = guard
+        self._streams = options.streams
+        self._consumers = consumers
+        self._monotonic = monotonic
+        self._pushed_at: dict[ShardKey, float] = {}
+        self._counts: dict[StreamName, Counter[str]] = {}
+
+    def assign(self, ranges: Sequence[SlotRange]) -> tuple[SlotRange, ...]:
+        """Return the ranges of a batch with their consumer, and the choice for each. The first call
+        finds or registers the consumers; see `QueryConsumers.active` for errors."""
+        consumers = self._consumers.active(self._streams)
+        now = self._monotonic()
+        chosen = choose_pushed(ranges, consumers, self._pushed_at, now)
+        self._pushed_at = {
+            key: since
+            for key, since in self._pushed_at.items()
+            if now - since < RESUBSCRIBE_AFTER_S
+        }
+        self._pushed_at |= dict.fromkeys(pushed_shards(chosen), now)
+        self._counts = {}
+        for each in (each for slot in chosen for each in slot.shards):
+            counts = self._counts.setdefault(each.stream.name, Counter())
+            counts["pushed" if each.is_pushed else "polled"] += 1
+        return chosen
+
+    def close(self) -> None:
+        """End the use of the consumers."""
+        if self._guard is not None:
+            self._guard.close()
+
+    def entry(self, stream: StreamName) -> dict[str, Any]:
+        """Return the number of shards of the last batch that were pushed and polled, for the
+        query's progress."""
+        counts = self._counts.get(stream, Counter())
+        return {"fanOut": {"pushed": counts["pushed"], "polled": counts["polled"]}}
+
+
+def open_fan_out(options: KinesisOptions, kinesis: Boto3Kinesis) -> FanOut | None:
+    """Return the fan-out of a query; None with polling. Starts the process that deregisters the
+    consumers at the end of the query, if it is to do so: the end of a batch read is that of Spark's
+    application. Consumers of a query with leases are those of the application, and remain."""
+    fan_out = options.fan_out
+    if fan_out is None:
+        return None
+    guard: ConsumerGuard | None = None
+    if fan_out.lifecycle is ConsumerLifecycle.JOB and options.leases is None:
+        guard = start_guard(
+            GuardSettings(
+                streams=options.streams,
+                consumer_name=fan_out.consumer_name or "",
+                connection=options.connection,
+                endpoint=kinesis.endpoint,
+                watched=None if options.ending_position is None else os.getppid(),
+            )
+        )
+    consumers = QueryConsumers(
+        fan_out,
+        ConsumerService(kinesis),
+        describe_arn=lambda stream: kinesis.describe(stream).arn,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    return FanOut(options, consumers, monotonic=time.monotonic, guard=guard)
+
+
+# --- Tasks ----------------------------------------------------------------------------------------
+
+MAX_FAULTS: Final = 3
+"""The number of failed subscriptions after which a range is polled to its end."""
+
+MAX_EMPTY_AT_LATEST: Final = 2
+
+MAX_EMPTY_EVENTS: Final = 20
+"""The numbers of events without a record in a row, at the shard's latest record and before it,
+after which the rest of the range is polled. The service sends one every few seconds."""
 
 
 @dataclass(slots=True, eq=False)

@@ -12,8 +12,7 @@ from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import SubscriptionError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange
 from spark_ssp.kinesis_source.model.shard import ConsumerArn, Position, RecordPage, ShardIterator
-from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
-from spark_ssp.kinesis_source.reading.pushed_pages import (
+from spark_ssp.kinesis_source.reading.fan_out import (
     MIN_PUSHED_BYTES,
     MIN_PUSHED_RECORDS,
     RESUBSCRIBE_AFTER_S,
@@ -21,6 +20,7 @@ from spark_ssp.kinesis_source.reading.pushed_pages import (
     is_worth_pushing,
     pushed_shards,
 )
+from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.scripted import (
     NOW,
