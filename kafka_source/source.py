@@ -284,7 +284,7 @@ def _group_id(options: KafkaOptions) -> str:
 def _store(options: KafkaOptions) -> AssignmentStore | None:
     if options.assignment_store is None:
         return None
-    from spark_ssp.checkpoint.assignments.backends import open_assignment_store
+    from spark_ssp.checkpoint.assignments.files import open_assignment_store
 
     return open_assignment_store(options.assignment_store, options.store_connection)
 

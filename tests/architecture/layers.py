@@ -268,7 +268,7 @@ CLOCK_CALLS: Final = frozenset({"now", "today", "utcnow"})
 
 SDK: Final = frozenset(
     {
-        "checkpoint.assignments.backends",
+        "checkpoint.assignments.aws",
         "checkpoint.leases.dynamodb_calls",
         "checkpoint.leases.dynamodb_store",
         "checkpoint.leases.kcl_tables",

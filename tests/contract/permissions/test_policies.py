@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from spark_ssp.checkpoint.assignments.backends import open_assignment_store
+from spark_ssp.checkpoint.assignments.files import open_assignment_store
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.assignment import NO_ASSIGNMENT, GroupByPartition
 from spark_ssp.grouping.fixed_tasks import FixedTasks

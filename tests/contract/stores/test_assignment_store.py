@@ -12,14 +12,13 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from spark_ssp.checkpoint.assignments.backends import (
+from spark_ssp.checkpoint.assignments.aws import (
     DynamoDbAssignmentStore,
-    FileAssignmentStore,
     dynamodb_where,
-    open_assignment_store,
     s3_folder,
     s3_where,
 )
+from spark_ssp.checkpoint.assignments.files import FileAssignmentStore, open_assignment_store
 from spark_ssp.checkpoint.assignments.store import (
     AssignmentConflictError,
     AssignmentStore,

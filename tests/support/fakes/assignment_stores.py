@@ -15,14 +15,13 @@ import fsspec
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from botocore.config import Config
 
-from spark_ssp.checkpoint.assignments.backends import (
+from spark_ssp.checkpoint.assignments.aws import (
     DynamoDbAssignmentStore,
-    FileAssignmentStore,
     dynamodb_where,
-    open_assignment_store,
     s3_folder,
     s3_where,
 )
+from spark_ssp.checkpoint.assignments.files import FileAssignmentStore, open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentStore, StoreKind, parse_store_uri
 from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.aws.store import S3Calls, S3Files, StoreCalls

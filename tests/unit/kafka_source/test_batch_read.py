@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_ssp.checkpoint.assignments.backends import open_assignment_store
+from spark_ssp.checkpoint.assignments.files import open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.common.errors import DataLossError, InvalidOptionsError
 from spark_ssp.grouping.fixed_tasks import PartitionCountError

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_ssp.checkpoint.assignments.backends import open_assignment_store
+from spark_ssp.checkpoint.assignments.files import open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentContradictionError, AssignmentStore
 from spark_ssp.common.errors import (
     NEW_CHECKPOINT,
