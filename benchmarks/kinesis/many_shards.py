@@ -7,7 +7,8 @@ ended. `planner CPU` is that of the process on the driver that holds the source'
 that of the JVM after a full collection, before the measured batches and after them: Spark keeps
 the reports of a hundred batches, each with two offsets. `checkpoint` has the offsets of each batch.
 `calls` and the processor time of the service, which runs on the same machine, are of driver and
-tasks together: with few cores the service takes a good part of a trigger.
+tasks together. The service is one whose answers cost little (`formula_service`); with few cores it
+still takes a part of a trigger.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from benchmarks.kinesis.service import kinesis_service
+from benchmarks.kinesis.formula_service import formula_service
+from benchmarks.kinesis.service import RECORD_BYTES
 from benchmarks.kinesis.triggers import last_batch, wait_for_batches
 from benchmarks.support.processes import cpu_seconds, used_since
 from benchmarks.support.report import Report, quantile
@@ -66,8 +68,7 @@ def _measure(
     report: Report, spark: SparkSession, folder: Path, shards: int, slots: int, batches: int
 ) -> None:
     checkpoint = checkpoint_in(folder, f"{shards}-busy")
-    with kinesis_service(shards) as service:
-        service.produce(shards)
+    with formula_service(shards, rate=1, size=RECORD_BYTES) as service:
         query = (
             spark.readStream.format("kinesis-ssp")
             .options(**service.options(), slots=str(slots))
