@@ -28,6 +28,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.logs import show_logs
 from spark_ssp.common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
 from spark_ssp.common.spark.gc_freeze import freeze_after_task, freeze_imports, without_collections
@@ -40,7 +41,7 @@ from spark_ssp.common.spark.pyspark_api import (
     ReadMaxRows,
 )
 from spark_ssp.common.spark.reader_status import COUNTERS, ReaderCounters
-from spark_ssp.common.spark.schema_check import Column, requested_columns
+from spark_ssp.common.spark.schema_check import requested_columns
 from spark_ssp.common.versioned_json import OffsetCache
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, encode
 from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind

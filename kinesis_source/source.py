@@ -27,6 +27,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.logs import show_logs
 from spark_ssp.common.spark.batch_plan import BatchPlan, BatchSource, read_planned, with_plan
 from spark_ssp.common.spark.gc_freeze import (
@@ -43,7 +44,7 @@ from spark_ssp.common.spark.pyspark_api import (
     ReadMaxBytes,
     ReadMaxRows,
 )
-from spark_ssp.common.spark.schema_check import Column, requested_columns
+from spark_ssp.common.spark.schema_check import requested_columns
 from spark_ssp.common.versioned_json import OffsetCache
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode

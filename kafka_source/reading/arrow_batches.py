@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import NEW_CHECKPOINT, InvalidRequestError
-from spark_ssp.common.spark.schema_check import Column
 from spark_ssp.grouping.identifiers import SystemStreamPartition
 from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.model.topic import kafka_name

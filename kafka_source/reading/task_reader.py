@@ -17,8 +17,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
-from spark_ssp.common.spark.schema_check import Column
 from spark_ssp.common.times import duration_text
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.admin_client import connect

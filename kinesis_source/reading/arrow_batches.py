@@ -17,7 +17,7 @@ from typing import Final, TypeVar, cast
 import numpy as np
 import pyarrow as pa
 
-from spark_ssp.common.spark.schema_check import Column
+from spark_ssp.common.columns import Column
 from spark_ssp.grouping.identifiers import ShardKey, SlotId
 from spark_ssp.kinesis_source.model.shard import RecordPage
 

@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from spark_ssp.common.spark.schema_check import Column
+from spark_ssp.common.columns import Column
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import (
     ConcurrentService,

@@ -1,4 +1,4 @@
-"""The columns that a query requests of a source, and checks of the schemas of sources and sinks.
+"""Checks of the schemas of sources and sinks.
 
 A user's schema chooses columns of a source, whose names and types follow from its options. Tables
 of a catalog are rejected, since Spark does not pass their options to a source. A sink maps the
@@ -10,14 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from pyspark.sql.types import ArrayType, BinaryType, DataType, StringType, StructType
 
-from spark_ssp.common.errors import InvalidRequestError, InvalidRowsError, UnsupportedError
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from spark_ssp.common.columns import Column
+from spark_ssp.common.errors import InvalidRowsError, UnsupportedError
 
 _OF_TABLES: Final = "option."
 """The prefix of the names of a table's options in `CREATE TABLE`."""
@@ -40,39 +38,6 @@ def check_not_table(format_: str, options: Mapping[str, str]) -> None:
 
 
 # --- Columns of a source -------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a source's rows. `is_text`: its bytes are requested as text."""
-
-    name: str
-    is_text: bool = False
-
-    def typed(self, values: pa.Array, record_name: Callable[[int], str]) -> pa.Array:
-        """Return the values in the requested type: text shares the memory of the bytes. Raises
-        InvalidRequestError with the name of the first row's record that is not UTF-8."""
-        if not self.is_text:
-            return values
-        try:
-            return values.cast("string")
-        except ValueError:
-            row = next(row for row, value in enumerate(values) if not _is_utf8(value.as_py()))
-        raise InvalidRequestError(
-            record_name(row),
-            found=f"bytes in {self.name} that are not UTF-8",
-            expected=f"UTF-8, because the query reads {self.name} as a string",
-            next_step=f"read {self.name} as binary and decode it after load(), for example by "
-            f"try_validate_utf8(CAST({self.name} AS STRING)), which is null for such a record; "
-            "correct the producer",
-        )
-
-
-def _is_utf8(value: bytes | None) -> bool:
-    try:
-        return value is None or str(value, "utf-8") is not None
-    except UnicodeDecodeError:
-        return False
 
 
 def requested_columns(schema: StructType, source: StructType, optional: str) -> tuple[Column, ...]:

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from benchmarks.kafka.memory import Shape, fill, held_by_a_task
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRequestError
-from spark_ssp.common.spark.schema_check import Column
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer, RecordRun
 from spark_ssp.kafka_source.reading.librdkafka import MessageTimes
 from spark_ssp.kafka_source.reading.pool import ConsumerKey, ConsumerPool

@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_ssp.common.spark.schema_check import Column
+from spark_ssp.common.columns import Column
 from spark_ssp.grouping.identifiers import StreamName, TaskName
 from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
 from spark_ssp.kafka_source.model.topic import TopicId, partition_of

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from spark_ssp.common.spark.schema_check import Column
+from spark_ssp.common.columns import Column
 
 
 def some_of(columns: Sequence[Column], bytes_: Collection[str]) -> st.SearchStrategy[list[Column]]:

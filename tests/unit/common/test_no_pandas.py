@@ -32,7 +32,7 @@ import spark_ssp.kinesis_source.reading.shard_reader, spark_ssp.kinesis_source.s
 import spark_ssp.planner, spark_ssp.planner.running
 """,
     "a page of Kinesis": """
-from spark_ssp.common.spark.schema_check import Column
+from spark_ssp.common.columns import Column
 from spark_ssp.kinesis_source.reading.arrow_batches import (
     Chunk, all_columns, memory_bytes, to_batches
 )
@@ -53,7 +53,7 @@ assert batch.num_rows == 1
 from array import array
 import numpy as np
 import pyarrow as pa
-from spark_ssp.common.spark.schema_check import Column
+from spark_ssp.common.columns import Column
 from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns, all_columns, binary_column, headers_column, headers_from_counts, integer_column,
     numeric_column, record_batch, string_column

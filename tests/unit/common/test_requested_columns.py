@@ -13,8 +13,9 @@ from pyspark.sql.types import (
     StructType,
 )
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import UnsupportedError
-from spark_ssp.common.spark.schema_check import Column, requested_columns
+from spark_ssp.common.spark.schema_check import requested_columns
 
 LISTS = ArrayType(StringType())
 PAIRS = ArrayType(StructType().add("key", StringType()))

@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql.datasource import InputPartition
 
 from pyspark_kafka_ssp import DefaultSource
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import IncompatibleStateError, InvalidOptionsError, UnsupportedError
 from spark_ssp.common.spark.pyspark_api import (
     ReadAllAvailable,
@@ -20,7 +21,6 @@ from spark_ssp.common.spark.pyspark_api import (
     ReadMaxBytes,
     ReadMaxRows,
 )
-from spark_ssp.common.spark.schema_check import Column
 from spark_ssp.kafka_source.client import admin_client
 from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.options.values import KafkaOptions

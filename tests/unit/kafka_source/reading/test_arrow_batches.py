@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRequestError
-from spark_ssp.common.spark.schema_check import Column
 from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
     all_columns,

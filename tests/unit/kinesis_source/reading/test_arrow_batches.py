@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import InvalidRequestError
-from spark_ssp.common.spark.schema_check import Column
 from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.shard import RecordPage

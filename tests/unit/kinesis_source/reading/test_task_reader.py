@@ -12,8 +12,8 @@ from random import Random
 import pyarrow as pa
 import pytest
 
+from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import AccessError, DataLossError
-from spark_ssp.common.spark.schema_check import Column
 from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import HashRange, ShardId, SlotId
 from spark_ssp.kinesis_source.client.api import KinesisService, ThrottledError
