@@ -459,8 +459,8 @@ class PendingCalls(Generic[Tag]):
         begun = _Begun(tag, operation, convert, repeat, self._kinesis._monotonic())
         try:
             return self._calls.begin(operation, request, begun)
-        except BotoCoreError:
-            return False  # such as credentials that cannot be refreshed: the usual call raises it
+        except Exception:  # noqa: BLE001 - such as credentials that cannot be refreshed
+            return False  # the method of the service meets it again: it retries or translates it
 
     def answers(self) -> Iterator[tuple[Tag, Pended | FailedCall]]:
         """Wait for at least one call; return those that were answered."""

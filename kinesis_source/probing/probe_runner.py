@@ -308,7 +308,11 @@ class _Together(Generic[R]):
 
     def _begin_waiting(self) -> None:
         for _ in range(len(self._without_room)):
-            self._call(*self._without_room.popleft())
+            held, run = self._without_room.popleft()
+            try:
+                self._call(held, run)
+            except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
+                self._work.outcomes[held] = error
         while len(self._calls) < self._most and not self._without_room:
             key = self._work.next()
             if key is None:
@@ -330,12 +334,15 @@ class _Together(Generic[R]):
         if isinstance(answer, FailedCall):
             self._submit(key, run, answer)
         else:
-            self._proceed(key, run, _response(request, answer))
+            self._proceed(key, run, answer)
 
-    def _proceed(self, key: ShardKey, run: _Run[R], response: Response | None = None) -> bool:
-        """Go on with a probe up to its next call, or its end; as `_call`."""
+    def _proceed(
+        self, key: ShardKey, run: _Run[R], answer: ShardIterator | RecordPage | None = None
+    ) -> bool:
+        """Go on with a probe, by the answer to its request, up to its next call or its end; as
+        `_call`."""
         try:
-            run.respond(response)
+            run.respond(None if answer is None else _response(run.request, answer))
             if run.request is not None:
                 return self._call(key, run)
             self._work.outcomes[key] = run.result()
@@ -351,9 +358,16 @@ class _Together(Generic[R]):
                 if not self._work.budget.acquire(size, wait=False):
                     self._without_room.append(tag)
                     return True
-                if self._calls.begin_records(stream, key.shard, iterator, limit=limit, tag=tag):
+                is_begun = False
+                try:
+                    is_begun = self._calls.begin_records(
+                        stream, key.shard, iterator, limit=limit, tag=tag
+                    )
+                finally:
+                    if not is_begun:
+                        self._work.budget.release(size)
+                if is_begun:
                     return True
-                self._work.budget.release(size)
             case OpenIterator(position=position, inclusive=inclusive):
                 if self._calls.begin_iterator(
                     stream, key.shard, position, inclusive=inclusive, tag=tag

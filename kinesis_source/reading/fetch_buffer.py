@@ -10,7 +10,8 @@ It cannot deadlock: the consumer is woken when enough rows are buffered, when me
 any rows are buffered, when the last thread is done, and on the first error. So whenever threads
 wait for memory, either a fetch is in progress (and ends), or rows are buffered (and are taken), or
 the consumer is passing rows to Spark (and releases their bytes), or nothing is held (and the first
-reservation in the queue is granted).
+reservation in the queue is granted). A thread whose `try_reserve` was refused either waits for
+fetches of its own, which end, or reserves in the queue.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ class FetchBuffer:
         self._changed = threading.Condition()
         self._held = 0
         self._queue: deque[Reservation] = deque()
+        self._is_refused = False
+        """The last `try_reserve` found no room: its thread may try again."""
         self._buffered: deque[Chunk] = deque()
         self._buffered_rows = 0
         self._buffered_bytes = 0
@@ -84,7 +87,10 @@ class FetchBuffer:
             if self.stopping.is_set():
                 raise StoppedError
             if self._queue or (self._held and self._held + size > self._limit):
+                self._is_refused = True
+                self._changed.notify_all()
                 return None
+            self._is_refused = False
             self._held += size
             return Reservation(size=size)
 
@@ -162,6 +168,7 @@ class FetchBuffer:
                 )
                 if self.stopping.is_set():
                     raise StoppedError
+                self._is_refused = False
                 self._held += reservation.size
             finally:
                 self._queue.remove(reservation)
@@ -189,5 +196,5 @@ class FetchBuffer:
             or self._running == 0
             or self._buffered_rows >= ENOUGH_ROWS
             or self._buffered_bytes >= ENOUGH_BYTES
-            or (bool(self._buffered) and self._is_short())
+            or (bool(self._buffered) and (self._is_refused or self._is_short()))
         )

@@ -91,10 +91,11 @@ class ReadOrder:
     def give(self, shard: ShardRange, reader: ShardReader) -> None:
         """Give one of the first ranges to the threads, with the reader that has begun it."""
         with self._changed:
-            self._given[shard.key] = reader
-            self._under_way.remove(shard.key)
-            self._pending.appendleft(shard)
-            self._changed.notify_all()
+            if shard.key in self._under_way:  # else the task has stopped
+                self._given[shard.key] = reader
+                self._under_way.remove(shard.key)
+                self._pending.appendleft(shard)
+                self._changed.notify_all()
 
     def given(self, shard: ShardRange) -> ShardReader | None:
         """Return the reader that has begun a range, once."""
@@ -165,12 +166,17 @@ class FirstCalls:
             if reservation is None:
                 self._waiting = reader
                 return
-            tag = (reader, call, reservation)
-            if not self._calls.begin_records(
-                reader.range.stream, reader.range.shard, call.iterator, limit=call.limit, tag=tag
-            ):
+            tag, shard = (reader, call, reservation), reader.range
+            is_begun = False
+            try:
+                is_begun = self._calls.begin_records(
+                    shard.stream, shard.shard, call.iterator, limit=call.limit, tag=tag
+                )
+            finally:
+                if not is_begun:
+                    self._context.buffer.settle(reservation)
+            if not is_begun:
                 # There are no more open connections than these. Threads open others.
-                self._context.buffer.settle(reservation)
                 self._most = len(self._calls)
                 self._order.give(reader.range, reader)
                 self._order.share()
@@ -248,8 +254,9 @@ def read_slot(
             read()
         except BaseException as caught:  # noqa: BLE001 - the consumer raises it
             error = caught
+        buffer.finished(error)  # before others end because of it
+        if error is not None:
             order.stop()
-        buffer.finished(error)
 
     threads: list[threading.Thread] = []
     try:

@@ -467,7 +467,8 @@ _LOOK_S: Final = 0.5
 class CallsInFlight(Generic[Tag]):
     """Calls that one thread sends and whose answers it awaits together, so that a call that waits
     costs nothing: threads that wait side by side take turns at Python's lock, which takes more time
-    than the call. Uses connections that are open already, of which it takes up to `most`."""
+    than the call. Uses connections that are open already, of which it takes up to `most` of each
+    host."""
 
     def __init__(self, calls: DirectCalls, most: int) -> None:
         self._calls = calls
@@ -493,6 +494,8 @@ class CallsInFlight(Generic[Tag]):
             idle = self._idle[prepared.pool] = take_lines(prepared.pool, self._most)
             for line in idle:
                 self._selector.register(line, selectors.EVENT_READ, line)
+        while idle and not idle[-1].is_clean():
+            self._drop(idle.pop())
         if not idle:
             return False
         line = idle.pop()

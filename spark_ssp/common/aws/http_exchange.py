@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from urllib3.exceptions import HTTPError, ProtocolError, ReadTimeoutError, SSLError
 from urllib3.util.ssl_match_hostname import CertificateError
+from urllib3.util.wait import wait_for_read
 
 if sys.platform != "win32":
     import fcntl
@@ -304,6 +305,11 @@ class Line:
         """Return the descriptor to wait for."""
         return int(self._sock.fileno())
 
+    def is_clean(self) -> bool:
+        """Return whether a request can be sent: nothing has come that no request asked for, as the
+        end of a connection that the peer has closed."""
+        return self.is_kept and not wait_for_read(self._sock, 0)
+
     def send(self, headers: Mapping[str, str], body: bytes) -> None:
         """Send a POST, as `post` does."""
         content = _head(headers, len(body)) + body
@@ -323,8 +329,10 @@ class Line:
             sent = 0
         if sent < len(content):  # hardly ever: nothing else is under way on this connection
             self._sock.settimeout(self._seconds)
-            _send_all(self._sock, content[sent:])
-            self._sock.settimeout(0)
+            try:
+                _send_all(self._sock, content[sent:])
+            finally:
+                self._sock.settimeout(0)
 
     def receive(self) -> Response | None:
         """Return the response, or None if more of it has to arrive. Call it when the descriptor is
@@ -378,7 +386,8 @@ class Line:
         return self._unusual_response()
 
     def _unusual_response(self) -> Response:
-        """Wait for the rest of a response whose length the head does not tell."""
+        """Wait for the rest of a response whose length the head does not tell: emulators send such
+        ones, the service does not."""
         self._sock.settimeout(self._seconds)
         response, self.is_kept = _read_by_http_client(self._sock, bytes(self._received), 0.0)
         self._sock.settimeout(0)
@@ -391,8 +400,8 @@ class Line:
         return _pool_error(self.pool, error)
 
     def give_back(self) -> None:
-        """Return the connection to its pool: open if no response is to come, else closed."""
-        if self.is_kept:
+        """Return the connection to its pool: open if it can be used again, else closed."""
+        if self.is_clean():
             self._sock.settimeout(self._seconds)
         else:
             self._connection.close()
@@ -402,12 +411,16 @@ class Line:
 def take_lines(pool: HTTPConnectionPool, most: int) -> list[Line]:
     """Take up to `most` open connections from the pool; none is opened."""
     lines: list[Line] = []
-    while len(lines) < most:
+    unopened: list[Any] = []
+    made = pool.num_connections
+    while len(lines) < most and pool.num_connections == made:  # else the pool has no more
         connection: Any = pool._get_conn()
-        if getattr(connection, "sock", None) is None:
-            pool._put_conn(connection)  # the pool returns the connections used last first
-            break
-        lines.append(Line(pool, connection))
+        if getattr(connection, "sock", None) is None:  # the peer has closed it meanwhile
+            unopened.append(connection)
+        else:
+            lines.append(Line(pool, connection))
+    for connection in unopened:
+        pool._put_conn(connection)
     return lines
 
 

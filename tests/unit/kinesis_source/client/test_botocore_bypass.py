@@ -6,12 +6,13 @@ import gzip
 import io
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import orjson
 import pytest
@@ -19,21 +20,34 @@ from boto3 import Session
 from botocore import UNSIGNED, xform_name
 from botocore.awsrequest import AWSResponse
 from botocore.credentials import Credentials
-from botocore.exceptions import ClientError, HTTPClientError
+from botocore.exceptions import ClientError, HTTPClientError, NoCredentialsError
 from urllib3 import HTTPConnectionPool, HTTPResponse
 
 from spark_ssp.common.aws.botocore_bypass import CallsInFlight, DirectCalls
 from spark_ssp.common.aws.clients import client_config
 from spark_ssp.common.aws.error_translation import BODY_ERRORS, Severity, quoted, severity_of
 from spark_ssp.common.aws.http_exchange import Response
+from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.grouping.identifiers import ShardId, ShardKey
 from spark_ssp.kinesis_source.client import messages
+from spark_ssp.kinesis_source.client.api import FailedCall, ThrottledError
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
+    RecordPage,
     SequenceNumber,
+    ShardIterator,
 )
+from spark_ssp.kinesis_source.probing.probe_protocol import (
+    ProbeResult,
+    ProbeSteps,
+    ShardCursor,
+    fetch_page,
+)
+from spark_ssp.kinesis_source.probing.probe_runner import ProbeRunner
 from tests.support.fakes.direct_calls import (
     ASKED,
     SDK_TELLS,
@@ -532,30 +546,38 @@ def test_a_header_that_cannot_be_sent_is_not_shown() -> None:
 # --- Many calls of one thread ---------------------------------------------------------------------
 
 
-def opened(sdk: Any, connections: int) -> DirectCalls:
+class Meeting:
+    """Holds up a server's answers until so many requests wait, while `count` is more than 0."""
+
+    def __init__(self) -> None:
+        self._barrier: threading.Barrier | None = None
+
+    def of(self, count: int) -> None:
+        self._barrier = threading.Barrier(count, timeout=30) if count else None
+
+    def __call__(self) -> None:
+        if self._barrier is not None:
+            self._barrier.wait()
+
+
+def opened(sdk: Any, connections: int, meeting: Meeting) -> DirectCalls:
     """Return calls that have so many open connections; each takes one of a server's steps."""
     calls = direct(sdk)
-    together = threading.Barrier(connections)
-
-    def ask(_: int) -> None:
-        together.wait()
-        sdk.get_records(**ASKED)
-
+    meeting.of(connections)
     with ThreadPoolExecutor(connections) as pool:
-        list(pool.map(ask, range(connections)))
+        list(pool.map(lambda _: sdk.get_records(**ASKED), range(connections)))
+    meeting.of(0)
     return calls
 
 
 def test_many_calls_of_one_thread_wait_together() -> None:
     """The service answers none before it has all of them."""
-    count = 8
-    together = threading.Barrier(count, timeout=30)
-    waits = threading.Event()
-    with ScriptedHttp(GOOD, before=lambda: waits.is_set() and together.wait()) as server:
+    count, meeting = 8, Meeting()
+    with ScriptedHttp(GOOD, before=meeting) as server:
         sdk = sdk_client(server.url)
-        calls = opened(sdk, count)
+        calls = opened(sdk, count, meeting)
         connections = server.connections
-        waits.set()
+        meeting.of(count)
         flight = CallsInFlight[int](calls, count)
         for _ in range(2):
             assert all(flight.begin("GetRecords", ASKED, tag) for tag in range(count))
@@ -565,7 +587,7 @@ def test_many_calls_of_one_thread_wait_together() -> None:
                 answered += [tag for tag, answer in flight.answers() if _is_page(answer)]
             assert sorted(answered) == list(range(count))
         flight.close()
-        waits.clear()
+        meeting.of(0)
         assert outcome(lambda: calls.call("GetRecords", ASKED)) == outcome(
             lambda: sdk.get_records(**ASKED)
         )
@@ -578,9 +600,10 @@ def _is_page(answer: object) -> bool:
 
 
 def test_a_silent_call_holds_up_no_other_one_and_times_out() -> None:
-    with ScriptedHttp(GOOD, GOOD, GOOD, Silence(), GOOD) as server:
+    meeting = Meeting()
+    with ScriptedHttp(GOOD, GOOD, GOOD, Silence(), GOOD, before=meeting) as server:
         sdk = sdk_client(server.url, read_timeout=1.5)
-        flight = CallsInFlight[str](opened(sdk, 2), 2)
+        flight = CallsInFlight[str](opened(sdk, 2, meeting), 2)
         assert flight.begin("GetRecords", ASKED, "silent")
         until(lambda: len(server.requests) == 4, "the silent call has arrived")
         for _ in range(20):
@@ -596,9 +619,9 @@ def test_a_silent_call_holds_up_no_other_one_and_times_out() -> None:
 
 
 def test_calls_under_way_end_with_their_connections() -> None:
-    with ScriptedHttp(GOOD, GOOD, Silence(), GOOD) as server:
+    with ScriptedHttp(GOOD, Silence(), GOOD) as server:
         sdk = sdk_client(server.url)
-        calls = opened(sdk, 1)
+        calls = direct(sdk)
         flight = CallsInFlight[str](calls, 2)
         assert flight.begin("GetRecords", ASKED, "silent")
         flight.close()
@@ -609,14 +632,125 @@ def test_calls_under_way_end_with_their_connections() -> None:
 
 
 def test_a_connection_that_the_service_closed_meanwhile_is_not_used() -> None:
-    with ScriptedHttp(GOOD) as server:
+    """Two have no call under way, one has."""
+    meeting = Meeting()
+    with ScriptedHttp(*[GOOD] * 5, Silence(), before=meeting) as server:
         sdk = sdk_client(server.url)
-        calls = opened(sdk, 2)
-    flight = CallsInFlight[str](calls, 2)
+        flight = CallsInFlight[str](opened(sdk, 3, meeting), 3)
+        assert flight.begin("GetRecords", ASKED, "first")
+        ((tag, answer),) = flight.answers()
+        assert (tag, _is_page(answer)) == ("first", True)
+        assert flight.begin("GetRecords", ASKED, "lost")
+        until(lambda: len(server.requests) == 6, "the call has arrived")
     assert not flight.begin("GetRecords", ASKED, "late")
-    assert list(flight.answers()) == []
+    ((tag, answer),) = flight.answers()
+    assert (tag, type(answer).__name__) == ("lost", "ConnectionClosedError")
+    assert len(flight) == 0
     flight.close()
     sdk.close()
+
+
+def test_bytes_that_no_request_asked_for_are_no_answer() -> None:
+    twice = Packets([LONG + GOOD.body + LONG + GOOD.body])
+    for more in (twice, Packets([LONG + GOOD.body, LONG + GOOD.body])):
+        with ScriptedHttp(GOOD, more) as server:
+            sdk = sdk_client(server.url)
+            flight = CallsInFlight[str](direct(sdk), 1)
+            assert flight.begin("GetRecords", ASKED, "first")
+            ((tag, answer),) = flight.answers()
+            assert (tag, _is_page(answer)) == ("first", True)
+            time.sleep(0.1)  # the second packet has come
+            assert not flight.begin("GetRecords", ASKED, "second")
+            flight.close()
+            sdk.close()
+
+
+# --- A thread that goes on after a failed attempt -------------------------------------------------
+
+
+def pending(service: Boto3Kinesis) -> RecordPage | ShardIterator | FailedCall:
+    """Return the result of a call of GetRecords that is under way alone."""
+    calls = service.pending_calls(2)
+    try:
+        assert calls.begin_records(ORDERS, SHARD, ITERATOR, limit=10, tag="mine")
+        ((tag, result),) = calls.answers()
+        assert tag == "mine"
+        return result
+    finally:
+        calls.close()
+
+
+@pytest.mark.parametrize("retry", [True, False])
+def test_a_failed_attempt_is_the_first_of_the_usual_ones(retry: bool) -> None:
+    throttled = refusal("ProvisionedThroughputExceededException", "slow down")
+    with ScriptedHttp(GOOD, throttled, throttled, GOOD) as server:
+        service = client(server.url)
+        assert fetch(service) == [b"hello"]
+        failed = pending(service)
+        assert isinstance(failed, FailedCall)
+        assert len(server.requests) == 2
+        if retry:
+            page = failed.finish(True)
+            assert isinstance(page, RecordPage)
+            assert list(page.data) == [b"hello"]
+        else:
+            with pytest.raises(ThrottledError):
+                failed.finish(False)
+        service.close()
+    assert len(server.requests) == (4 if retry else 2)
+    retried = {("GetRecords", "ProvisionedThroughputExceededException"): 2}
+    assert service.retries() == (retried if retry else {})
+
+
+def test_retries_after_a_failed_attempt_are_limited_with_it() -> None:
+    with ScriptedHttp(GOOD, refusal("InternalFailure", status=500)) as server:
+        service = client(server.url)
+        fetch(service)
+        failed = pending(service)
+        assert isinstance(failed, FailedCall)
+        with pytest.raises(ServiceUnavailableError, match="4 times"):
+            failed.finish(True)
+        service.close()
+    assert len(server.requests) == 1 + 4
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ClientError({"Error": {"Code": "AccessDenied", "Message": "no"}}, "AssumeRole"),
+        RuntimeError("Credentials were refreshed, but the refreshed credentials are still expired"),
+        NoCredentialsError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_without_credentials_each_probe_has_the_usual_error(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And none waits for ever for the memory of pages that are not fetched."""
+
+    def refused(*_: object) -> NoReturn:
+        raise error
+
+    def probe() -> ProbeSteps:
+        page = yield from fetch_page(ITERATOR, 10)
+        return ProbeResult(time=page.time, cursor=ShardCursor())
+
+    keys = [ShardKey(stream=ORDERS.name, shard=ShardId(f"shardId-{n:012}")) for n in range(100)]
+    with ScriptedHttp(GOOD) as server:
+        service = client(server.url)
+        fetch(service)
+        runner = ProbeRunner(service)
+        monkeypatch.setattr("spark_ssp.common.aws.botocore_bypass._credentials", refused)
+        monkeypatch.setattr("botocore.signers.RequestSigner.get_auth_instance", refused)
+        outcomes = runner.run_all(
+            dict.fromkeys(keys, probe), {ORDERS.name: ORDERS}, patient=lambda _: False
+        )
+        with pytest.raises(SspError) as usual:
+            fetch(service, retry=False)
+        runner.close()
+        service.close()
+    assert {type(outcome) for outcome in outcomes.values()} == {type(usual.value)}
+    assert len(outcomes) == len(keys)
 
 
 # --- TLS -----------------------------------------------------------------------------------------
