@@ -30,6 +30,7 @@ from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.reading.arrow_batches import REPEAT_KEY, all_columns, to_batches
 from spark_ssp.kinesis_source.reading.fan_out import OnDemandSubscriber
 from spark_ssp.kinesis_source.reading.fetch_buffer import FetchBuffer, Reservation, StoppedError
+from spark_ssp.kinesis_source.reading.fetch_pacing import MIN_RESERVED_BYTES
 from spark_ssp.kinesis_source.reading.process_wide import HASH_RANGES, HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.shard_reader import FirstCall, ReadContext, ShardReader
 from spark_ssp.kinesis_source.reading.shard_retry import SYSTEM_CLOCK, Clock
@@ -38,7 +39,7 @@ _MIN_WINDOW: Final = 64 << 10
 _MAX_WINDOW: Final = 1 << 20
 
 MAX_FIRST_CALLS: Final = 64
-"""The most first calls under way: each reserves a megabyte."""
+"""The most first calls under way."""
 
 OpenSubscriber = Callable[[int], Subscriber]
 """Returns a subscriber with this window, in bytes, for each subscription."""
@@ -123,11 +124,13 @@ class FirstCalls:
     """Makes the first calls of ranges in one thread, many at a time. Near the latest record that is
     the only call of a range; the threads read the rest of the others."""
 
-    def __init__(self, order: ReadOrder, context: ReadContext, calls: PendingCalls[_Begun]) -> None:
+    def __init__(
+        self, order: ReadOrder, context: ReadContext, calls: PendingCalls[_Begun], most: int
+    ) -> None:
         self._order = order
         self._context = context
         self._calls = calls
-        self._most = MAX_FIRST_CALLS
+        self._most = most
         self._waiting: ShardReader | None = None
         """The reader for whose call there is no memory."""
 
@@ -242,9 +245,11 @@ def read_slot(
     def read_first() -> None:
         if not isinstance(service, ConcurrentService):
             raise TypeError("first ranges of a service without calls of one thread")
-        calls = service.pending_calls(min(MAX_FIRST_CALLS, len(first)))
+        # Within three quarters of the memory: rows that wait for Spark have the rest.
+        most = max(1, min(MAX_FIRST_CALLS, limit * 3 // 4 // MIN_RESERVED_BYTES))
+        calls = service.pending_calls(min(most, len(first)))
         try:
-            FirstCalls(order, context, calls).run()
+            FirstCalls(order, context, calls, most).run()
         finally:
             calls.close()
 

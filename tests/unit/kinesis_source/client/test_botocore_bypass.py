@@ -624,6 +624,7 @@ def test_calls_under_way_end_with_their_connections() -> None:
         calls = direct(sdk)
         flight = CallsInFlight[str](calls, 2)
         assert flight.begin("GetRecords", ASKED, "silent")
+        until(lambda: len(server.requests) == 2, "the silent call has arrived")
         flight.close()
         assert outcome(lambda: calls.call("GetRecords", ASKED)) == outcome(
             lambda: sdk.get_records(**ASKED)
