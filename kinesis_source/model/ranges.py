@@ -95,6 +95,10 @@ class ShardRange(msgspec.Struct, frozen=True, kw_only=True):
     consumer: ConsumerArn | None = None
     is_polled_first: bool = False
 
+    def __repr__(self) -> str:
+        shown = [name for name in self.__struct_fields__ if name != "iterator"]
+        return f"ShardRange({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
+
     @property
     def is_pushed(self) -> bool:
         """Return whether the range is pushed from its start."""

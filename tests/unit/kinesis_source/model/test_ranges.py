@@ -89,6 +89,12 @@ def test_ranges_unpickle_as_they_were(start: RangeStart, end: RangeEnd) -> None:
     assert pickle.loads(pickle.dumps(both)) == both
 
 
+def test_the_text_of_a_range_does_not_contain_its_iterator() -> None:
+    text = repr(replace(BARE, iterator=ShardIterator("AAAAopaque")))
+    assert "shardId-000000000000" in text
+    assert "AAAAopaque" not in text
+
+
 def test_a_time_relative_to_the_start_of_the_query_stays_one() -> None:
     start = AtTimestamp(millis=EpochMillis(9), is_relative=True)
     one = SlotRange(slot=SlotId(0), shards=(replace(BARE, start=start),))
