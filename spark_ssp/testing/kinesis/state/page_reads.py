@@ -205,14 +205,15 @@ def empty_page(
 
 def child_shards(stream: Stream, shard: Shard, now_ms: int) -> list[dict[str, Any]]:
     """Return a closed shard's ChildShards in the form of the API."""
-    living = {s.shard_id: s for s in stream.shards(now_ms)}
+    children = (stream.living(wanted, now_ms) for wanted in shard.children)
     return [
         {
             "ShardId": child.shard_id,
             "ParentShards": list(child.parents),
             "HashKeyRange": hash_key_range(child),
         }
-        for child in (living[c] for c in shard.children if c in living)
+        for child in children
+        if child is not None
     ]
 
 

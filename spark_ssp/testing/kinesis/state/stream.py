@@ -413,12 +413,18 @@ class Stream:
     def shard(self, wanted: str, now_ms: int) -> Shard:
         """Return a shard, trimmed to the retention period; raise ResourceNotFound if it does not
         exist."""
-        shard = self._shards.get(wanted)
-        oldest = self.oldest_ms(now_ms)
-        if shard is None or (shard.closed_ms is not None and shard.closed_ms < oldest):
+        shard = self.living(wanted, now_ms)
+        if shard is None:
             raise not_found(f"Shard {wanted} in stream {self.name} does not exist.")
-        shard.log.trim_before_time(oldest)
+        shard.log.trim_before_time(self.oldest_ms(now_ms))
         return shard
+
+    def living(self, wanted: str, now_ms: int) -> Shard | None:
+        """Return a shard, or None if it has expired or never existed."""
+        shard = self._shards.get(wanted)
+        if shard is None or shard.closed_ms is None or shard.closed_ms >= self.oldest_ms(now_ms):
+            return shard
+        return None
 
     def open_shard(self, wanted: str, now_ms: int) -> Shard:
         """Return the shard with that id; InvalidArgument if it is closed."""
