@@ -35,8 +35,8 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
 MAX_CALLS = 96
 """The most calls under way at the same time: with 12 ms a call, more than one thread can make."""
 MAX_PROBE_THREADS = 32
-"""The most threads whose probes wait side by side. They run where calls go through botocore, and at
-first: each leaves an open connection to the calls that one thread makes together."""
+"""The most threads whose probes wait side by side. They run where calls go through botocore, and a
+probe each at first, which leaves an open connection to the calls that one thread makes together."""
 
 MAX_HELD_BYTES = 64 * 1024 * 1024
 """The most bytes of the answers to the calls under way, as expected: for each of 64 a record of the
@@ -258,6 +258,11 @@ class _Work(Generic[R]):
         while (key := self.next()) is not None:
             self.run(key)
 
+    def run_next(self) -> None:
+        """Run the next probe in this thread."""
+        if (key := self.next()) is not None:
+            self.run(key)
+
     def run(
         self, key: ShardKey, begun: _Run[R] | None = None, failed: FailedCall | None = None
     ) -> None:
@@ -293,16 +298,25 @@ class _Together(Generic[R]):
         self._most = MAX_CALLS
         self._without_room: deque[tuple[ShardKey, _Run[R]]] = deque()
         """Probes whose next page does not fit into the budget now."""
+        self._connections = 0
+        """The number of open connections at the last call that found none."""
+        self._is_opened = False
+        self._opening: list[Future[None]] = []
+        """The jobs after which there may be more connections."""
         self.jobs: list[Future[None]] = []
         """Those of the other threads."""
 
     def run(self) -> None:
         """Run probes until none waits, or the others must be begun by threads."""
         self._begin_waiting()
-        while len(self._calls):
+        while len(self._calls) or self._opening:
+            if not len(self._calls):
+                for job in self._opening:
+                    job.result()
             for (key, run), answer in self._calls.answers():
                 self._take(key, run, answer)
                 self._begin_waiting()
+            self._begin_waiting()
         for key, run in self._without_room:
             self._submit(key, run)
 
@@ -313,17 +327,28 @@ class _Together(Generic[R]):
                 self._call(held, run)
             except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
                 self._work.outcomes[held] = error
+        if self._opening and all(job.done() for job in self._opening):
+            self._most, self._opening = MAX_CALLS, []
         while len(self._calls) < self._most and not self._without_room:
             key = self._work.next()
             if key is None:
                 return
             if not self._proceed(key, _Run(self._work.probes[key])):
-                # There are no more open connections than these. Threads open others.
-                self._most = len(self._calls)
-                threads = min(MAX_PROBE_THREADS - 1, len(self._work.waiting))
-                self.jobs += [
-                    self._executor().submit(self._work.run_waiting) for _ in range(threads)
-                ]
+                self._open_connections()
+
+    def _open_connections(self) -> None:
+        """Let threads run a probe each, which leaves an open connection; if the last ones left
+        none, let them run all that wait."""
+        self._most = len(self._calls)
+        is_new = self._most > self._connections or not self._is_opened
+        self._connections, self._is_opened = self._most, True
+        work = self._work.run_next if is_new else self._work.run_waiting
+        jobs = [
+            self._executor().submit(work)
+            for _ in range(min(MAX_PROBE_THREADS - 1, len(self._work.waiting)))
+        ]
+        self.jobs += jobs
+        self._opening = jobs if is_new else []
 
     def _take(
         self, key: ShardKey, run: _Run[R], answer: ShardIterator | RecordPage | FailedCall

@@ -489,11 +489,9 @@ class CallsInFlight(Generic[Tag]):
         prepared = self._calls.prepare(operation, request)
         if prepared is None:
             return False
-        idle = self._idle.get(prepared.pool)
-        if idle is None:
-            idle = self._idle[prepared.pool] = take_lines(prepared.pool, self._most)
-            for line in idle:
-                self._selector.register(line, selectors.EVENT_READ, line)
+        idle = self._idle.setdefault(prepared.pool, [])
+        if not idle:
+            idle += self._taken(prepared.pool)
         while idle and not idle[-1].is_clean():
             self._drop(idle.pop())
         if not idle:
@@ -506,6 +504,14 @@ class CallsInFlight(Generic[Tag]):
             self._failed.append((tag, _sdk_error(error, prepared.url)))
             self._drop(line)
         return True
+
+    def _taken(self, pool: HTTPConnectionPool) -> list[Line]:
+        """Take connections that others have left open."""
+        held = sum(line.pool is pool for line in self._sent)
+        lines = take_lines(pool, self._most - held)
+        for line in lines:
+            self._selector.register(line, selectors.EVENT_READ, line)
+        return lines
 
     def answers(self) -> Iterator[tuple[Tag, Answer | Exception]]:
         """Wait for at least one answer, unless none is to come; return the answers, and the errors

@@ -47,7 +47,11 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     ShardCursor,
     fetch_page,
 )
-from spark_ssp.kinesis_source.probing.probe_runner import ProbeRunner
+from spark_ssp.kinesis_source.probing.probe_runner import (
+    MAX_CALLS,
+    MAX_PROBE_THREADS,
+    ProbeRunner,
+)
 from tests.support.fakes.direct_calls import (
     ASKED,
     SDK_TELLS,
@@ -715,6 +719,33 @@ def test_retries_after_a_failed_attempt_are_limited_with_it() -> None:
     assert len(server.requests) == 1 + 4
 
 
+def probe(record_bytes: float | None) -> Callable[[], ProbeSteps]:
+    def steps() -> ProbeSteps:
+        page = yield from fetch_page(ITERATOR, 10, record_bytes)
+        return ProbeResult(records=page.records, time=page.time, cursor=ShardCursor())
+
+    return steps
+
+
+MANY = [ShardKey(stream=ORDERS.name, shard=ShardId(f"shardId-{n:012}")) for n in range(400)]
+
+
+def test_the_first_probes_of_a_process_open_the_connections_of_the_others() -> None:
+    with ScriptedHttp(GOOD, before=lambda: time.sleep(0.02)) as server:
+        service = client(server.url)
+        runner = ProbeRunner(service)
+        for _ in range(2):
+            outcomes = runner.run_all(
+                dict.fromkeys(MANY, probe(100)), {ORDERS.name: ORDERS}, patient=lambda _: False
+            )
+            assert all(isinstance(outcome, ProbeResult) for outcome in outcomes.values())
+        runner.close()
+        service.close()
+    assert len(server.requests) == 2 * len(MANY)
+    assert short_ways(server).count(False) <= MAX_PROBE_THREADS
+    assert MAX_PROBE_THREADS < server.connections <= MAX_CALLS + MAX_PROBE_THREADS
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -732,11 +763,6 @@ def test_without_credentials_each_probe_has_the_usual_error(
     def refused(*_: object) -> NoReturn:
         raise error
 
-    def probe() -> ProbeSteps:
-        page = yield from fetch_page(ITERATOR, 10)
-        return ProbeResult(time=page.time, cursor=ShardCursor())
-
-    keys = [ShardKey(stream=ORDERS.name, shard=ShardId(f"shardId-{n:012}")) for n in range(100)]
     with ScriptedHttp(GOOD) as server:
         service = client(server.url)
         fetch(service)
@@ -744,14 +770,14 @@ def test_without_credentials_each_probe_has_the_usual_error(
         monkeypatch.setattr("spark_ssp.common.aws.botocore_bypass._credentials", refused)
         monkeypatch.setattr("botocore.signers.RequestSigner.get_auth_instance", refused)
         outcomes = runner.run_all(
-            dict.fromkeys(keys, probe), {ORDERS.name: ORDERS}, patient=lambda _: False
+            dict.fromkeys(MANY, probe(None)), {ORDERS.name: ORDERS}, patient=lambda _: False
         )
         with pytest.raises(SspError) as usual:
             fetch(service, retry=False)
         runner.close()
         service.close()
     assert {type(outcome) for outcome in outcomes.values()} == {type(usual.value)}
-    assert len(outcomes) == len(keys)
+    assert len(outcomes) == len(MANY)
 
 
 # --- TLS -----------------------------------------------------------------------------------------
