@@ -727,7 +727,7 @@ def probe(record_bytes: float | None) -> Callable[[], ProbeSteps]:
     return steps
 
 
-MANY = [ShardKey(stream=ORDERS.name, shard=ShardId(f"shardId-{n:012}")) for n in range(400)]
+MANY = [ShardKey(stream=ORDERS.name, shard=ShardId(f"shardId-{n:012}")) for n in range(1_000)]
 
 
 def test_the_first_probes_of_a_process_open_the_connections_of_the_others() -> None:
