@@ -13,7 +13,6 @@ import asyncio
 import base64
 import json
 import math
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -21,12 +20,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
-import psutil
+from benchmarks.kinesis.service import STREAM, AnyService, service_process
 
-STREAM: Final = "bench"
 FIRST_NUMBER: Final = 49_600_000_000 * 10**45
 _ARN: Final = f"arn:aws:kinesis:us-east-1:123456789012:stream/{STREAM}"
 _HASH_KEYS: Final = 1 << 128
@@ -34,7 +31,6 @@ _PAGE_OF_SHARDS: Final = 1_000
 _MOST_RECORDS: Final = 10_000
 _CONTENT_LENGTH: Final = b"content-length: "
 _HEAD_END: Final = b"\r\n\r\n"
-_START_S: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,63 +190,18 @@ def _serve(formula: Formula, pipe: Connection) -> None:
                 pipe.send(dict(answers.calls))
 
         loop.add_reader(pipe.fileno(), asked)
-        pipe.send(server.sockets[0].getsockname()[1])
+        pipe.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
         await ended.wait()
         server.close()
 
     asyncio.run(serve())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FormulaService:
-    """The service's process, from outside. Not thread-safe."""
-
-    url: str
-    _pipe: Connection
-    _process: BaseProcess
-
-    def options(self) -> dict[str, str]:
-        """Return the options of a query that reads the stream from its beginning."""
-        return {
-            "streamName": STREAM,
-            "endpointUrl": self.url,
-            "region": "us-east-1",
-            "awsAccessKeyId": "local",
-            "awsSecretAccessKey": "local",
-            "startingPosition": "trim_horizon",
-        }
-
-    def calls(self) -> dict[str, int]:
-        """Return the number of calls so far, by operation."""
-        self._pipe.send("calls")
-        answer: dict[str, int] = self._pipe.recv()
-        return answer
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time of the service's process so far."""
-        times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
-
-
 @contextmanager
-def formula_service(shards: int, *, rate: float, size: int) -> Iterator[FormulaService]:
+def formula_service(shards: int, *, rate: float, size: int) -> Iterator[AnyService]:
     """A service with one stream of `shards` shards within the block, each with `rate` records of
     `size` bytes a second."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
     data = base64.b64encode(b"x" * size).decode()
     formula = Formula(shards=shards, rate=rate, began=time.time(), data=data)
-    process = context.Process(target=_serve, args=(formula, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(_START_S):
-            raise RuntimeError("the service did not start")
-        url = f"http://127.0.0.1:{ours.recv()}"
-        yield FormulaService(url=url, _pipe=ours, _process=process)
-    finally:
-        ours.close()
-        process.join(_START_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
+    with service_process(_serve, formula) as (url, pipe, process):
+        yield AnyService(url=url, _pipe=pipe, _process=process)

@@ -1,5 +1,5 @@
-"""The embedded Kinesis in a separate process, which puts records and counts its calls. Its
-processor time is thus measured apart from the driver's."""
+"""Services in a separate process, whose processor time is thus measured apart from the driver's;
+and one of them, the embedded Kinesis, which puts records and counts its calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import queue
 import threading
 import time
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -34,8 +34,8 @@ _MOST_AT_ONCE: Final = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServiceProcess:
-    """That process, from outside. Not thread-safe."""
+class AnyService:
+    """The process of a service, from outside. Not thread-safe."""
 
     url: str
     _pipe: Connection
@@ -51,6 +51,51 @@ class ServiceProcess:
             "awsSecretAccessKey": "local",
             "startingPosition": "trim_horizon",
         }
+
+    def calls(self) -> dict[str, int]:
+        """Return the number of calls so far, by operation."""
+        answer: dict[str, int] = self._ask("calls", None)
+        return answer
+
+    def cpu_seconds(self) -> float:
+        """Return the processor time of the service's process so far."""
+        times = psutil.Process(self._process.pid).cpu_times()
+        return float(times.user + times.system)
+
+    def _ask(self, word: str, value: object) -> Any:
+        self._pipe.send((word, value))
+        if not self._pipe.poll(_ANSWER_S):
+            raise TimeoutError("the service's process does not answer")
+        return self._pipe.recv()
+
+
+@contextmanager
+def service_process(
+    serve: Callable[..., None], *arguments: object
+) -> Iterator[tuple[str, Connection, BaseProcess]]:
+    """The address, the pipe and the process of a service within the block. `serve` is called in the
+    process with these arguments and a pipe, into which it puts the address, and then an answer to
+    each question of `AnyService`, until the pipe is closed."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(*arguments, theirs), daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(_ANSWER_S):
+            raise RuntimeError("the service did not start")
+        yield ours.recv(), ours, process
+    finally:
+        ours.close()
+        process.join(_ANSWER_S)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServiceProcess(AnyService):
+    """The embedded Kinesis."""
 
     def produce(self, rate: int, *, most: int | None = None) -> None:
         """Put `rate` records a second from now on, 20 ms apart at most, and `most` in all. Each
@@ -71,27 +116,11 @@ class ServiceProcess:
         count: int = self._ask("produced", None)
         return count
 
-    def calls(self) -> dict[str, int]:
-        """Return the number of calls so far, by operation."""
-        answer: dict[str, int] = self._ask("calls", None)
-        return answer
-
     def first_calls(self, since_ms: int) -> dict[str, int]:
         """Return the time of the first call of each operation after a time, in milliseconds since
         the epoch."""
         answer: dict[str, int] = self._ask("first calls", since_ms)
         return answer
-
-    def cpu_seconds(self) -> float:
-        """Return the processor time of the service's process so far."""
-        times = psutil.Process(self._process.pid).cpu_times()
-        return float(times.user + times.system)
-
-    def _ask(self, word: str, value: object) -> Any:
-        self._pipe.send((word, value))
-        if not self._pipe.poll(_ANSWER_S):
-            raise TimeoutError("the service's process does not answer")
-        return self._pipe.recv()
 
 
 @contextmanager
@@ -208,19 +237,6 @@ def kinesis_service(
 ) -> Iterator[ServiceProcess]:
     """A service with one stream and, by default, no limits, within the block. It puts records of
     `size` bytes. Each call takes `latency_s` longer."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    arguments = (shards, size, limits or Limits(), latency_s, theirs)
-    process = context.Process(target=_serve, args=arguments, daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        if not ours.poll(_ANSWER_S):
-            raise RuntimeError("the service did not start")
-        yield ServiceProcess(url=ours.recv(), _pipe=ours, _process=process)
-    finally:
-        ours.close()
-        process.join(_ANSWER_S)
-        if process.is_alive():
-            process.kill()
-            process.join()
+    arguments = (shards, size, limits or Limits(), latency_s)
+    with service_process(_serve, *arguments) as (url, pipe, process):
+        yield ServiceProcess(url=url, _pipe=pipe, _process=process)

@@ -8,7 +8,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.kinesis.formula_service import FIRST_NUMBER, STREAM, Answers, Formula
+from benchmarks.kinesis.formula_service import FIRST_NUMBER, Answers, Formula
+from benchmarks.kinesis.service import STREAM
 
 BEGAN = 1_700_000_000.0
 
