@@ -153,8 +153,9 @@ Tag = TypeVar("Tag")
 class PendingCalls(Protocol[Tag]):
     """Calls of one thread that wait for the service together. Not thread-safe.
 
-    The `begin_...` methods return False if the call cannot be begun here, such as the first one of
-    its kind, or because no open connection is left: make it by the method of `KinesisService`.
+    The `begin_...` methods raise no errors. They return False if the call cannot be begun here,
+    such as the first one of its kind, without credentials, or because no open connection is left:
+    make it by the method of `KinesisService`, which raises the error.
     """
 
     def __len__(self) -> int:

@@ -32,7 +32,7 @@ from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings,
 from spark_ssp.common.errors import AccessError, InvalidRequestError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client import messages
-from spark_ssp.kinesis_source.client.api import FailedCall
+from spark_ssp.kinesis_source.client.api import FailedCall, PendingCalls
 from spark_ssp.kinesis_source.client.error_translation import (
     ApiCall,
     ExpiredTokenError,
@@ -223,7 +223,7 @@ class Boto3Kinesis:
 
     def pending_calls(self, most: int) -> PendingCalls[Any]:
         """Return a way for one thread to have up to `most` calls under way. To be closed."""
-        return PendingCalls(self, most)
+        return _PendingCalls(self, most)
 
     def service_time(self) -> EpochMillis:
         """Return the service's estimated time. Before any other call, this calls DescribeLimits."""
@@ -412,8 +412,8 @@ class _Begun(NamedTuple, Generic[Tag]):
     requested_at: float
 
 
-class PendingCalls(Generic[Tag]):
-    """Calls of one thread that wait for the service together: see `api.PendingCalls`."""
+class _PendingCalls(Generic[Tag]):
+    """`PendingCalls` on direct calls."""
 
     def __init__(self, kinesis: Boto3Kinesis, most: int) -> None:
         self._kinesis = kinesis

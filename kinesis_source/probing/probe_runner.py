@@ -195,25 +195,21 @@ def _answer(
     *,
     patience: bool,
 ) -> Response:
-    match request:
-        case OpenIterator():
-            if failed is not None:
-                return _response(request, failed.finish(patience))
-            return service.open_iterator(
-                stream,
-                shard,
-                request.position,
-                inclusive=request.inclusive,
-                retry=patience,
+    def answer() -> ShardIterator | RecordPage:
+        if failed is not None:
+            return failed.finish(patience)
+        if isinstance(request, FetchPage):
+            return service.get_records(
+                stream, shard, request.iterator, limit=request.limit, retry=patience
             )
-        case FetchPage():
-            with budget.reserved(request.max_bytes):
-                if failed is not None:
-                    return _response(request, failed.finish(patience))
-                page = service.get_records(
-                    stream, shard, request.iterator, limit=request.limit, retry=patience
-                )
-                return _response(request, page)
+        return service.open_iterator(
+            stream, shard, request.position, inclusive=request.inclusive, retry=patience
+        )
+
+    if not isinstance(request, FetchPage):
+        return _response(request, answer())
+    with budget.reserved(request.max_bytes):
+        return _response(request, answer())
 
 
 def _response(request: Request | None, answer: ShardIterator | RecordPage) -> Response:
@@ -284,7 +280,7 @@ class _Work(Generic[R]):
 
 class _Together(Generic[R]):
     """Runs probes in one thread, with many calls under way. A probe whose call cannot be made so,
-    or fails, goes on in another thread."""
+    or fails, continues in another thread."""
 
     def __init__(
         self,
@@ -298,9 +294,8 @@ class _Together(Generic[R]):
         self._most = MAX_CALLS
         self._without_room: deque[tuple[ShardKey, _Run[R]]] = deque()
         """Probes whose next page does not fit into the budget now."""
-        self._connections = 0
-        """The number of open connections at the last call that found none."""
-        self._is_opened = False
+        self._connections = -1
+        """The number of open connections at the last call that found none left; -1 before."""
         self._opening: list[Future[None]] = []
         """The jobs after which there may be more connections."""
         self.jobs: list[Future[None]] = []
@@ -322,11 +317,7 @@ class _Together(Generic[R]):
 
     def _begin_waiting(self) -> None:
         for _ in range(len(self._without_room)):
-            held, run = self._without_room.popleft()
-            try:
-                self._call(held, run)
-            except Exception as error:  # noqa: BLE001 - handed to the caller, never dropped
-                self._work.outcomes[held] = error
+            self._call(*self._without_room.popleft())
         if self._opening and all(job.done() for job in self._opening):
             self._most, self._opening = MAX_CALLS, []
         while len(self._calls) < self._most and not self._without_room:
@@ -340,8 +331,8 @@ class _Together(Generic[R]):
         """Let threads run a probe each, which leaves an open connection; if the last ones left
         none, let them run all that wait."""
         self._most = len(self._calls)
-        is_new = self._most > self._connections or not self._is_opened
-        self._connections, self._is_opened = self._most, True
+        is_new = self._most > self._connections
+        self._connections = self._most
         work = self._work.run_next if is_new else self._work.run_waiting
         jobs = [
             self._executor().submit(work)
@@ -376,23 +367,16 @@ class _Together(Generic[R]):
         return True
 
     def _call(self, key: ShardKey, run: _Run[R]) -> bool:
-        """Begin the next call of a probe. False if it goes on in another thread."""
+        """Begin the next call of a probe. False if it continues in another thread."""
         tag, stream = (key, run), self._work.streams[key.stream]
         match run.request:
             case FetchPage(iterator=iterator, limit=limit, max_bytes=size):
                 if not self._work.budget.acquire(size, wait=False):
                     self._without_room.append(tag)
                     return True
-                is_begun = False
-                try:
-                    is_begun = self._calls.begin_records(
-                        stream, key.shard, iterator, limit=limit, tag=tag
-                    )
-                finally:
-                    if not is_begun:
-                        self._work.budget.release(size)
-                if is_begun:
+                if self._calls.begin_records(stream, key.shard, iterator, limit=limit, tag=tag):
                     return True
+                self._work.budget.release(size)
             case OpenIterator(position=position, inclusive=inclusive):
                 if self._calls.begin_iterator(
                     stream, key.shard, position, inclusive=inclusive, tag=tag

@@ -170,16 +170,11 @@ class FirstCalls:
                 self._waiting = reader
                 return
             tag, shard = (reader, call, reservation), reader.range
-            is_begun = False
-            try:
-                is_begun = self._calls.begin_records(
-                    shard.stream, shard.shard, call.iterator, limit=call.limit, tag=tag
-                )
-            finally:
-                if not is_begun:
-                    self._context.buffer.settle(reservation)
-            if not is_begun:
+            if not self._calls.begin_records(
+                shard.stream, shard.shard, call.iterator, limit=call.limit, tag=tag
+            ):
                 # There are no more open connections than these. Threads open others.
+                self._context.buffer.settle(reservation)
                 self._most = len(self._calls)
                 self._order.give(reader.range, reader)
                 self._order.share()
