@@ -12,8 +12,8 @@ A listed shard that has no entry is *finished* if one of its descendants has an 
   generation: LATEST for a closed shard whose own parent is read from the beginning); or
 * it is no longer listed: it expired with all its records.
 
-A new shard inherits its parents' latest `last_caught_up_ms`: they were open then, so its records
-are younger.
+A new shard inherits its parents' latest `last_caught_up_ms`: they were open then
+(`with_last_caught_up`), so its records are younger.
 
 An entry leaves the offset if it is at SHARD_END and every listed child has an entry or is finished,
 or if it is at SHARD_END and has expired itself.

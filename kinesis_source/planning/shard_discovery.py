@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 import msgspec
@@ -58,11 +58,15 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
 class _Known:
     description: StreamDescription
     shards: dict[ShardId, Shard]
+    began_ms: EpochMillis
+    """The service's time before the request for `shards`."""
     listed_at: float
     described_at: float
     retention: Retention
     failing_since: float | None = None
     listed_now_at: float | None = None
+    closed: dict[ShardId, EpochMillis] = field(default_factory=dict)
+    """The last time at which a closed shard was open."""
 
 
 class ShardDiscovery:
@@ -119,6 +123,14 @@ class ShardDiscovery:
         listing = self.shards(stream)
         found = listing.get(shard)
         return found is not None and any(parent in listing for parent in found.parents)
+
+    def open_at(self, stream: StreamRef, shard: ShardId) -> EpochMillis | None:
+        """Return the last time at which the service listed the shard as open: all records of its
+        children arrived later. None if it was closed when it was listed first."""
+        known = self._get(stream)
+        listed = known.shards.get(shard)
+        is_open = listed is not None and not listed.closed
+        return known.began_ms if is_open else known.closed.get(shard)
 
     def known_shards(self, stream: StreamRef, created: EpochMillis) -> Mapping[ShardId, Shard]:
         """Return the shards by id, as listed last, without a request: none if the stream was not
@@ -187,7 +199,8 @@ class ShardDiscovery:
         for stream in streams:
             known = self._get(stream)
             if self._age_ms(known) > 0:
-                known.shards = self._list(stream)
+                began = self.service_time()
+                _keep(known, self._list(stream), began)
         self._frozen = True
 
     def unfreeze(self) -> None:
@@ -202,9 +215,11 @@ class ShardDiscovery:
         known = self._known.get(stream.name)
         if known is None:
             description = self._service.describe(stream)
+            began = self.service_time()
             known = _Known(
                 description=description,
                 shards=self._list(stream),
+                began_ms=began,
                 listed_at=self._monotonic(),
                 described_at=self._monotonic(),
                 retention=self._retention(description, self._recalled.get(stream.name)),
@@ -252,6 +267,7 @@ class ShardDiscovery:
         known.listed_at = now
         # Before the listing, which would otherwise be of the stream before, if it is recreated.
         description = self._renewed(stream, known, now)
+        began = self.service_time()
         try:
             fresh = self._list(stream)
         except ServiceUnavailableError as error:
@@ -271,12 +287,26 @@ class ShardDiscovery:
         )
         if replaced:
             self._describe(stream, known)
+            known.shards, known.closed = {}, {}
         elif description is not None:
             self._take(known, description)
         new = sorted(fresh.keys() - known.shards.keys())
         if new:
             _log.debug("stream %s has new shards: %s", stream.name, abbreviate(new))
-        known.shards = fresh
+        _keep(known, fresh, began)
+
+
+def _keep(known: _Known, fresh: dict[ShardId, Shard], began: EpochMillis) -> None:
+    """Keep a listing that was requested at `began`, and until when the shards were open that it has
+    as closed."""
+    before, closed = known.shards, known.closed
+    known.closed = {
+        shard_id: known.began_ms if was_open else closed[shard_id]
+        for shard_id, shard in fresh.items()
+        if shard.closed
+        and ((was_open := shard_id in before and not before[shard_id].closed) or shard_id in closed)
+    }
+    known.shards, known.began_ms = fresh, began
 
 
 # --- The placement of records by their keys -------------------------------------------------------

@@ -69,7 +69,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     open_iterator,
 )
 from spark_ssp.kinesis_source.probing.probe_runner import Probe
-from spark_ssp.kinesis_source.probing.shard_lag import max_lag_ms
+from spark_ssp.kinesis_source.probing.shard_lag import children_since, max_lag_ms
 from spark_ssp.kinesis_source.probing.shard_prober import ShardProber
 
 _log = logging.getLogger(__name__)
@@ -374,9 +374,16 @@ class BatchAlignment:
         unread: dict[ShardKey, EpochMillis] = {}
         for key, state in states.items():
             advance = advances.get(key)
-            if (advance is not None and advance.at_latest) or key in resolved:
+            if key in resolved:
                 continue
             result = results.get(key)
+            if advance is not None and advance.at_latest:
+                # Probes of other shards may have taken, or waited, so long that these have records
+                # of a later time than is known of this one.
+                asked = None if result is None or self.targets.are_fixed else result.time
+                if asked is not None and now - asked > self.tolerance_ms:
+                    unread[key] = asked
+                continue
             since = self._unread_since(key, state, advance, result, now)
             keeps_up = since is not None and now - since <= self.tolerance_ms
             if since is None or (keeps_up and (advance is None or not limited)):
@@ -486,6 +493,8 @@ class BatchAlignment:
                 known.append(cursor.lookahead.records[0].arrival)
             elif cursor.reached_ms is not None:
                 known.append(cursor.reached_ms)
+        if key in self._oldest and isinstance(state.position, TrimHorizon):
+            known.append(self._oldest[key])
         return max(known)
 
     def _unread_children(
@@ -585,10 +594,10 @@ class BatchAlignment:
         since = [EpochMillis(now - self.prober.description(key).retention_ms)]
         for older in _ancestors_of(key, listings) & states.keys():
             last = self.prober.history.last_probe(older)
-            behind = max_lag_ms(states[older], last, self.prober.description(older), now)
+            known = children_since(states[older], last, self.prober.description(older), now)
             advance = advances.get(older)
             end = None if advance is None else self._end_time(older, advance, results.get(older))
-            since.append(EpochMillis(now - behind) if end is None else end)
+            since.append(known if end is None else end)
         return max(since)
 
     def _find_ends_before(

@@ -157,6 +157,9 @@ class EndOffsetFinder:
             {key: partial(latest_probe.resolve_latest, now) for key in keys}
         )
         for key, result in results.items():
+            opened = self._prober.open_at(key)
+            if opened is not None and opened < result.time:
+                results[key] = replace(result, time=opened)
             self._prober.cursors[key] = result.cursor
             if result.end is not None:
                 self._positions.accept(key, result.end.position)
@@ -212,7 +215,7 @@ class EndOffsetFinder:
         self._expect_sizes_of_parents(eligible.keys(), listings)
         if limits.is_bounded:
             within = self._find_ends_within(eligible, limits)
-            return with_last_caught_up(within, self._last_caught_up_ms)
+            return self._with_last_caught_up(eligible, within)
         advances: dict[ShardKey, ShardAdvance] = {}
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
@@ -271,7 +274,7 @@ class EndOffsetFinder:
                 advances[key] = advance_by_records(state, result, admitted)
             else:
                 advances[key] = advance_to_end(state, result)
-        return with_last_caught_up(advances, self._last_caught_up_ms)
+        return self._with_last_caught_up(eligible, advances)
 
     def align(
         self,
@@ -298,7 +301,12 @@ class EndOffsetFinder:
         self._has_stalled = self.alignment.bound is not None and all(
             advance.state.position == states[key].position for key, advance in aligned.items()
         )
-        return with_last_caught_up(aligned, self._last_caught_up_ms)
+        return self._with_last_caught_up(states, aligned)
+
+    def _with_last_caught_up(
+        self, before: Mapping[ShardKey, ShardState], advances: Mapping[ShardKey, ShardAdvance]
+    ) -> dict[ShardKey, ShardAdvance]:
+        return with_last_caught_up(before, advances, self._last_caught_up_ms, self._prober.open_at)
 
     def _expect_sizes_of_parents(self, keys: Iterable[ShardKey], listings: Listings) -> None:
         """Expect the records of a shard that was never probed to be as large as those of its
@@ -536,7 +544,9 @@ class EndOffsetFinder:
                 self._last_caught_up_ms[key] = advance.state.last_caught_up_ms
         # Probes may be repeated for seconds: a lag counts from before the first one.
         began, self._began = self._began, None
-        self.history.record_plan(advances, began or self._prober.service_time())
+        self.history.record_plan(
+            advances, began or self._prober.service_time(), self._prober.open_at
+        )
         for table in (self._last_caught_up_ms, self._expected):
             for key in table.keys() - keys:
                 del table[key]

@@ -69,7 +69,7 @@ def _latest_state(result: ProbeResult, now: EpochMillis) -> ShardState:
     if result.closed:
         return ShardState(position=ShardEnd())
     if result.end is None:
-        return ShardState(position=AtTimestamp(millis=now), last_caught_up_ms=now)
+        return ShardState(position=AtTimestamp(millis=now), last_caught_up_ms=min(now, result.time))
     return ShardState(position=result.end.position, last_caught_up_ms=result.time)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -79,15 +79,30 @@ def with_shard_end(state: ShardState, result: ProbeResult) -> ProbeResult:
 
 
 def with_last_caught_up(
-    advances: Mapping[ShardKey, ShardAdvance], last_caught_up_ms: Mapping[ShardKey, EpochMillis]
+    before: Mapping[ShardKey, ShardState],
+    advances: Mapping[ShardKey, ShardAdvance],
+    known: Mapping[ShardKey, EpochMillis],
+    open_at: Callable[[ShardKey], EpochMillis | None],
 ) -> dict[ShardKey, ShardAdvance]:
-    """Give a shard that ends the latest time known, which its younger children inherit."""
+    """Return the advances with times of catching up that hold for the children as well, which
+    inherit them. `known`: the latest such times; a shard that ends has it.
+
+    At the end of a closed shard nothing follows either, hours after its children began. So a new
+    time counts only up to `open_at`, the last time at which the service listed the shard as open.
+    """
     latest = dict(advances)
     for key, advance in advances.items():
-        proof = last_caught_up_ms.get(key)
-        if proof is not None and isinstance(advance.state.position, ShardEnd):
-            seen = max(proof, advance.state.last_caught_up_ms or proof)
-            latest[key] = replace(advance, state=replace(advance.state, last_caught_up_ms=seen))
+        old, seen = before[key].last_caught_up_ms, advance.state.last_caught_up_ms
+        if seen != old and seen is not None:
+            opened = open_at(key)
+            proof = old if opened is None else EpochMillis(min(seen, opened))
+            proof = proof if old is None or proof is None else max(proof, old)
+        else:
+            proof = seen
+        if isinstance(advance.state.position, ShardEnd) and key in known:
+            proof = known[key] if proof is None else max(proof, known[key])
+        if proof != seen:
+            latest[key] = replace(advance, state=replace(advance.state, last_caught_up_ms=proof))
     return latest
 
 

@@ -7,8 +7,8 @@ probe of the shard; 0 at the latest record. It is never less than the true lag:
 * For a shard that was never probed, it is measured from the latest time before which the shard is
   known to have been read: its `last_caught_up_ms`, its start, the creation of the stream, or else
   the retention.
-* For a shard that waits for its parents, it is measured from their last probe: its records are
-  younger.
+* For a shard that waits for its parents, it is measured from their last probe while they were
+  open: its records are younger.
 * A closed shard that is planned to its end has no lag; its children have.
 
 A shard may be throttled for as long as other consumers use up its calls, or those of its KMS key.
@@ -18,7 +18,7 @@ That never fails a query, so `ProbeHistory` warns of it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -49,6 +49,8 @@ class LastProbe(msgspec.Struct, frozen=True, kw_only=True):
 
     time: EpochMillis
     behind_ms: int
+    open_at: EpochMillis | None
+    """The last time at which the service listed the shard as open; None if it never did."""
     is_failing: bool = False
     """True if a later probe failed."""
 
@@ -70,22 +72,22 @@ def stream_lag(
     offset, waiting ones included. `with_waiting`: include listed shards that will be read after
     their parents."""
     oldest = EpochMillis(max(now - stream.retention_ms, stream.created))
-    since = {
-        shard: last_probes[shard].since if shard in last_probes else _known_since(state, oldest)
-        for shard, state in states.items()
-    }
     lag: dict[ShardId, int] = {}
     for shard, state in states.items():
         last_probe = last_probes.get(shard)
         if isinstance(state.position, ShardEnd):
             lag[shard] = 0
         elif last_probe is None:
-            lag[shard] = max(0, now - since[shard])
+            lag[shard] = max(0, now - _known_since(state, oldest))
         else:
             ages = last_probe.is_failing or last_probe.behind_ms > 0
             lag[shard] = last_probe.behind_ms + (max(0, now - last_probe.time) if ages else 0)
     if with_waiting:
         finished = ancestors(listing, states.keys())
+        since = {
+            shard: _children_since(state, last_probes.get(shard), oldest)
+            for shard, state in states.items()
+        }
         for shard in sorted(listing.keys() - finished - states.keys()):
             parents = [since[parent] for parent in listing[shard].parents if parent in since]
             since[shard] = max(parents, default=oldest)
@@ -100,6 +102,23 @@ def max_lag_ms(
     probe."""
     oldest = EpochMillis(max(now - stream.retention_ms, stream.created))
     return max(0, now - (_known_since(state, oldest) if last_probe is None else last_probe.since))
+
+
+def children_since(
+    state: ShardState, last_probe: LastProbe | None, stream: StreamDescription, now: EpochMillis
+) -> EpochMillis:
+    """Return a time at or before the arrival of all unread records of a shard's children."""
+    oldest = EpochMillis(max(now - stream.retention_ms, stream.created))
+    return _children_since(state, last_probe, oldest)
+
+
+def _children_since(
+    state: ShardState, last_probe: LastProbe | None, oldest: EpochMillis
+) -> EpochMillis:
+    known = _known_since(state, oldest)
+    if last_probe is None or last_probe.open_at is None:
+        return known
+    return max(known, min(last_probe.since, last_probe.open_at))
 
 
 def _known_since(state: ShardState, oldest: EpochMillis) -> EpochMillis:
@@ -179,12 +198,19 @@ class ProbeHistory:
                 *(Detail(key), duration_text(lasted), failing.probes, Detail(error)),
             )
 
-    def record_plan(self, advances: Mapping[ShardKey, ShardAdvance], now: EpochMillis) -> None:
-        """Record the end of a batch. A shard that is planned to its end keeps its last probe: the
-        records of its children are younger."""
+    def record_plan(
+        self,
+        advances: Mapping[ShardKey, ShardAdvance],
+        now: EpochMillis,
+        open_at: Callable[[ShardKey], EpochMillis | None],
+    ) -> None:
+        """Record the end of a batch. A shard that is planned to its end keeps its last probe, for
+        its children. `open_at`: see `LastProbe`."""
         for key, advance in advances.items():
             if not isinstance(advance.state.position, ShardEnd):
-                self._last_probes[key] = LastProbe(time=now, behind_ms=advance.millis_behind)
+                self._last_probes[key] = LastProbe(
+                    time=now, behind_ms=advance.millis_behind, open_at=open_at(key)
+                )
 
     def last_probes(self, stream: StreamName) -> dict[ShardId, LastProbe]:
         """Return the last successful probes of the shards of a stream."""

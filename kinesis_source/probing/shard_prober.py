@@ -118,6 +118,10 @@ class ShardProber:
         """Return whether the service lists a parent of the shard."""
         return self._discovery.lists_parent(self._streams[key.stream], key.shard)
 
+    def open_at(self, key: ShardKey) -> EpochMillis | None:
+        """Return the last time at which the service listed the shard as open."""
+        return self._discovery.open_at(self._streams[key.stream], key.shard)
+
     def cursor(self, key: ShardKey) -> ShardCursor:
         """Return where the last probe of the shard left off."""
         return self.cursors.get(key, _NOTHING_KNOWN)

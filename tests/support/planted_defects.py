@@ -129,6 +129,12 @@ DEFECTS: Final = (
         "    return state",
     ),
     _source(
+        "the end of a closed shard proves that its children have no older records",
+        "probing/position_advance.py",
+        "proof = old if opened is None else EpochMillis(min(seen, opened))",
+        "proof = seen",
+    ),
+    _source(
         "any record proves that none was trimmed",
         "planning/data_loss.py",
         "evidence.found is not None and int(evidence.found) == int(anchor):",

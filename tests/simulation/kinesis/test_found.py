@@ -20,6 +20,7 @@ from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.probing import batch_end_probe, probe_protocol
 from spark_ssp.kinesis_source.reading.process_wide import ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
+from spark_ssp.testing.kinesis import UnusualAnswers
 from spark_ssp.testing.kinesis.state.faults import EmptyPage, ExpiredIterator, Throttle
 from tests.support.fakes.scripted import FakeTime
 from tests.support.simulation.query import Disturbance, Outcome, Stage, Trigger
@@ -115,6 +116,31 @@ def test_the_loss_of_a_child_that_was_never_begun_is_no_secret(scenes: ExitStack
     orders = scene(scenes)
     read_to_the_end_of_a_parent(orders)
     orders.world.pass_time(30 * HOUR_MS)
+    check_loss_is_reported(orders)
+
+
+@pytest.mark.parametrize("late_shard_end", [False, True])
+def test_a_closed_shard_says_nothing_about_the_time_after_its_end(
+    late_shard_end: bool, scenes: ExitStack
+) -> None:
+    orders = scene(scenes, maxRecordsPerTrigger="2")
+    orders.world.state.answers = UnusualAnswers(late_shard_end=late_shard_end)
+    orders.put(2)
+    orders.start()
+    orders.run(1)
+    orders.query.stop()
+    orders.put(2)
+    orders.world.split(STREAM, 0)
+    orders.put(2)
+    orders.world.pass_time(20 * HOUR_MS)
+    orders.start()
+    for child in orders.world.open_shards(STREAM):
+        orders.world.inject(Throttle(), "GetRecords", child, 100)
+    orders.run(4)  # the rest of the parent, hours after it was closed
+    assert '"TRIM_HORIZON"' in orders.query.offset_log[-1]
+    orders.query.stop()
+    orders.world.pass_time(5 * HOUR_MS)
+    orders.world.state.faults.clear()
     check_loss_is_reported(orders)
 
 

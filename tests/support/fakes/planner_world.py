@@ -35,6 +35,8 @@ from tests.support.kinesis.shards import key
 
 HOUR_MS = 3_600_000
 RETENTION_MS = 24 * HOUR_MS
+DISCOVERED_MS = 11_000
+"""A time after which the shards are listed again."""
 
 
 def hide_shard(

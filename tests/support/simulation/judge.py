@@ -18,6 +18,8 @@ query (`Witness`). It knows nothing about the planner. Its rules, by number:
 10. No batch contains a record that arrived after an unread record of another shard by more than the
     tolerance: a watermark would make that one late.
 11. Neither credentials nor data of a record are in an offset.
+12. An entry is caught up as of a time only if no record arrived before it that follows the entry,
+    in its shard or in a descendant, and was not trimmed: no later plan would know of it.
 
 (9, liveness, and the budget of calls are checked by the driver of the query.)
 """
@@ -33,7 +35,15 @@ from itertools import takewhile
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
 from spark_ssp.kinesis_source.model.offset import Offset, decode, encode
-from spark_ssp.kinesis_source.model.shard import AtTimestamp, Latest, TrimHorizon, is_behind
+from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
+    AtTimestamp,
+    Latest,
+    Position,
+    ShardEnd,
+    TrimHorizon,
+    is_behind,
+)
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.planning.data_loss import START_MARGIN_MS
@@ -44,6 +54,7 @@ from tests.support.simulation.world import (
     LONGEST_HIDDEN_MS,
     PAYLOAD,
     RETENTION_MS,
+    Entry,
     ShardLife,
     World,
 )
@@ -57,6 +68,8 @@ SECRETS = {
 ALIGNED_MS = TOLERANCE_MS + 400 + LONGEST_HIDDEN_MS + 1_000
 """The tolerance, the default of minFetchPeriod, the time for which the service hides a record, and
 the error of its arrival times."""
+HIDDEN_MS = LONGEST_HIDDEN_MS + 1_000
+"""The last two."""
 SMALLEST_RECORD = len("payload-0") + len("key-0")
 
 
@@ -121,6 +134,7 @@ class Judge:
         before, after = decode(json.loads(start)), decode(json.loads(end))
         assert json.dumps(encode(after)) == end, "an offset changes when encoded again"
         self._check_forward(before, after)
+        self._check_caught_up(after)
         for secret in (*SECRETS.values(), PAYLOAD, *KEYS):
             assert secret not in end, "an offset contains a secret"
         self._run_slots = self._run_slots or after.slots
@@ -154,6 +168,25 @@ class Judge:
                 assert state.last_caught_up_ms >= old.last_caught_up_ms, (
                     f"{key} was seen earlier than before"
                 )
+
+    def _check_caught_up(self, end: Offset) -> None:
+        """Check rule 12."""
+        for key, state in {**end.states, **end.waiting}.items():
+            since = state.last_caught_up_ms
+            if since is None:
+                continue
+            life = ShardLife(key.stream, end.streams[key.stream].created, key.shard)
+            for other in self.world.entries:
+                if other != life and life not in self.world.ancestors(other):
+                    continue
+                kept = self.world.kept_from(other)
+                for entry in self.world.entries[other][kept:]:
+                    if other == life and not _follows(entry, state.position):
+                        continue
+                    assert entry.arrival >= since - HIDDEN_MS, (
+                        f"{other} has a record of {entry.arrival}, and {life} was caught up {since}"
+                    )
+                    self.world.happened["caught up before a record"] += 1
 
     def read(self, batch: int, tasks: Sequence[tuple[int, Sequence[Row]]]) -> None:
         """Check rules 6 and 7."""
@@ -391,6 +424,19 @@ class Judge:
 def _after(place: tuple[int, int], users: int) -> tuple[int, int]:
     index, sub = place
     return (index, sub + 1) if sub + 1 < users else (index + 1, 0)
+
+
+def _follows(entry: Entry, position: Position) -> bool:
+    """Return whether a record of a shard follows a position in it."""
+    match position:
+        case AfterRecord(sequence_number=number):
+            return entry.sequence_number > int(number)
+        case AtTimestamp(millis=millis):
+            return entry.arrival >= millis
+        case TrimHorizon():
+            return True
+        case ShardEnd():
+            return False
 
 
 class _Ear(logging.Handler):

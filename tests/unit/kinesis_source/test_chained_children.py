@@ -24,14 +24,12 @@ from spark_ssp.kinesis_source.planning import input_partitions
 from spark_ssp.kinesis_source.planning.active_shards import ActiveShards, ancestors
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.testing.kinesis.state.page_reads import UnusualAnswers
-from tests.support.fakes.planner_world import HOUR_MS, Batch, World
+from tests.support.fakes.planner_world import DISCOVERED_MS, HOUR_MS, Batch, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 
 DEFAULT = Limits(max_shard_bytes=256 << 20)
 """Those of a query without options."""
-DISCOVERED_MS = 11_000
-"""A time after which the shards are listed again."""
 
 
 def trigger(world: World, limits: Limits = UNLIMITED) -> Batch:

@@ -10,7 +10,7 @@ from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import SlotId, StreamName
 from spark_ssp.kinesis_source.model.shard import EpochMillis, StreamRef
 from spark_ssp.kinesis_source.options.values import SlotAssignment
-from tests.support.fakes.planner_world import RETENTION_MS, World
+from tests.support.fakes.planner_world import DISCOVERED_MS, RETENTION_MS, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 
@@ -131,7 +131,7 @@ def test_a_proof_is_not_renewed_before_its_time() -> None:
     seen = max(state.last_caught_up_ms or 0 for state in world.offset.states.values())
     world.clock.set(seen + RETENTION_MS // 8 - 1)
     assert world.trigger() is None
-    world.clock.set(seen + RETENTION_MS // 8 + 1000)
+    world.clock.set(seen + RETENTION_MS // 8 + DISCOVERED_MS)
     batch = world.trigger()
     assert batch is not None
     assert batch.ranges == ()
@@ -146,6 +146,7 @@ def test_a_shard_without_a_proof_gets_one_when_it_first_reaches_the_latest_recor
             key(0): replace(world.offset.states[key(0)], position=position, last_caught_up_ms=None)
         },
     )
+    world.clock.advance(DISCOVERED_MS)
     batch = world.trigger()
     assert batch is not None
     assert batch.end.states[key(0)].last_caught_up_ms == world.clock.now_ms()

@@ -27,7 +27,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     ShardCursor,
 )
 from spark_ssp.kinesis_source.reader_activity import alignment_entry
-from spark_ssp.testing.kinesis.state.faults import EmptyPage, Refusal, Throttle
+from spark_ssp.testing.kinesis.state.faults import Call, EmptyPage, Refusal, Throttle
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
@@ -294,3 +294,22 @@ def test_a_waiting_child_of_which_nothing_is_known_is_left_behind_after_the_time
         read += 0 if batch is None else len(batch.read)
     assert read > 200
     assert outcome(world).left_behind == frozenset({key(2), key(3)})
+
+
+@pytest.mark.parametrize("limits", [Limits(), Limits(max_records=1_000)])
+def test_a_shard_that_was_asked_long_before_another_is_unread_since_then(limits: Limits) -> None:
+    world = World().settle()
+    put: list[str] = []
+
+    def frozen(call: Call) -> bool:
+        if put or not world.state.calls.by_shard("GetRecords").get(shard_id(0)):
+            return False
+        put.extend(world.put(600, every_ms=100))
+        return False
+
+    world.state.faults.add(Throttle(), operation="GetRecords", shard=shard_id(1), when=frozen)
+    batch = world.trigger(limits)
+    assert put
+    read = [] if batch is None else batch.read
+    assert all(int(text) - int(put[0]) < 100 for text in read), "ten seconds"
+    assert sorted(read + world.drain(limits)) == sorted(put)

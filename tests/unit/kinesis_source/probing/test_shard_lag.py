@@ -53,6 +53,10 @@ def ms(before_now: int) -> EpochMillis:
     return EpochMillis(NOW - before_now)
 
 
+def probed(before_now: int, behind_ms: int) -> LastProbe:
+    return LastProbe(time=ms(before_now), behind_ms=behind_ms, open_at=NOW)
+
+
 def lag_of(
     states: dict[int, ShardState], sights: dict[int, LastProbe], *unseen: int
 ) -> dict[int, int]:
@@ -68,7 +72,7 @@ def lag_of(
 
 def test_a_shard_lags_as_its_last_probe_reported_and_ages_until_the_next() -> None:
     states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
-    sights = {0: LastProbe(time=ms(500), behind_ms=70), 1: LastProbe(time=ms(9000), behind_ms=0)}
+    sights = {0: probed(500, 70), 1: probed(9000, 0)}
     lag = lag_of(states, sights, 1)
     assert (lag[0], lag[1]) == (570, 9000)
     assert lag_of(states, sights)[1] == 0, "it was at its latest record"
@@ -77,13 +81,26 @@ def test_a_shard_lags_as_its_last_probe_reported_and_ages_until_the_next() -> No
 def test_shards_that_wait_lag_with_their_parents() -> None:
     """Their records are younger than whatever the parent holds."""
     states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
-    sights = {0: LastProbe(time=ms(1000), behind_ms=5000), 1: LastProbe(time=NOW, behind_ms=0)}
+    sights = {0: probed(1000, 5000), 1: probed(0, 0)}
     assert lag_of(states, sights) == {0: 6000, 1: 0, 2: 6000, 3: 6000, 4: 6000}
+
+
+@pytest.mark.parametrize(("opened", "expected"), [(ms(60_000), 60_000), (None, 90_000)])
+def test_children_are_younger_than_a_probe_only_if_their_parent_was_open_then(
+    opened: EpochMillis | None, expected: int
+) -> None:
+    states = {
+        0: ShardState(position=READING, last_caught_up_ms=ms(90_000)),
+        1: ShardState(position=READING),
+    }
+    sights = {0: replace(probed(1000, 0), open_at=opened), 1: probed(0, 0)}
+    lag = lag_of(states, sights)
+    assert lag == {0: 0, 1: 0, 2: expected, 3: expected, 4: expected}
 
 
 def test_a_shard_that_is_planned_to_its_end_leaves_its_lag_to_its_children() -> None:
     states = {0: ShardState(position=ShardEnd()), 1: ShardState(position=READING)}
-    sights = {0: LastProbe(time=ms(1000), behind_ms=5000), 1: LastProbe(time=NOW, behind_ms=0)}
+    sights = {0: probed(1000, 5000), 1: probed(0, 0)}
     assert lag_of(states, sights) == {0: 0, 1: 0, 2: 6000, 3: 6000, 4: 6000}
 
 
