@@ -1,10 +1,13 @@
 """A stream whose records follow from the time: the service of benchmarks in which the embedded
 Kinesis would take more processor time than what is measured.
 
-Every shard receives `rate` records a second, in turn with the others, from the start of the process
-on, or from `began` seconds before it. Record number k of a shard has the sequence number
-`FIRST_NUMBER` + k. Shards never change, and nothing is refused. An answer takes about 0.07 ms of
-processor time: asyncio's protocol without a framework, and JSON by templates.
+Each shard of the beginning has a line of records, `rate` a second, in turn with the others, from
+the start of the process on. Record `place` of line `line` has the number `place * lines + line`, so
+the numbers are in the order of arrival; its sequence number is `FIRST_NUMBER + place`, and of the
+`2 * lines` keys it has the one that its number leaves as the remainder. After `split` every line
+goes on in two shards, which take its records in turn: those of one key each. Nothing is refused. An
+answer takes about 0.07 ms of processor time: asyncio's protocol without a framework, and JSON by
+templates.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from benchmarks.kinesis.service import STREAM, AnyService, service_process
+from benchmarks.kinesis.service import NUMBER_BYTES, STREAM, AnyService, service_process
 
 FIRST_NUMBER: Final = 49_600_000_000 * 10**45
 _ARN: Final = f"arn:aws:kinesis:us-east-1:123456789012:stream/{STREAM}"
@@ -33,32 +36,68 @@ _CONTENT_LENGTH: Final = b"content-length: "
 _HEAD_END: Final = b"\r\n\r\n"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+class Part(NamedTuple):
+    """The places of a line's records in one shard: from `first` on, before `stop`."""
+
+    line: int
+    first: int
+    stop: float
+    step: int
+
+    def at(self, place: int) -> int:
+        """Return the shard's first place from `place` on."""
+        return self.first + max(0, -(-(place - self.first) // self.step)) * self.step
+
+
+@dataclass(slots=True, kw_only=True)
 class Formula:
     """The records of a stream. Times are in seconds since the epoch."""
 
-    shards: int
+    lines: int
     rate: float
-    """Records a second of each shard."""
+    """Records a second of each line."""
     began: float
-    data: str
-    """The data of every record, in base64."""
+    size: int = NUMBER_BYTES
+    """The bytes of every record; its number comes first."""
+    split: float = math.inf
+    ended: float = math.inf
 
-    def arrival(self, shard: int, number: int) -> float:
+    def arrival(self, line: int, place: int) -> float:
         """Return the time at which a record arrives."""
-        return self.began + (number + shard / self.shards) / self.rate
+        return self.began + (place + line / self.lines) / self.rate
 
-    def count(self, shard: int, now: float) -> int:
-        """Return the number of records that have arrived in a shard."""
-        return max(0, math.floor((now - self.began) * self.rate - shard / self.shards) + 1)
+    def count(self, line: int, before: float) -> int:
+        """Return the number of records of a line that arrive before a time."""
+        elapsed = min(before, self.ended) - self.began
+        return max(0, math.ceil(elapsed * self.rate - line / self.lines))
+
+    def total(self, before: float) -> int:
+        """Return the number of records that arrive before a time."""
+        return sum(self.count(line, before) for line in range(self.lines))
+
+    def shards(self) -> int:
+        """Return the number of shards, with those that are closed."""
+        return self.lines if math.isinf(self.split) else 3 * self.lines
+
+    def part(self, shard: int) -> Part:
+        """Return the records of a shard."""
+        if shard < self.lines:
+            closed = math.inf if math.isinf(self.split) else self.count(shard, self.split)
+            return Part(shard, 0, closed, 1)
+        line, half = divmod(shard - self.lines, 2)
+        first = self.count(line, self.split)
+        return Part(line, first + (first + half) % 2, math.inf, 2)
 
 
 class Answers:
-    """The answers of the service, by operation. `calls` counts them."""
+    """The answers of the service, by operation. `calls` counts them; `first` has the time of the
+    first one of each."""
 
     def __init__(self, formula: Formula) -> None:
-        self._formula = formula
+        self.formula = formula
         self.calls: Counter[str] = Counter()
+        self.first: dict[str, float] = {}
+        self._padding = base64.b64encode(b"x" * (formula.size - NUMBER_BYTES)).decode()
         self._operations: dict[str, Callable[[dict[str, Any], float], str]] = {
             "DescribeStreamSummary": self._describe,
             "ListShards": self._list_shards,
@@ -69,6 +108,7 @@ class Answers:
     def answer(self, operation: str, request: dict[str, Any], now: float) -> str:
         """Return the body of an answer. Raises KeyError for another operation."""
         self.calls[operation] += 1
+        self.first.setdefault(operation, now)
         return self._operations[operation](request, now)
 
     def _describe(self, _: dict[str, Any], now: float) -> str:
@@ -77,64 +117,82 @@ class Answers:
             "StreamARN": _ARN,
             "StreamStatus": "ACTIVE",
             "RetentionPeriodHours": 24,
-            "StreamCreationTimestamp": self._formula.began - 3_600,
-            "OpenShardCount": self._formula.shards,
+            "StreamCreationTimestamp": self.formula.began - 3_600,
+            "OpenShardCount": self.formula.lines,
             "EnhancedMonitoring": [],
         }
         return json.dumps({"StreamDescriptionSummary": summary})
 
     def _list_shards(self, request: dict[str, Any], _: float) -> str:
         first = int(request.get("NextToken", 0))
-        shards, following = self._formula.shards, first + _PAGE_OF_SHARDS
+        shards, following = self.formula.shards(), first + _PAGE_OF_SHARDS
         page: dict[str, Any] = {
-            "Shards": [_shard(number, shards) for number in range(first, min(following, shards))]
+            "Shards": [self._shard(number) for number in range(first, min(following, shards))]
         }
         if following < shards:
             page["NextToken"] = str(following)
         return json.dumps(page)
 
+    def _shard(self, number: int) -> dict[str, Any]:
+        lines, (line, first, stop, _) = self.formula.lines, self.formula.part(number)
+        step = _HASH_KEYS // (2 * lines)
+        half = number - lines - 2 * line  # 0 or 1 of a child
+        begin = (number - lines if half >= 0 else 2 * line) * step
+        end = begin + (step if half >= 0 else 2 * step)
+        end = _HASH_KEYS if line == lines - 1 and half != 0 else end
+        sequence = {"StartingSequenceNumber": str(FIRST_NUMBER + first)}
+        if not math.isinf(stop):
+            sequence["EndingSequenceNumber"] = str(FIRST_NUMBER + int(stop))
+        return {
+            "ShardId": _id(number),
+            "HashKeyRange": {"StartingHashKey": str(begin), "EndingHashKey": str(end - 1)},
+            "SequenceNumberRange": sequence,
+            **({"ParentShardId": _id(line)} if half >= 0 else {}),
+        }
+
     def _iterator(self, request: dict[str, Any], now: float) -> str:
-        formula, shard = self._formula, int(request["ShardId"].rpartition("-")[2])
+        shard = int(request["ShardId"].rpartition("-")[2])
+        part = self.formula.part(shard)
         match request["ShardIteratorType"]:
             case "TRIM_HORIZON":
-                number = 0
+                place = part.first
             case "LATEST":
-                number = formula.count(shard, now)
+                place = self.formula.count(part.line, now)
             case "AT_TIMESTAMP":
-                number = formula.count(shard, float(request["Timestamp"]) - 1e-6)
+                place = self.formula.count(part.line, float(request["Timestamp"]) - 1e-6)
             case kind:
-                number = int(request["StartingSequenceNumber"]) - FIRST_NUMBER
-                number += kind == "AFTER_SEQUENCE_NUMBER"
-        return f'{{"ShardIterator":"{shard}:{number}"}}'
+                place = int(request["StartingSequenceNumber"]) - FIRST_NUMBER
+                place += kind == "AFTER_SEQUENCE_NUMBER"
+        return f'{{"ShardIterator":"{shard}:{part.at(place)}"}}'
 
     def _records(self, request: dict[str, Any], now: float) -> str:
-        formula = self._formula
+        formula = self.formula
         shard, first = map(int, request["ShardIterator"].split(":"))
-        there = formula.count(shard, now)
-        following = max(first, min(first + request.get("Limit", _MOST_RECORDS), there))
+        part = formula.part(shard)
+        line, lines, step = part.line, formula.lines, part.step
+        there = formula.count(line, now)
+        stop = min(there, first + request.get("Limit", _MOST_RECORDS) * step, part.stop)
+        places = range(first, int(stop), step)
         records = ",".join(
-            f'{{"ApproximateArrivalTimestamp":{formula.arrival(shard, number):.3f},"Data":'
-            f'"{formula.data}","PartitionKey":"key-{shard}","SequenceNumber":'
-            f'"{FIRST_NUMBER + number}"}}'
-            for number in range(first, following)
+            f'{{"ApproximateArrivalTimestamp":{formula.arrival(line, place):.3f},"Data":"'
+            f'{self._data(number := place * lines + line)}",'
+            f'"PartitionKey":"key-{number % (2 * lines)}",'
+            f'"SequenceNumber":"{FIRST_NUMBER + place}"}}'
+            for place in places
         )
+        following = places[-1] + step if places else first
         behind = 0
-        if following < there:
-            behind = max(1, round(1000 * (now - formula.arrival(shard, following))))
-        return (
-            f'{{"MillisBehindLatest":{behind},"NextShardIterator":"{shard}:{following}",'
-            f'"Records":[{records}]}}'
-        )
+        if following < min(there, part.stop):
+            behind = max(1, round(1000 * (now - formula.arrival(line, following))))
+        iterator = "null" if following >= part.stop else f'"{shard}:{following}"'
+        return f'{{"MillisBehindLatest":{behind},"NextShardIterator":{iterator},"Records":[{records}]}}'
+
+    def _data(self, number: int) -> str:
+        return base64.b64encode(b"%0*d" % (NUMBER_BYTES, number)).decode() + self._padding
 
 
-def _shard(number: int, shards: int) -> dict[str, Any]:
-    step = _HASH_KEYS // shards
-    last = _HASH_KEYS - 1 if number == shards - 1 else (number + 1) * step - 1
-    return {
-        "ShardId": f"shardId-{number:012}",
-        "HashKeyRange": {"StartingHashKey": str(number * step), "EndingHashKey": str(last)},
-        "SequenceNumberRange": {"StartingSequenceNumber": str(FIRST_NUMBER)},
-    }
+def _id(number: int) -> str:
+    return f"shardId-{number:012}"
 
 
 class _Connection(asyncio.Protocol):
@@ -182,12 +240,25 @@ def _serve(formula: Formula, pipe: Connection) -> None:
 
         def asked() -> None:
             try:
-                pipe.recv()
+                word, _ = pipe.recv()
             except EOFError:
                 loop.remove_reader(pipe.fileno())
                 ended.set()
-            else:
-                pipe.send(dict(answers.calls))
+                return
+            answer: object = None
+            match word:
+                case "split":
+                    formula.split = time.time()
+                case "end":
+                    formula.ended = time.time()
+                    answer = formula.total(formula.ended)
+                case "restart":
+                    answers.first.clear()
+                case "first calls":
+                    answer = answers.first
+                case _:
+                    answer = dict(answers.calls)
+            pipe.send(answer)
 
         loop.add_reader(pipe.fileno(), asked)
         pipe.send(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
@@ -197,11 +268,33 @@ def _serve(formula: Formula, pipe: Connection) -> None:
     asyncio.run(serve())
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaService(AnyService):
+    """The process of the service."""
+
+    def split(self) -> None:
+        """Split each shard into two."""
+        self._ask("split", None)
+
+    def end(self) -> int:
+        """Return the number of records; no more arrive."""
+        count: int = self._ask("end", None)
+        return count
+
+    def forget_first_calls(self) -> None:
+        """Let `first_calls` begin now."""
+        self._ask("restart", None)
+
+    def first_calls(self) -> dict[str, float]:
+        """Return the time of the first call of each operation, in seconds since the epoch."""
+        times: dict[str, float] = self._ask("first calls", None)
+        return times
+
+
 @contextmanager
-def formula_service(shards: int, *, rate: float, size: int) -> Iterator[AnyService]:
+def formula_service(shards: int, *, rate: float, size: int) -> Iterator[FormulaService]:
     """A service with one stream of `shards` shards within the block, each with `rate` records of
     `size` bytes a second."""
-    data = base64.b64encode(b"x" * size).decode()
-    formula = Formula(shards=shards, rate=rate, began=time.time(), data=data)
+    formula = Formula(lines=shards, rate=rate, began=time.time(), size=size)
     with service_process(_serve, formula) as (url, pipe, process):
-        yield AnyService(url=url, _pipe=pipe, _process=process)
+        yield FormulaService(url=url, _pipe=pipe, _process=process)

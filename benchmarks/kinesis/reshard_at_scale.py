@@ -3,10 +3,10 @@ checkpoint.
 
     python -m benchmarks.kinesis.reshard_at_scale [--shards 5000] [--slots 4] [--batches 10]
 
-Records of 200 B arrive all the time, two a second for each shard of the beginning, so that each
-child has one. A trigger begins when the one before has ended. While the query runs, all shards are
-split at once; `during` are the triggers from there to the first one after which each child is read
-and no parent is left. Then the query is stopped, just after the end of a batch, and started again.
+Each shard of the beginning receives two records of 200 B a second, and each of its children one. A
+trigger begins when the one before has ended. While the query runs, all shards are split at once;
+`during` are the triggers from there to the first one after which each child is read and no parent
+is left. Then the query is stopped, just after the end of a batch, and started again.
 
 `restart` has the seconds from `start()`, added up: to the first request, after Spark has started
 the reader's process and passed it the checkpointed offset; to the first probe, after the listing;
@@ -19,8 +19,8 @@ In the end these are compared with the records of the service: the records of ea
 there, once, in the order in which they were put, across all batches and shards. Anything else is an
 error.
 
-The service is the embedded one, in a process of its own on the same machine, and takes a good part
-of a trigger.
+The service is one whose answers cost little (`formula_service`), in a process of its own on the
+same machine.
 """
 
 from __future__ import annotations
@@ -38,15 +38,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from benchmarks.kinesis.formula_service import FormulaService, formula_service
 from benchmarks.kinesis.many_shards import measure
-from benchmarks.kinesis.service import (
-    KEYS,
-    NUMBER_BYTES,
-    STREAM,
-    ServiceProcess,
-    key_of,
-    kinesis_service,
-)
+from benchmarks.kinesis.service import NUMBER_BYTES, RECORD_BYTES, STREAM
 from benchmarks.kinesis.triggers import last_batch, wait_for_batches, wait_until
 from benchmarks.support.growth import cpu_ms
 from benchmarks.support.processes import cpu_seconds, used_since
@@ -105,8 +99,7 @@ class _Query:
 def _measure(
     report: Report, spark: SparkSession, folder: Path, shards: int, slots: int, batches: int
 ) -> None:
-    with kinesis_service(shards) as service:
-        service.produce(2 * shards)
+    with formula_service(shards, rate=2, size=RECORD_BYTES) as service:
         options = {**service.options(), "slots": str(slots)}
         stream = spark.readStream.format("kinesis-ssp").options(**options).load()
         given = _Query(
@@ -120,17 +113,17 @@ def _measure(
         with add("before"):
             wait_for_batches(query, batches)
         with add("during"):
-            service.scale(2 * shards)
+            service.split()
             _wait_for_children(query, 2 * shards)
         with add("after"):
             wait_for_batches(query, batches)
         # Just after the end of a batch the next one is still to be planned.
         query.stop()
         query = _restart(report, shards, service, given)
-        put = service.pause()
+        put = service.end()
         query.processAllAvailable()
         query.stop()
-    check_order(_numbers(given.files), put)
+    check_order(_numbers(given.files), put, keys=2 * shards)
 
 
 # --- Triggers -------------------------------------------------------------------------------------
@@ -138,7 +131,7 @@ def _measure(
 
 @contextmanager
 def _phase(
-    report: Report, shards: int, service: ServiceProcess, query: StreamingQuery, name: str
+    report: Report, shards: int, service: FormulaService, query: StreamingQuery, name: str
 ) -> Iterator[None]:
     """Add the batches that end within the block."""
     first, of_service, used = last_batch(query), service.cpu_seconds(), cpu_seconds()
@@ -194,21 +187,21 @@ def _shards(progress: Progress | None) -> Any:
 # --- The start from a checkpoint ------------------------------------------------------------------
 
 
-def _restart(report: Report, shards: int, service: ServiceProcess, given: _Query) -> StreamingQuery:
+def _restart(report: Report, shards: int, service: FormulaService, given: _Query) -> StreamingQuery:
     """Start the query again, and add the times to its first batch."""
     offsets, commits = given.checkpoint / "offsets", given.checkpoint / "commits"
     planned, committed = _newest(offsets), _newest(commits)
     replayed = planned > committed
     stored = (offsets / str(planned)).read_text(encoding="utf-8").splitlines()[-1]
-    began_ms, began = int(time.time() * 1000), time.monotonic()
+    service.forget_first_calls()
+    began_at, began = time.time(), time.monotonic()
     query = given.start()
     planned_s = _seconds_until(offsets / str(planned + 1), query, began)
     committed_s = _seconds_until(commits / str(committed + 1), query, began)
-    called = service.first_calls(began_ms)
+    called = service.first_calls()
     # A stream is described before it is listed, and each position is verified by an iterator.
     asked_s, listed_s = (
-        (called[operation] - began_ms) / 1000
-        for operation in ("DescribeStreamSummary", "GetShardIterator")
+        called[operation] - began_at for operation in ("DescribeStreamSummary", "GetShardIterator")
     )
     read = cpu_ms(lambda: decode(json.loads(stored)), 1)
     report.add(
@@ -248,17 +241,17 @@ def _numbers(files: Path) -> Iterator[int]:
         yield from pq.read_table(path, columns=["number"])["number"].to_pylist()
 
 
-def check_order(numbers: Iterable[int], put: int) -> None:
+def check_order(numbers: Iterable[int], put: int, *, keys: int) -> None:
     """Raise AssertionError unless the records are the `put` ones from 0 on, each once, and those of
-    each key in their order: a key has every `KEYS`th record."""
-    expected = list(range(KEYS))
+    each key in their order: of `keys` keys, which follow each other in turn."""
+    expected = list(range(keys))
     for number in numbers:
-        key = key_of(number)
+        key = number % keys
         if number != expected[key] or number >= put:
             raise AssertionError(
                 f"of key {key} record {number} came, not {expected[key]}, of {put} records"
             )
-        expected[key] += KEYS
+        expected[key] += keys
     missing = [number for number in expected if number < put]
     if missing:
         raise AssertionError(f"{len(missing)} keys lack records, one of them {missing[0]}")

@@ -20,7 +20,6 @@ from urllib.parse import urlsplit
 import psutil
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
-from spark_ssp.testing.kinesis.state.faults import CallLog
 
 STREAM: Final = "bench"
 RECORD_BYTES: Final = 200
@@ -99,28 +98,13 @@ class ServiceProcess(AnyService):
 
     def produce(self, rate: int, *, most: int | None = None) -> None:
         """Put `rate` records a second from now on, 20 ms apart at most, and `most` in all. Each
-        begins with its number, from 0 on, in `NUMBER_BYTES` digits; `key_of` is its key."""
+        begins with its number, from 0 on, in `NUMBER_BYTES` digits; the keys follow in turn."""
         self._ask("produce", (rate, most))
-
-    def pause(self) -> int:
-        """Put no more records; return the number of records put since the last `produce`."""
-        count: int = self._ask("pause", None)
-        return count
-
-    def scale(self, shards: int) -> None:
-        """Split and merge at once until there are `shards` open shards, as UpdateShardCount."""
-        self._ask("scale", shards)
 
     def produced(self) -> int:
         """Return the number of records put since the last `produce`."""
         count: int = self._ask("produced", None)
         return count
-
-    def first_calls(self, since_ms: int) -> dict[str, int]:
-        """Return the time of the first call of each operation after a time, in milliseconds since
-        the epoch."""
-        answer: dict[str, int] = self._ask("first calls", since_ms)
-        return answer
 
 
 @contextmanager
@@ -178,7 +162,7 @@ def _serve(shards: int, size: int, limits: Limits, latency_s: float, pipe: Conne
                 due = due if most is None else min(due, most)
                 for number in range(done, due):
                     data = b"%0*d" % (NUMBER_BYTES, number) + rest
-                    kinesis.state.put(STREAM, partition_key=f"key-{key_of(number)}", data=data)
+                    kinesis.state.put(STREAM, partition_key=f"key-{number % KEYS}", data=data)
                 done = max(done, due)
 
     with EmbeddedKinesis(limits=limits) as kinesis:
@@ -198,33 +182,13 @@ def _serve(shards: int, size: int, limits: Limits, latency_s: float, pipe: Conne
                     case "produce":
                         with changed:
                             (rate, most), begun, done = value, time.monotonic(), 0
-                    case "pause":
-                        with changed:
-                            rate, answer = 0, done
                     case "produced":
                         answer = done
-                    case "scale":
-                        kinesis.state.scale(STREAM, value)
-                    case "first calls":
-                        answer = _first_calls(kinesis.state.calls, value)
                     case _:
                         answer = kinesis.state.calls.by_operation()
                 pipe.send(answer)
         stop.set()
         thread.join()
-
-
-def key_of(number: int) -> int:
-    """Return the number of the key of record `number`."""
-    return number % KEYS
-
-
-def _first_calls(calls: CallLog, since_ms: int) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for call in calls.recent():
-        if call.at_ms >= since_ms:
-            found.setdefault(call.operation, call.at_ms)
-    return found
 
 
 @contextmanager
