@@ -185,7 +185,8 @@ class Answers:
         if following < min(there, part.stop):
             behind = max(1, round(1000 * (now - formula.arrival(line, following))))
         iterator = "null" if following >= part.stop else f'"{shard}:{following}"'
-        return f'{{"MillisBehindLatest":{behind},"NextShardIterator":{iterator},"Records":[{records}]}}'
+        page = f'"NextShardIterator":{iterator},"Records":[{records}]'
+        return f'{{"MillisBehindLatest":{behind},{page}}}'
 
     def _data(self, number: int) -> str:
         return base64.b64encode(b"%0*d" % (NUMBER_BYTES, number)).decode() + self._padding

@@ -11,9 +11,9 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, NoReturn, TypeVar
 
+import msgspec
 from botocore import xform_name
 from botocore.exceptions import BotoCoreError, ClientError
 
@@ -600,8 +600,7 @@ _DRIFT: Final = 0.0005
 _SECOND_MS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClockReading:
+class ClockReading(msgspec.Struct, frozen=True, kw_only=True):
     """A lower bound `epoch_ms` of the service's clock at the local monotonic time `local_s`."""
 
     epoch_ms: float

@@ -139,18 +139,26 @@ class _ListedShard(TypedDict):
 
 
 class _Listing(TypedDict):
-    Shards: list[_ListedShard]
+    Shards: list[msgspec.Raw]
     NextToken: NotRequired[str]
 
 
 _LISTING_DECODER: Final = msgspec.json.Decoder(_Listing)
+_SHARD_DECODER: Final = msgspec.json.Decoder(_ListedShard)
+_SHARDS_KEPT: Final = 1 << 15
 
 
 def _decode_listing(body: bytes) -> Mapping[str, Any] | None:
     try:
-        return _LISTING_DECODER.decode(body)
+        listing = _LISTING_DECODER.decode(body)
+        return {**listing, "Shards": [_decode_shard(bytes(shard)) for shard in listing["Shards"]]}
     except ValueError:
         return None
+
+
+@lru_cache(maxsize=_SHARDS_KEPT)  # hardly any shard is new in a listing
+def _decode_shard(text: bytes) -> Shard:
+    return _shard(_SHARD_DECODER.decode(text))
 
 
 _OUTCOME: Final = "SparkSspOutcome"
@@ -414,8 +422,9 @@ def parse_outcome(answer: Mapping[str, Any], entries: int) -> PutOutcome:
 
 
 def parse_shards(answer: Mapping[str, Any]) -> tuple[Shard, ...]:
-    """Convert the shards of one page of ListShards, in the order of the answer."""
-    return tuple(_shard(entry) for entry in answer["Shards"])
+    """Convert the shards of one page of ListShards, in the order of the answer. Those of an answer
+    that botocore has not parsed are converted already."""
+    return tuple(entry if isinstance(entry, Shard) else _shard(entry) for entry in answer["Shards"])
 
 
 def parse_description(answer: Mapping[str, Any]) -> StreamDescription:

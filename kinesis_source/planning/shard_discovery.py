@@ -105,10 +105,10 @@ class ShardDiscovery:
         """Return the retention as described, and since when it holds."""
         return self._get(stream).retention
 
-    def kept_ms(self, stream: StreamRef) -> int:
+    def kept_ms(self, stream: StreamRef, now: EpochMillis | None = None) -> int:
         """Return the age up to which records are surely kept. Those that were trimmed before the
         retention was raised do not return, so that the age grows to the new one only in time."""
-        return self._get(stream).retention.kept_ms(self.service_time())
+        return self._get(stream).retention.kept_ms(self.service_time() if now is None else now)
 
     def shards(self, stream: StreamRef) -> dict[ShardId, Shard]:
         """Return the shards by id, the same object until they are listed again: after the interval.

@@ -216,6 +216,7 @@ class EndOffsetFinder:
         if limits.is_bounded:
             within = self._find_ends_within(eligible, limits)
             return self._with_last_caught_up(eligible, within)
+        now = self._prober.service_time()
         advances: dict[ShardKey, ShardAdvance] = {}
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
@@ -228,7 +229,7 @@ class EndOffsetFinder:
         for key, state in eligible.items():
             if key in far:
                 if self._prober.limiter.is_due(key):
-                    probes[key] = self._scan_ahead(key, state, share)
+                    probes[key] = self._scan_ahead(key, state, share, now)
                 continue
             target = self.targets.get(key)
             if not self.targets.are_fixed and listings[key.stream][key.shard].closed:
@@ -240,7 +241,7 @@ class EndOffsetFinder:
             elif target is not None:
                 advances[key] = self._advance_to(key, state, target)
             elif not self.targets.are_fixed and self._prober.limiter.is_due(key):
-                probes[key] = self._probe(key, state)
+                probes[key] = self._probe(key, state, now)
         results = self._probe_all(eligible, probes)
         if not self.targets.are_fixed:
             starved, special = self._prober.starved, far | targets.keys()
@@ -256,7 +257,7 @@ class EndOffsetFinder:
                 lambda keys: self._probe_all(
                     eligible,
                     {
-                        key: probes[key] if key in special else self._probe(key, eligible[key])
+                        key: probes[key] if key in special else self._probe(key, eligible[key], now)
                         for key in keys
                     },
                 ),
@@ -413,21 +414,22 @@ class EndOffsetFinder:
         self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, LimitShare]
     ) -> dict[ShardKey, ProbeResult]:
         """Scan each shard for its share of the limits, up to its target."""
-        probes = {key: self._scan_ahead(key, behind[key], share) for key, share in shares.items()}
+        now = self._prober.service_time()
+        probes = {
+            key: self._scan_ahead(key, behind[key], share, now) for key, share in shares.items()
+        }
         results: dict[ShardKey, ProbeResult] = {}
         for key, result in self._probe_all(behind, probes).items():
             target = self.targets.get(key)
             results[key] = result if target is None else truncate_to_target(result, target)
         return results
 
-    def _limited_start(self, key: ShardKey, state: ShardState) -> ShardState:
+    def _limited_start(self, key: ShardKey, state: ShardState, now: EpochMillis) -> ShardState:
         """Return the start of the probe; a cached iterator is used instead."""
         if self._prober.cursor(key).cached_iterator is not None:
             return state
         stream = self._prober.description(key)
-        start = limited_start(
-            state, stream.created, self._prober.service_time(), stream.retention_ms
-        )
+        start = limited_start(state, stream.created, now, stream.retention_ms)
         return state if start == state.position else replace(state, position=start)
 
     def _split_by_target(
@@ -448,16 +450,10 @@ class EndOffsetFinder:
                 advances[key] = self._advance_to(key, state, target)
         return advances, behind
 
-    def _probe(self, key: ShardKey, state: ShardState) -> Probe:
+    def _probe(self, key: ShardKey, state: ShardState, now: EpochMillis) -> Probe:
         starved = key in self._prober.starved
         kind = batch_end_probe.probe_starved if starved else batch_end_probe.probe
-        return partial(
-            kind,
-            state,
-            self._prober.cursor(key),
-            self._prober.service_time(),
-            self._prober.kept_ms(key),
-        )
+        return partial(kind, state, self._prober.cursor(key), now, self._prober.kept_ms(key, now))
 
     def _find_first_record(self, key: ShardKey, state: ShardState) -> Probe:
         cursor, kept_ms = self._prober.cursor(key), self._prober.kept_ms(key)
@@ -471,13 +467,15 @@ class EndOffsetFinder:
             closed=closed,
         )
 
-    def _scan_ahead(self, key: ShardKey, state: ShardState, share: LimitShare) -> Probe:
+    def _scan_ahead(
+        self, key: ShardKey, state: ShardState, share: LimitShare, now: EpochMillis
+    ) -> Probe:
         return partial(
             limited_end_probe.scan_ahead,
-            self._limited_start(key, state),
+            self._limited_start(key, state, now),
             self._prober.cursor(key),
-            self._prober.service_time(),
-            self._prober.kept_ms(key),
+            now,
+            self._prober.kept_ms(key, now),
             share,
             self.targets.get(key),
         )

@@ -105,10 +105,10 @@ class ShardProber:
         """Return the description of the shard's stream."""
         return self._discovery.description(self._streams[key.stream])
 
-    def kept_ms(self, key: ShardKey) -> int:
+    def kept_ms(self, key: ShardKey, now: EpochMillis | None = None) -> int:
         """Return the age up to which the shard's records are surely kept: the retention, or less
         for a while after it was raised."""
-        return self._discovery.kept_ms(self._streams[key.stream])
+        return self._discovery.kept_ms(self._streams[key.stream], now)
 
     def listing(self, key: ShardKey) -> Mapping[ShardId, Shard]:
         """Return the listing of the shard's stream."""

@@ -46,7 +46,14 @@ from botocore.httpsession import URLLib3Session
 from botocore.parsers import create_parser
 from urllib3.response import HTTPResponse
 
-from spark_ssp.common.aws.http_exchange import Line, Response, is_supported, post, take_lines
+from spark_ssp.common.aws.http_exchange import (
+    Line,
+    Response,
+    header_lines,
+    is_supported,
+    post,
+    take_lines,
+)
 
 if TYPE_CHECKING:
     from botocore.client import BaseClient
@@ -161,7 +168,8 @@ class _Second:
     pattern: _Pattern
     seconds: int
     credentials: Any = field(repr=False)
-    sent: Mapping[str, str] = field(repr=False)
+    headers: str = field(repr=False)
+    """All but `Authorization` and `Content-Length`."""
     signer: RequestSigner
 
 
@@ -170,7 +178,7 @@ class Prepared(NamedTuple):
 
     pool: HTTPConnectionPool
     url: str
-    headers: Mapping[str, str]
+    headers: str
     body: bytes
 
     def __repr__(self) -> str:
@@ -225,12 +233,11 @@ class DirectCalls:
             response = post(prepared.pool, prepared.headers, prepared.body)
         except (http.HTTPError, OSError) as error:
             raise _sdk_error(error, prepared.url) from error
-        except ValueError as error:
-            raise _sdk_error(error, prepared.url) from None
         return self.answer(operation, response)
 
     def prepare(self, operation: str, request: Request) -> Prepared | None:
-        """Return the signed request of a call, or None if it must go through botocore."""
+        """Return the signed request of a call, or None if it must go through botocore. Raises the
+        errors of `call` that precede the sending."""
         kind = _kind(operation, request)
         pattern = self._patterns.get(kind)
         if pattern is None:
@@ -239,7 +246,7 @@ class DirectCalls:
             body = self._encoders.get(operation, _encode)(request)
         except (TypeError, ValueError):  # bytes, or text that is not Unicode
             return None
-        credentials = _credentials(pattern.signer, pattern.scope)
+        credentials = _credentials(pattern.signer)
         if credentials is None or _account(credentials) != pattern.account:
             return None
         now, last = int(self._now()), self._seconds.get(kind)
@@ -250,7 +257,7 @@ class DirectCalls:
             or last.credentials != credentials
         ):
             last = self._seconds[kind] = self._second(pattern, now, credentials)
-        headers = {**last.sent, "Authorization": last.signer.authorization(body)}
+        headers = f"{last.headers}Authorization: {last.signer.authorization(body)}\r\n"
         return Prepared(pattern.pool, pattern.url, headers, body)
 
     def _second(self, pattern: _Pattern, seconds: int, credentials: Any) -> _Second:
@@ -259,12 +266,18 @@ class DirectCalls:
         signed = {**pattern.signed, "x-amz-date": moment}
         if credentials.token:
             sent["X-Amz-Security-Token"] = signed["x-amz-security-token"] = credentials.token
+        signer = self._request_signer(pattern.scope, signed, credentials)
+        try:
+            header_lines({"Authorization": signer.authorization(b"")})
+            headers = header_lines(sent)
+        except ValueError as error:
+            raise _sdk_error(error, pattern.url) from None
         return _Second(
             pattern=pattern,
             seconds=seconds,
             credentials=credentials,
-            sent=sent,
-            signer=self._request_signer(pattern.scope, signed, credentials),
+            headers=headers,
+            signer=signer,
         )
 
     def _request_signer(
@@ -350,7 +363,7 @@ class DirectCalls:
         if not usual or pool is None or found is None:
             return None
         scope = Scope(region=found["region"], service=found["service"])
-        credentials = _credentials(self._signer, scope)
+        credentials = _credentials(self._signer)
         host = {"host": _host(request.url)}
         signed = host | {name: lower[name] for name in lower.keys() - _UNSIGNED}
         # Credentials that were refreshed in between give another signature: the next call that goes
@@ -398,9 +411,10 @@ def _kind(operation: str, request: Request) -> _Kind:
     return operation, get("StreamARN"), get("StreamId"), get("TableName")
 
 
-def _credentials(signer: Any, scope: Scope) -> Any:
-    """Frozen, and refreshed before they expire."""
-    return signer.get_auth_instance(scope.service, scope.region, "v4").credentials
+def _credentials(signer: Any) -> Any:
+    """Frozen, and refreshed before they expire; None if there are none."""
+    credentials = signer._credentials
+    return None if credentials is None else credentials.get_frozen_credentials()
 
 
 def _account(credentials: Any) -> str | None:
@@ -500,7 +514,7 @@ class CallsInFlight(Generic[Tag]):
         self._sent[line] = _Sent(tag, operation, prepared)
         try:
             line.send(prepared.headers, prepared.body)
-        except (http.HTTPError, OSError, ValueError) as error:
+        except (http.HTTPError, OSError) as error:
             self._failed.append((tag, _sdk_error(error, prepared.url)))
             self._drop(line)
         return True

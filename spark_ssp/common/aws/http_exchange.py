@@ -20,12 +20,14 @@ Errors are those of `HTTPConnectionPool.urlopen` without retries.
 from __future__ import annotations
 
 import io
+import select
 import socket
 import ssl
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -71,10 +73,19 @@ def is_supported(pool: HTTPConnectionPool) -> bool:
     return all(hasattr(pool, name) for name in ("_get_conn", "_put_conn", "_validate_conn"))
 
 
-def post(pool: HTTPConnectionPool, headers: Mapping[str, str], body: bytes) -> Response:
-    """Send a POST to `/` of the pool's host and return the response. `headers` include `Host`, and
-    neither `Content-Length` nor `Accept-Encoding`. Raises `urllib3.exceptions.HTTPError`, OSError,
-    or ValueError for a header that cannot be sent, whose text may contain the header."""
+def header_lines(headers: Mapping[str, str]) -> str:
+    """Return headers as a request has them. Raises ValueError for one that cannot be sent."""
+    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+    text = "".join(lines)
+    if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
+        raise ValueError("a header with a control character")
+    return text
+
+
+def post(pool: HTTPConnectionPool, headers: str, body: bytes) -> Response:
+    """Send a POST to `/` of the pool's host and return the response. `headers` are `header_lines`,
+    which include `Host`, and neither `Content-Length` nor `Accept-Encoding`. Raises
+    `urllib3.exceptions.HTTPError` or OSError."""
     connection: Any = pool._get_conn()
     is_kept = False
     try:
@@ -122,7 +133,7 @@ def _connect(pool: HTTPConnectionPool, connection: Any) -> None:
 
 
 def _exchange(
-    sock: Any, pool: HTTPConnectionPool, headers: Mapping[str, str], body: bytes
+    sock: Any, pool: HTTPConnectionPool, headers: str, body: bytes
 ) -> tuple[Response, bool]:
     """Return the response, and whether the connection can be used again."""
     seconds: Any = pool.timeout.read_timeout  # the options always give one
@@ -225,13 +236,9 @@ def _unsent(sock: Any) -> int:
         return 0
 
 
-def _head(headers: Mapping[str, str], length: int) -> bytes:
-    lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
-    text = "".join(lines)
-    if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
-        raise ValueError("a header with a control character")
+def _head(headers: str, length: int) -> bytes:
     return (
-        f"POST / HTTP/1.1\r\nAccept-Encoding: identity\r\n{text}Content-Length: {length}\r\n\r\n"
+        f"POST / HTTP/1.1\r\nAccept-Encoding: identity\r\n{headers}Content-Length: {length}\r\n\r\n"
     ).encode()
 
 
@@ -276,6 +283,7 @@ class Line:
     """
 
     __slots__ = (
+        "_arrived",
         "_connection",
         "_head",
         "_received",
@@ -293,6 +301,7 @@ class Line:
         self._sock = connection.sock
         self._seconds: Any = pool.timeout.read_timeout
         self._sock.settimeout(0)
+        self._arrived = _poll_reads(self._sock)
         self._received: bytes | bytearray = b""
         self._head: _Head | None = None
         self._start = 0
@@ -308,9 +317,9 @@ class Line:
     def is_clean(self) -> bool:
         """Return whether a request can be sent: nothing has come that no request asked for, as the
         end of a connection that the peer has closed."""
-        return self.is_kept and not wait_for_read(self._sock, 0)
+        return self.is_kept and not self._arrived()
 
-    def send(self, headers: Mapping[str, str], body: bytes) -> None:
+    def send(self, headers: str, body: bytes) -> None:
         """Send a POST, as `post` does."""
         content = _head(headers, len(body)) + body
         self._received, self._head, self.is_kept = b"", None, False
@@ -406,6 +415,15 @@ class Line:
         else:
             self._connection.close()
         self.pool._put_conn(self._connection)
+
+
+def _poll_reads(sock: Any) -> Callable[[], object]:
+    """Return a function that returns something true if the socket can be read now."""
+    if sys.platform == "win32":
+        return partial(wait_for_read, sock, 0)
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return partial(poll.poll, 0)
 
 
 def take_lines(pool: HTTPConnectionPool, most: int) -> list[Line]:

@@ -22,7 +22,7 @@ from urllib3.util import Timeout
 
 from benchmarks.support.slow_link import SlowLink
 from spark_ssp.common.aws.clients import create_client
-from spark_ssp.common.aws.http_exchange import post
+from spark_ssp.common.aws.http_exchange import header_lines, post
 from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
@@ -163,7 +163,7 @@ def test_a_large_request_may_take_longer_than_the_read_timeout(
 
     with server(serve, pem) as port:
         pool = pool_of(port, pem)
-        response = post(pool, {"Host": "localhost"}, body)
+        response = post(pool, header_lines({"Host": "localhost"}), body)
         pool.close()
     assert (response.status, response.body) == (200, b"{}")
     assert response.send_seconds > 2 * _READ_TIMEOUT_S
@@ -183,7 +183,7 @@ def test_a_request_that_times_out_is_not_sent_on() -> None:
     with server(serve, None) as port:
         pool = pool_of(port, None)
         with pytest.raises(ReadTimeoutError):
-            post(pool, {"Host": "localhost"}, body)
+            post(pool, header_lines({"Host": "localhost"}), body)
         has_failed.set()
         pool.close()
     assert len(rest) < len(body)
