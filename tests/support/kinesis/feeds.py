@@ -197,7 +197,8 @@ class RemoteFeed(Feed):
     def hash_ranges(self, stream: str) -> dict[str, tuple[int, int]]:
         """Return the hash ranges of the open shards."""
         found: dict[str, tuple[int, int]] = {}
-        for shard in self._client.list_shards(StreamName=stream)["Shards"]:
+        pages = self._client.get_paginator("list_shards").paginate(StreamName=stream)
+        for shard in (shard for page in pages for shard in page["Shards"]):
             if "EndingSequenceNumber" not in shard["SequenceNumberRange"]:
                 keys = shard["HashKeyRange"]
                 found[shard["ShardId"]] = (
