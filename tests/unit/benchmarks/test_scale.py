@@ -27,7 +27,8 @@ def test_a_stream_is_shared_only_if_one_driver_is_not_enough() -> None:
     assert (alone.drivers, alone.has_leases, alone.binds) == (1, False, "")
     assert (alone.writes_s, alone.scan_dollars, alone.agent_ms) == (0, 0, 0)
     shared = plan(FULL, EVERY_SECOND)
-    assert (shared.drivers, shared.has_leases, shared.binds) == (5, True, "driver's CPU")
+    assert shared.drivers > 1
+    assert (shared.has_leases, shared.binds) == (True, "driver's CPU")
     assert shared.shards_a_driver * shared.drivers >= FULL.shards
     assert shared.planning_s <= ROUNDED * EVERY_SECOND.trigger_s * EVERY_SECOND.driver_share
 
