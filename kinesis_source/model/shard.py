@@ -69,16 +69,16 @@ Position = TrimHorizon | AtTimestamp | AfterRecord | ShardEnd
 class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     """A shard's entry in an offset.
 
-    `last_caught_up_ms`: the last time at which reading from `position` (or an earlier one) was
-    proven to reach the latest record of the shard; None if never. So all records after `position`
-    arrived later. `first`: set if `position` is TRIM_HORIZON or a timestamp, as the record that was
-    found there and could not be read yet, and by the batch that reads the shard from there, as its
-    first record: so a later batch, or a replay, notices that it has been trimmed. `resume_from`:
-    set by the batch that took the shard over from another worker (by a lease), or that cannot start
-    at the position given, as its start, with the `last_caught_up_ms` of that position; never
-    SHARD_END. It overrides the previous offset for that batch only. `follows`: the ancestors that
-    the batch which admitted the shard reads to their end, sorted; in that batch, one task reads
-    them and then the shard.
+    `last_caught_up_ms`: a time at which the shard was open, and reading from `position` (or an
+    earlier one) was proven to reach its latest record; None if never. So all records after
+    `position`, and those of the shard's children, arrived later. `first`: set if `position` is
+    TRIM_HORIZON or a timestamp, as the record that was found there and could not be read yet, and
+    by the batch that reads the shard from there, as its first record: so a later batch, or a
+    replay, notices that it has been trimmed. `resume_from`: set by the batch that took the shard
+    over from another worker (by a lease), or that cannot start at the position given, as its start,
+    with the `last_caught_up_ms` of that position; never SHARD_END. It overrides the previous offset
+    for that batch only. `follows`: the ancestors that the batch which admitted the shard reads to
+    their end, sorted; in that batch, one task reads them and then the shard.
     """
 
     position: Position

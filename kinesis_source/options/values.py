@@ -636,7 +636,8 @@ class KinesisOptions:
     shard_discovery_interval_ms: int = option(
         "shardDiscoveryInterval",
         duration(100, _DAY),
-        "The interval of shard discovery: a duration from 100ms to 1d.",
+        "The interval of shard discovery: a duration from 100ms to 1d. More than `10m` counts as "
+        "that.",
         default="10s",
         sister="use partitionDiscoveryInterval",
         aliases=(

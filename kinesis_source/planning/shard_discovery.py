@@ -70,14 +70,15 @@ class _Known:
 
 
 class ShardDiscovery:
-    """The streams of one query as the service lists them, never older than `interval_ms`.
-    `monotonic` is a clock in seconds. No request is made before the first use."""
+    """The streams of one query as the service lists them, never older than `interval_ms`, nor than
+    `DESCRIBE_INTERVAL_MS`: a listing also proves until when its shards were open. `monotonic` is a
+    clock in seconds. No request is made before the first use."""
 
     def __init__(
         self, service: KinesisService, *, interval_ms: int, monotonic: Callable[[], float]
     ) -> None:
         self._service = service
-        self._interval_ms = interval_ms
+        self._interval_ms = min(interval_ms, DESCRIBE_INTERVAL_MS)
         self._monotonic = monotonic
         self._known: dict[StreamName, _Known] = {}
         self._recalled: dict[StreamName, tuple[EpochMillis, Retention]] = {}
@@ -126,7 +127,7 @@ class ShardDiscovery:
 
     def open_at(self, stream: StreamRef, shard: ShardId) -> EpochMillis | None:
         """Return the last time at which the service listed the shard as open: all records of its
-        children arrived later. None if it was closed when it was listed first."""
+        children arrived later. None if it was closed when it was listed first, or is not listed."""
         known = self._get(stream)
         listed = known.shards.get(shard)
         is_open = listed is not None and not listed.closed

@@ -374,14 +374,13 @@ class BatchAlignment:
         unread: dict[ShardKey, EpochMillis] = {}
         for key, state in states.items():
             advance = advances.get(key)
-            if key in resolved:
-                continue
             result = results.get(key)
-            if advance is not None and advance.at_latest:
+            if key in resolved or (advance is not None and advance.at_latest):
                 # Probes of other shards may have taken, or waited, so long that these have records
                 # of a later time than is known of this one.
-                asked = None if result is None or self.targets.are_fixed else result.time
-                if asked is not None and now - asked > self.tolerance_ms:
+                asked = state.last_caught_up_ms if result is None else result.time
+                is_old = asked is not None and now - asked > self.tolerance_ms
+                if asked is not None and is_old and not self.targets.are_fixed:
                     unread[key] = asked
                 continue
             since = self._unread_since(key, state, advance, result, now)

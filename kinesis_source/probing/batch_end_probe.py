@@ -32,6 +32,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     MIN_WINDOW_MS,
     PAGE_RECORDS,
     PROBE_RECORDS,
+    Lookahead,
     PageView,
     ProbeResult,
     ProbeSteps,
@@ -103,6 +104,36 @@ def fetch_from_start(
         iterator, room, record_bytes=cursor.record_bytes, persistent=persistent
     )
     return page, replace(cursor, proven=False)
+
+
+def known_records(start: ShardState, cursor: ShardCursor) -> Lookahead | None:
+    """Return the records after the start that an earlier page had and a batch left out."""
+    known = cursor.lookahead
+    return known if known is not None and known.position == start.position else None
+
+
+def read_on(
+    start: ShardState, cursor: ShardCursor, known: Lookahead, now: EpochMillis, limit: int
+) -> ProbeSteps:
+    """Read the page after the records that are known, up to `limit` records together."""
+    page = yield from _page_after(
+        known, max(1, limit - len(known.records)), now, cursor.record_bytes
+    )
+    head = FirstPage(page=page, records=known.records + page.records, lost=False, first=None)
+    return to_result(start, cursor, head)
+
+
+def _page_after(
+    known: Lookahead, limit: int, now: EpochMillis, record_bytes: float | None
+) -> Generator[Request, Response, PageView]:
+    cached = known.cached_iterator
+    if cached is not None and 0 <= now - cached.issued < ITERATOR_LIFE_MS:
+        try:
+            return (yield from follow_iterator(cached.iterator, limit, record_bytes=record_bytes))
+        except ExpiredIteratorError:
+            pass  # the service's clock decides, not ours: open another
+    iterator = yield from open_iterator(known.records[-1].position)
+    return (yield from follow_iterator(iterator, limit, record_bytes=record_bytes))
 
 
 def _peek_limit(cursor: ShardCursor) -> int:
@@ -195,10 +226,14 @@ def to_result(start: ShardState, cursor: ShardCursor, head: FirstPage) -> ProbeR
 def probe(start: ShardState, cursor: ShardCursor, now: EpochMillis, kept_ms: int) -> ProbeSteps:
     """Find an end near the latest record with at most MAX_TIME_PROBES + 3 pages, usually one or
     two."""
-    page, cursor = yield from fetch_from_start(start, cursor, _peek_limit(cursor), now)
-    result = to_result(start, cursor, check_first_page(start, cursor, page, kept_ms))
-    if page.records and (result.end is None or cursor.record_bytes is None):
-        result = yield from fetch_second_page(start, result, _peek_limit(result.cursor))
+    known = known_records(start, cursor)
+    if known is not None:
+        result = yield from read_on(start, cursor, known, now, _peek_limit(cursor))
+    else:
+        page, cursor = yield from fetch_from_start(start, cursor, _peek_limit(cursor), now)
+        result = to_result(start, cursor, check_first_page(start, cursor, page, kept_ms))
+        if page.records and (result.end is None or cursor.record_bytes is None):
+            result = yield from fetch_second_page(start, result, _peek_limit(result.cursor))
     if result.end is None or result.start_lost or not result.has_more:
         return result
     try:

@@ -214,7 +214,7 @@ class EndOffsetFinder:
             self._began = self._prober.service_time()
         self._expect_sizes_of_parents(eligible.keys(), listings)
         if limits.is_bounded:
-            within = self._find_ends_within(eligible, limits)
+            within = self._find_ends_within(eligible, listings, limits)
             return self._with_last_caught_up(eligible, within)
         now = self._prober.service_time()
         advances: dict[ShardKey, ShardAdvance] = {}
@@ -346,7 +346,7 @@ class EndOffsetFinder:
         return advance_to_target(state, target, None)
 
     def _find_ends_within(
-        self, eligible: Mapping[ShardKey, ShardState], limits: Limits
+        self, eligible: Mapping[ShardKey, ShardState], listings: Listings, limits: Limits
     ) -> dict[ShardKey, ShardAdvance]:
         """Probe each shard for its share of the limits, then for shares left by others."""
         advances, behind = self._split_by_target(eligible)
@@ -363,17 +363,17 @@ class EndOffsetFinder:
             shares = {key: shares[key] for key in behind}
         else:
             shares = even_shares(behind, limits)
-        results = self._scan_all(behind, shares)
+        results = self._scan_all(behind, listings, shares)
         if self._is_held and not self.targets.are_fixed:
             self._prober.starved.repeat(
                 behind.keys() - self._left_behind,
                 results,
-                lambda keys: self._scan_all(behind, {key: shares[key] for key in keys}),
+                lambda keys: self._scan_all(behind, listings, {key: shares[key] for key in keys}),
             )
         if not self._is_aligned or not any(each.found_by_time for each in results.values()):
             # A larger share would move ends that are found by time away from the others.
             more = second_shares(results, shares, limits)
-            results |= self._scan_all(behind, more)
+            results |= self._scan_all(behind, listings, more)
             shares |= more
         counts = admit_results(results, shares, limits, aligned=self._is_aligned)
         self._prober.limiter.wait_for_tasks(results.keys())
@@ -411,15 +411,21 @@ class EndOffsetFinder:
         return reached is None or until is None or reached < until
 
     def _scan_all(
-        self, behind: Mapping[ShardKey, ShardState], shares: Mapping[ShardKey, LimitShare]
+        self,
+        behind: Mapping[ShardKey, ShardState],
+        listings: Listings,
+        shares: Mapping[ShardKey, LimitShare],
     ) -> dict[ShardKey, ProbeResult]:
-        """Scan each shard for its share of the limits, up to its target."""
+        """Scan each shard for its share of the limits, up to its target. `listings` are those from
+        before the probes."""
         now = self._prober.service_time()
         probes = {
             key: self._scan_ahead(key, behind[key], share, now) for key, share in shares.items()
         }
         results: dict[ShardKey, ProbeResult] = {}
         for key, result in self._probe_all(behind, probes).items():
+            if listings[key.stream][key.shard].closed:
+                result = with_shard_end(behind[key], result)
             target = self.targets.get(key)
             results[key] = result if target is None else truncate_to_target(result, target)
         return results

@@ -17,18 +17,18 @@ from itertools import accumulate
 import msgspec
 
 from spark_ssp.common.structs import replace
-from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES, ExpiredIteratorError, ThrottledError
+from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, ShardState
 from spark_ssp.kinesis_source.probing.batch_end_probe import (
-    ITERATOR_LIFE_MS,
     NEAR_MS,
-    FirstPage,
     check_first_page,
     fetch_from_start,
     fetch_second_page,
     find_by_time,
+    known_records,
     probe_to_shard_end,
+    read_on,
     records_of,
     search_near_latest,
     to_result,
@@ -37,7 +37,6 @@ from spark_ssp.kinesis_source.probing.intake_rate import count
 from spark_ssp.kinesis_source.probing.position_advance import Target
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     Lookahead,
-    PageView,
     ProbeResult,
     ProbeSteps,
     QuietPeriod,
@@ -45,8 +44,6 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     Request,
     Response,
     ShardCursor,
-    follow_iterator,
-    open_iterator,
 )
 
 MANY_RECORDS = 1_000_000_000
@@ -118,7 +115,7 @@ def scan_ahead(
     The records are returned for the caller to cut exactly, unless the end is `found_by_time`:
     that is within the share, as described above.
     """
-    known = _known_records(start, cursor)
+    known = known_records(start, cursor)
     if known and share.is_reached_by(known.records):
         return _from_memory(cursor, known, now)
     if _can_skip_count(start, cursor, share):
@@ -129,7 +126,7 @@ def scan_ahead(
     since = cursor.reached_ms if cursor.position == start.position else None
     if known:
         since = known.records[-1].arrival
-        result = yield from _read_on(start, cursor, known, now, share)
+        result = yield from read_on(start, cursor, known, now, _page_limit(cursor, share))
     else:
         page, cursor = yield from fetch_from_start(
             start, cursor, _page_limit(cursor, share), now, persistent=target is not None
@@ -239,11 +236,6 @@ def _counted(result: ProbeResult) -> ExpectedSize:
 # --- Records that an earlier page had ------------------------------------------------------------
 
 
-def _known_records(start: ShardState, cursor: ShardCursor) -> Lookahead | None:
-    known = cursor.lookahead
-    return known if known is not None and known.position == start.position else None
-
-
 def _from_memory(cursor: ShardCursor, known: Lookahead, now: EpochMillis) -> ProbeResult:
     """Return the result without a call."""
     end = known.records[-1]
@@ -261,29 +253,6 @@ def _from_memory(cursor: ShardCursor, known: Lookahead, now: EpochMillis) -> Pro
             lookahead=None,
         ),
     )
-
-
-def _read_on(
-    start: ShardState, cursor: ShardCursor, known: Lookahead, now: EpochMillis, share: LimitShare
-) -> ProbeSteps:
-    """Read the page after the records that are known."""
-    limit = max(1, _page_limit(cursor, share) - len(known.records))
-    page = yield from _page_after(known, limit, now, cursor.record_bytes)
-    head = FirstPage(page=page, records=known.records + page.records, lost=False, first=None)
-    return to_result(start, cursor, head)
-
-
-def _page_after(
-    known: Lookahead, limit: int, now: EpochMillis, record_bytes: float | None
-) -> Generator[Request, Response, PageView]:
-    cached = known.cached_iterator
-    if cached is not None and 0 <= now - cached.issued < ITERATOR_LIFE_MS:
-        try:
-            return (yield from follow_iterator(cached.iterator, limit, record_bytes=record_bytes))
-        except ExpiredIteratorError:
-            pass  # the service's clock decides, not ours: open another
-    iterator = yield from open_iterator(known.records[-1].position)
-    return (yield from follow_iterator(iterator, limit, record_bytes=record_bytes))
 
 
 # --- By time -------------------------------------------------------------------------------------

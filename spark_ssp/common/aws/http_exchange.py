@@ -79,6 +79,7 @@ def header_lines(headers: Mapping[str, str]) -> str:
     text = "".join(lines)
     if text.count("\n") != len(lines) or text.count("\r") != len(lines) or "\0" in text:
         raise ValueError("a header with a control character")
+    text.encode()
     return text
 
 

@@ -144,6 +144,24 @@ def test_a_closed_shard_says_nothing_about_the_time_after_its_end(
     check_loss_is_reported(orders)
 
 
+def test_nothing_is_lost_after_the_last_record_of_a_closed_shard(scenes: ExitStack) -> None:
+    """It may be trimmed before its shard expires."""
+    orders = scene(scenes, maxRecordsPerTrigger="100")
+    orders.world.state.answers = UnusualAnswers(late_shard_end=True)
+    orders.put(4)
+    orders.world.pass_time(4 * HOUR_MS)
+    orders.world.split(STREAM, 0)
+    orders.put(4)
+    orders.world.pass_time(19 * HOUR_MS)
+    orders.start()
+    assert orders.trigger() is Outcome.BATCH
+    orders.query.stop()
+    orders.world.pass_time(2 * HOUR_MS)
+    orders.start()
+    orders.run()
+    orders.check_all_read()
+
+
 def test_the_loss_of_a_child_that_came_and_went_is_no_secret(scenes: ExitStack) -> None:
     orders = scene(scenes)
     read_to_the_end_of_a_parent(orders)

@@ -126,6 +126,18 @@ def test_the_proof_of_the_latest_record_is_renewed_eight_times_a_retention_and_n
     assert len(world.texts) - written == 8 - 1
 
 
+def test_a_proof_is_renewed_however_seldom_shards_are_to_be_listed() -> None:
+    world = World(shards=1, shard_discovery_interval_ms=RETENTION_MS)
+    world.put(1)
+    world.settle()
+    for _ in range(23 * 6):
+        world.trigger()
+        world.clock.advance(10 * 60_000)
+    seen = world.state_of(0).last_caught_up_ms
+    assert seen is not None
+    assert world.clock.now_ms() - seen <= RETENTION_MS // 8 + 30 * 60_000
+
+
 def test_a_proof_is_not_renewed_before_its_time() -> None:
     world = World().settle()
     seen = max(state.last_caught_up_ms or 0 for state in world.offset.states.values())

@@ -12,8 +12,11 @@ from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
+    Latest,
     ShardIterator,
     ShardState,
+    StartingPosition,
+    StreamRef,
 )
 from spark_ssp.kinesis_source.probing.alignment import Alignment, arrival_spread, find_last_until
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
@@ -313,3 +316,48 @@ def test_a_shard_that_was_asked_long_before_another_is_unread_since_then(limits:
     read = [] if batch is None else batch.read
     assert all(int(text) - int(put[0]) < 100 for text in read), "ten seconds"
     assert sorted(read + world.drain(limits)) == sorted(put)
+
+
+def test_shards_that_were_cut_are_probed_on_without_another_iterator() -> None:
+    world = World(shards=4).settle()
+    get_records = world.service.get_records
+    pauses = [0, 0, 0, 10]
+
+    def slow(*given: Any, **named: Any) -> Any:
+        if pauses:
+            world.put(10 * pauses.pop(0), every_ms=1000)
+        return get_records(*given, **named)
+
+    world.put(8)
+    world.service.get_records = slow  # type: ignore[method-assign]
+    world.trigger()
+    assert not pauses
+    assert outcome(world).holds_back is not None
+    world.clock.advance(1000)
+    world.calls()
+    world.trigger()
+    assert "GetShardIterator" not in world.calls()
+    assert outcome(world).holds_back is None
+
+
+def test_a_stream_that_begins_at_latest_is_unread_since_then() -> None:
+    world = World(shards=1)
+    world.put(3)
+    world.settle()
+    world.state.create_stream("added", 1)
+    both = tuple(StreamRef(name=StreamName(name)) for name in ("orders", "added"))
+    world.restart(streams=both, starting_position=StartingPosition(default=Latest()))
+    get_records = world.service.get_records
+    put: list[str] = []
+
+    def slow(stream: StreamRef, *given: Any, **named: Any) -> Any:
+        if stream.name == "orders" and not put:
+            for _ in range(100):
+                put.extend([*world.put(stream="added", every_ms=50), *world.put(every_ms=50)])
+        return get_records(stream, *given, **named)
+
+    world.service.get_records = slow  # type: ignore[method-assign]
+    first = world.trigger()
+    assert first is None or not first.read
+    assert outcome(world).holds_back == key(0, "added")
+    assert sorted(world.drain()) == sorted(put)
