@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Final
 
+import msgspec
+
 from spark_ssp.checkpoint.coordination.observed_leases import is_overdue, parent_keys
 from spark_ssp.checkpoint.coordination.state import Monotonic, State
 from spark_ssp.checkpoint.leases.conditional_writes import (
@@ -41,8 +43,7 @@ NOMINAL_KBPS: Final = 1.0
 """The throughput of every lease as long as no worker has measured one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DueWrite:
+class DueWrite(msgspec.Struct, frozen=True, kw_only=True):
     """The next write of a lease."""
 
     at: Monotonic

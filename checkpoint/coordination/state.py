@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from spark_ssp.checkpoint.leases.conditional_writes import Write
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, MalformedLeaseError, Progress
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
@@ -50,8 +52,7 @@ class Settings:
     `completedLeaseCleanupIntervalMillis`)."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ObservedLease:
+class ObservedLease(msgspec.Struct, frozen=True, kw_only=True):
     """One lease row as last observed."""
 
     lease: Lease
@@ -66,8 +67,7 @@ class ObservedLease:
     older row."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldLease:
+class HeldLease(msgspec.Struct, frozen=True, kw_only=True):
     """A lease that this worker holds. Its row is in `State.observed`."""
 
     renewed_at: Monotonic
@@ -77,8 +77,7 @@ class HeldLease:
     """The last write of progress; None: not yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class InFlightWrite:
+class InFlightWrite(msgspec.Struct, frozen=True, kw_only=True):
     """A write that was sent and not yet answered."""
 
     write: Write

@@ -14,8 +14,10 @@ workers with the same id must not mistake each other's writes for their own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final
+
+import msgspec
 
 from spark_ssp.checkpoint.leases.lease import AttributeValue, Lease, Progress, is_forward
 from spark_ssp.checkpoint.leases.lease_serializer import (
@@ -31,15 +33,13 @@ from spark_ssp.grouping.identifiers import ShardId, WorkerId
 # --- Writes --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Create:
+class Create(msgspec.Struct, frozen=True, kw_only=True):
     """Put the whole row. Condition: there is none."""
 
     lease: Lease
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renew:
+class Renew(msgspec.Struct, frozen=True, kw_only=True):
     """Increment the counter. Condition: the counter, and no handoff except the one observed."""
 
     lease: Lease
@@ -49,16 +49,14 @@ class Renew:
         _check_held(self.lease)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
+class Take(msgspec.Struct, frozen=True, kw_only=True):
     """Make `owner` the owner, ending any handoff. Condition: the counter."""
 
     lease: Lease
     owner: WorkerId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """Write the position. Condition: the counter, and no handoff except the one observed, as in
     `Renew`; the KCL's is the counter alone. Positions only move forward. As in the KCL the
     condition does not include the checkpoint, but every worker that changes it increments the
@@ -75,8 +73,7 @@ class Checkpoint:
             )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestHandoff:
+class RequestHandoff(msgspec.Struct, frozen=True, kw_only=True):
     """Request that the owner finishes and assigns the lease to `to` (KCL 3). Condition: the owner,
     and no handoff in progress. The counter does not change, so that the owner's renewals still
     succeed."""
@@ -91,8 +88,7 @@ class RequestHandoff:
             raise ValueError("a lease is not handed over to its owner")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Assign:
+class Assign(msgspec.Struct, frozen=True, kw_only=True):
     """Make `owner` the owner, ending any handoff. Condition: both owners."""
 
     lease: Lease
@@ -101,8 +97,7 @@ class Assign:
     """True if the counter is a condition too, as in `Evict`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evict:
+class Evict(msgspec.Struct, frozen=True, kw_only=True):
     """Release the lease: to the next owner during a handoff, else to none. Condition: both
     owners."""
 
@@ -112,8 +107,7 @@ class Evict:
     the same id may hold the lease by now."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SetChildren:
+class SetChildren(msgspec.Struct, frozen=True, kw_only=True):
     """Write the children of an ended shard. Condition: the row exists."""
 
     lease: Lease
@@ -124,8 +118,7 @@ class SetChildren:
             raise ValueError("a shard that has ended has children")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
+class Delete(msgspec.Struct, frozen=True, kw_only=True):
     """Delete the row. No condition, not even that it exists."""
 
     lease: Lease
@@ -142,16 +135,14 @@ def _check_held(lease: Lease) -> None:
 # --- Results -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Done:
+class Done(msgspec.Struct, frozen=True, kw_only=True):
     """The write took effect."""
 
     lease: Lease
     """The new row; for `Delete` the row as last observed."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Conflict:
+class Conflict(msgspec.Struct, frozen=True, kw_only=True):
     """The condition failed, and nothing was written."""
 
     found: Lease | None
@@ -164,27 +155,24 @@ Outcome = Done | Conflict
 # --- Changes of attributes -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PutRow:
+class PutRow(msgspec.Struct, frozen=True, kw_only=True):
     """Put a whole row where there is none."""
 
     item: Mapping[str, AttributeValue]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UpdateRow:
+class UpdateRow(msgspec.Struct, frozen=True, kw_only=True):
     """Change attributes of an existing row that meets the conditions."""
 
-    expected: Mapping[str, AttributeValue | None] = field(default_factory=dict)
+    expected: Mapping[str, AttributeValue | None] = {}
     """The required value by attribute; None: the attribute must be absent."""
-    sets: Mapping[str, AttributeValue] = field(default_factory=dict)
-    adds: Mapping[str, int] = field(default_factory=dict)
+    sets: Mapping[str, AttributeValue] = {}
+    adds: Mapping[str, int] = {}
     """Increments of numbers; an absent one counts as 0."""
     removes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeleteRow:
+class DeleteRow(msgspec.Struct, frozen=True, kw_only=True):
     """Delete the row, if there is one."""
 
 

@@ -16,6 +16,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, NewType
 
+import msgspec
+
 from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.grouping.identifiers import (
     EpochMillis,
@@ -50,8 +52,7 @@ class StartAtTimestamp:
     at_ms: EpochMillis | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Processed:
+class Processed(msgspec.Struct, frozen=True, kw_only=True):
     """All up to and including user record `sub` of the Kinesis record `sequence_number`.
 
     `sub` is the KCL's `checkpointSubSequenceNumber`: the index within an aggregate of the KPL, 0

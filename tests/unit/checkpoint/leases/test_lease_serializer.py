@@ -6,7 +6,6 @@ import json
 import pickle
 from base64 import b64decode
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from spark_ssp.checkpoint.leases.lease import (
     lease_key,
 )
 from spark_ssp.checkpoint.leases.lease_serializer import EntityType, ForeignRow, decode, encode
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import (
     EpochMillis,
     HashRange,

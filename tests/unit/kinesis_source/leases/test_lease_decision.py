@@ -387,7 +387,7 @@ def test_a_shard_is_never_in_two_offsets(owners: dict[int, Any], ended: set[int]
 
 
 def test_a_proof_comes_with_the_lease() -> None:
-    progress = replace(processed(12), last_caught_up_ms=EpochMillis(77))
+    progress = structs.replace(processed(12), last_caught_up_ms=EpochMillis(77))
     found = shared(offset({}), table(row(1, owner=ANNE, progress=progress), held=(1,)))
     assert found.resume_from == {
         key(1): ShardState(position=after(12), last_caught_up_ms=EpochMillis(77))
@@ -410,7 +410,7 @@ def test_a_later_proof_without_other_changes_is_rarely_reported(
 ) -> None:
     def progress(what: tuple[int, int | None]) -> Processed:
         number, seen = what
-        return replace(
+        return structs.replace(
             processed(number), last_caught_up_ms=None if seen is None else EpochMillis(seen)
         )
 
