@@ -19,8 +19,9 @@ fetches of the same run do not confirm it again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from spark_ssp.common.errors import AccessError
 from spark_ssp.common.logs import Detail, abbreviate
@@ -65,6 +66,9 @@ from spark_ssp.kafka_source.planning.topic_metadata import (
 )
 
 _log = logging.getLogger(__name__)
+
+_TOGETHER_S: Final = 1.0
+"""The longest time in which the ends of an aligned batch are listed, or they are listed again."""
 
 Offsets = Mapping[SystemStreamPartition, int | None]
 Partitions = Collection[SystemStreamPartition]
@@ -308,14 +312,29 @@ class OffsetFetcher:
         frozen = self._frozen
         if frozen is not None and frozen.ends is not None:
             return frozen.ends
+        generations = order_by_generation(partitions, known, recreated)
+        if frozen is None:
+            return self._ends_together(generations)
         ends: dict[SystemStreamPartition, int | None] = {}
-        for index, generation in enumerate(order_by_generation(partitions, known, recreated)):
-            if frozen is not None and index == 0:
+        for index, generation in enumerate(generations):
+            if index == 0:
                 ends |= {ssp: frozen.listed[ssp] for ssp in generation if ssp in frozen.listed}
             else:
                 ends |= self._service.list_offsets(generation, LogicalOffset.LATEST)
-        if frozen is not None:
-            self._frozen = replace(frozen, ends=ends)
+        self._frozen = replace(frozen, ends=ends)
+        return ends
+
+    def _ends_together(self, generations: Sequence[Partitions]) -> Offsets:
+        """Return the ends; for aligned batches listed at about one time. While the leader of some
+        partitions is away, the ends of the others get old: so all are listed again after it."""
+        rounds = 2 if self._options.align_batches else 1
+        ends: dict[SystemStreamPartition, int | None] = {}
+        for _ in range(rounds):
+            began = self._monotonic()
+            for generation in generations:
+                ends |= self._service.list_offsets(generation, LogicalOffset.LATEST)
+            if self._monotonic() - began < _TOGETHER_S:
+                break
         return ends
 
     def _resolved(

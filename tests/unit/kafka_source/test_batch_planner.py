@@ -184,6 +184,26 @@ def test_a_delayed_batch_costs_no_lookup(kafka: FakeKafka) -> None:
     assert _lookups(kafka) == 0
 
 
+@pytest.mark.parametrize("away_s", [0.2, 10])
+def test_ends_are_listed_again_if_a_leader_was_away(kafka: FakeKafka, away_s: float) -> None:
+    query = FakeQuery(kafka, _aligned(maxOffsetsPerTrigger="1000"))
+    _put_times(kafka, 0, [0])
+    query.batch()
+    answers = iter([away_s])
+
+    def meanwhile() -> None:
+        # The end of partition 1 comes later than that of 0, which gets records in between.
+        query.time.now += (away := next(answers, 0.0))
+        if away:
+            _put_times(kafka, 0, range(1, 51))
+
+    kafka.meanwhile = meanwhile
+    kafka.calls.clear()
+    query.batch()
+    assert kafka.calls.count("offsets latest") == (1 if away_s < 1 else 2)
+    assert query.offset.positions[ssp("orders", 0)] == (1 if away_s < 1 else 51)
+
+
 def test_available_now_aligns_up_to_its_ends(kafka: FakeKafka) -> None:
     second = 1_000
     _put_times(kafka, 0, range(0, 40 * second, second))
