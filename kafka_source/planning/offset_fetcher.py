@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from spark_ssp.common.errors import AccessError
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError
 from spark_ssp.common.logs import Detail, abbreviate
 from spark_ssp.grouping.assignment import TaskAssignment
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
@@ -124,6 +124,8 @@ class OffsetFetcher:
         self._starts: Positions | None = None
         self._frozen: _Frozen | None = None
         self._denied: AccessError | None = None
+        self._listing_s = 0.0
+        """The time that the last listing of ends took."""
         self._confirmed: frozenset[str] = frozenset()
         """The answers that the last fetch left unconfirmed, after all attempts."""
         self._selection_confirmed = False
@@ -168,9 +170,7 @@ class OffsetFetcher:
         start."""
         topics = self._request_topics(known)
         partitions = select_partitions(self._options.selection, topics)
-        self._frozen = _Frozen(
-            topics=topics, listed=self._service.list_offsets(partitions, LogicalOffset.LATEST)
-        )
+        self._frozen = _Frozen(topics=topics, listed=self._ends_together([partitions]))
 
     @property
     def frozen(self) -> bool:
@@ -206,7 +206,7 @@ class OffsetFetcher:
         first = self._is_first(start)
         bounds = bounds_by_partition(self._options.start, partitions) if first else {}
         times = self.fetch_bounds({ssp: at for ssp, at in bounds.items() if isinstance(at, AtTime)})
-        ends = self._ends(partitions, known, recreated)
+        ends = self._ends(partitions, known, recreated, first=first)
         metadata = build_metadata(topics, partitions, oldest, ends)
         unknown = partitions_without_end(partitions, metadata)
         if unknown and last:
@@ -307,14 +307,20 @@ class OffsetFetcher:
         return self._service.list_offsets(wanted, LogicalOffset.EARLIEST) if wanted else {}
 
     def _ends(
-        self, partitions: Partitions, known: TaskAssignment, recreated: Collection[StreamName]
+        self,
+        partitions: Partitions,
+        known: TaskAssignment,
+        recreated: Collection[StreamName],
+        *,
+        first: bool,
     ) -> Offsets:
         frozen = self._frozen
         if frozen is not None and frozen.ends is not None:
             return frozen.ends
         generations = order_by_generation(partitions, known, recreated)
         if frozen is None:
-            return self._ends_together(generations)
+            # The starts of the first batch, which may be its ends, must not move.
+            return self._listed(generations) if first else self._ends_together(generations)
         ends: dict[SystemStreamPartition, int | None] = {}
         for index, generation in enumerate(generations):
             if index == 0:
@@ -326,15 +332,26 @@ class OffsetFetcher:
 
     def _ends_together(self, generations: Sequence[Partitions]) -> Offsets:
         """Return the ends; for aligned batches listed at about one time. While the leader of some
-        partitions is away, the ends of the others get old: so all are listed again after it."""
-        rounds = 2 if self._options.align_batches else 1
+        partitions is away, the ends of the others get old: so all are listed again after it, unless
+        that takes as long every time."""
+        began = self._monotonic()
+        ends = self._listed(generations)
+        took = self._monotonic() - began
+        usual, self._listing_s = self._listing_s, took
+        if not self._options.align_batches or took < max(_TOGETHER_S, 2 * usual):
+            return ends
+        began = self._monotonic()
+        try:
+            ends = self._listed(generations)
+        except ServiceUnavailableError as error:
+            _log.warning("could not list the ends again: %s", Detail(error))
+        self._listing_s = self._monotonic() - began
+        return ends
+
+    def _listed(self, generations: Sequence[Partitions]) -> Offsets:
         ends: dict[SystemStreamPartition, int | None] = {}
-        for _ in range(rounds):
-            began = self._monotonic()
-            for generation in generations:
-                ends |= self._service.list_offsets(generation, LogicalOffset.LATEST)
-            if self._monotonic() - began < _TOGETHER_S:
-                break
+        for generation in generations:
+            ends |= self._service.list_offsets(generation, LogicalOffset.LATEST)
         return ends
 
     def _resolved(

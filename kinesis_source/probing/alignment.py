@@ -329,6 +329,8 @@ class BatchAlignment:
     """The shards that the bound did not cut, in the batch planned last."""
     outcome: Alignment | None = None
     """Of the batch planned last; None before the first one."""
+    resolved_at: dict[ShardKey, EpochMillis] = field(default_factory=dict)
+    """The probes that have resolved LATEST for the batch that is being planned."""
     _left_behind: set[ShardKey] = field(default_factory=set)
     """Shards that could not be read for that long, which was logged."""
     _newest: EpochMillis | None = None
@@ -378,7 +380,7 @@ class BatchAlignment:
             if key in resolved or (advance is not None and advance.at_latest):
                 # Probes of other shards may have taken, or waited, so long that these have records
                 # of a later time than is known of this one.
-                asked = state.last_caught_up_ms if result is None else result.time
+                asked = self.resolved_at.get(key) if result is None else result.time
                 is_old = asked is not None and now - asked > self.tolerance_ms
                 if asked is not None and is_old and not self.targets.are_fixed:
                     unread[key] = asked
@@ -436,6 +438,7 @@ class BatchAlignment:
                 until = earlier
                 aligned, short = self._cut(states, aligned, results, until, spared, probing=False)
             held = [key for key in advances if aligned.get(key) != advances[key]]
+        self.resolved_at.clear()
         self._note(held, now)
         self.outcome = Alignment(
             spread_ms=self._spread_ms(states, aligned, results, unread),
@@ -669,6 +672,8 @@ class BatchAlignment:
             state, result = states[key], results.get(key)
             if key in spared or advance.state.position == state.position:
                 continue
+            if result is not None and result.closed and result.end is None:
+                continue  # the end of a shard without further records
             end = self._end_time(key, advance, result)
             # Ends that were found by time for the same instant differ by the gaps of their shards.
             by_time = result is not None and result.found_by_time

@@ -157,6 +157,7 @@ class EndOffsetFinder:
             {key: partial(latest_probe.resolve_latest, now) for key in keys}
         )
         for key, result in results.items():
+            self.alignment.resolved_at[key] = result.time
             opened = self._prober.open_at(key)
             if opened is not None and opened < result.time:
                 results[key] = replace(result, time=opened)

@@ -241,8 +241,10 @@ def advance_to_shard_end(
     state: ShardState, cursor: ShardCursor, result: ProbeResult | None
 ) -> ShardAdvance:
     """Advance to the end of a closed shard."""
+    proven_at = result.time if result is not None and result.at_latest else None
+    first = result.first if result else None
     return ShardAdvance(
-        state=_next_state(state, ShardEnd(), first=result.first if result else None),
+        state=_next_state(state, ShardEnd(), first=first, proven_at=proven_at),
         cursor=replace(cursor, position=ShardEnd(), cached_iterator=None),
         millis_behind=0,
         at_latest=False,
@@ -257,11 +259,11 @@ def _next_state(
     first: SequenceNumber | None,
     proven_at: EpochMillis | None = None,
 ) -> ShardState:
-    """Return the state at `position`. `proven_at`: the time when nothing followed it; without it
-    the old time remains, which refers to an earlier position. At SHARD_END it is kept for the
-    children, which are younger. `first` is kept only where reading starts, or has yet to start."""
+    """Return the state at `position`. `proven_at`: the time when nothing followed it, at SHARD_END
+    for the children; without it the old time remains, which refers to an earlier position. `first`
+    is kept only where reading starts, or has yet to start."""
     caught_up_ms = state.last_caught_up_ms
-    if proven_at is not None and not isinstance(position, ShardEnd):
+    if proven_at is not None:
         caught_up_ms = proven_at if caught_up_ms is None else max(caught_up_ms, proven_at)
     if not is_start_point(state.position):
         first = None

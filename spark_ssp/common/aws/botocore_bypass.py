@@ -266,8 +266,8 @@ class DirectCalls:
         signed = {**pattern.signed, "x-amz-date": moment}
         if credentials.token:
             sent["X-Amz-Security-Token"] = signed["x-amz-security-token"] = credentials.token
-        signer = self._request_signer(pattern.scope, signed, credentials)
         try:
+            signer = self._request_signer(pattern.scope, signed, credentials)
             header_lines({"Authorization": signer.authorization(b"")})
             headers = header_lines(sent)
         except ValueError as error:

@@ -6,12 +6,17 @@ import logging
 import re
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spark_ssp.checkpoint.assignments.files import open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentStore, AssignmentStoreError
-from spark_ssp.common.errors import DataLossError, IncompatibleStateError
+from spark_ssp.common.errors import (
+    DataLossError,
+    IncompatibleStateError,
+    ServiceUnavailableError,
+)
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
@@ -184,24 +189,77 @@ def test_a_delayed_batch_costs_no_lookup(kafka: FakeKafka) -> None:
     assert _lookups(kafka) == 0
 
 
+def _leader_away(query: FakeQuery, kafka: FakeKafka, *seconds: float) -> None:
+    """Let the answers to come take so long. If it is over a second, partition 0, whose end is known
+    by then, gets 50 records."""
+    answers = iter(seconds)
+
+    def meanwhile() -> None:
+        query.time.now += (away := next(answers, 0.0))
+        if away > 1:
+            _put_times(kafka, 0, range(1, 51))
+
+    kafka.meanwhile = meanwhile
+    kafka.calls.clear()
+
+
 @pytest.mark.parametrize("away_s", [0.2, 10])
 def test_ends_are_listed_again_if_a_leader_was_away(kafka: FakeKafka, away_s: float) -> None:
     query = FakeQuery(kafka, _aligned(maxOffsetsPerTrigger="1000"))
     _put_times(kafka, 0, [0])
     query.batch()
-    answers = iter([away_s])
-
-    def meanwhile() -> None:
-        # The end of partition 1 comes later than that of 0, which gets records in between.
-        query.time.now += (away := next(answers, 0.0))
-        if away:
-            _put_times(kafka, 0, range(1, 51))
-
-    kafka.meanwhile = meanwhile
-    kafka.calls.clear()
+    _leader_away(query, kafka, away_s)
     query.batch()
     assert kafka.calls.count("offsets latest") == (1 if away_s < 1 else 2)
     assert query.offset.positions[ssp("orders", 0)] == (1 if away_s < 1 else 51)
+
+
+def test_ends_that_always_take_long_are_not_listed_twice(kafka: FakeKafka) -> None:
+    query = FakeQuery(kafka, _aligned(maxOffsetsPerTrigger="1000"))
+    _put_times(kafka, 0, [0])
+    query.batch()
+    _leader_away(query, kafka, *[1.5] * 20)
+    for _ in range(5):
+        query.batch()
+    assert kafka.calls.count("offsets latest") == 6
+
+
+def test_ends_that_cannot_be_listed_again_are_the_first_ones(
+    kafka: FakeKafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = FakeQuery(kafka, _aligned(maxOffsetsPerTrigger="1000"))
+    _put_times(kafka, 0, [0])
+    query.batch()
+    _put_times(kafka, 0, [0])
+    _leader_away(query, kafka, 10)
+    list_offsets = kafka.list_offsets
+
+    def once(*given: Any) -> Any:
+        if kafka.calls:
+            raise ServiceUnavailableError(
+                "topic orders", found="no leader", expected="one", next_step="wait"
+            )
+        return list_offsets(*given)
+
+    monkeypatch.setattr(kafka, "list_offsets", once)
+    query.batch()
+    assert query.offset.positions[ssp("orders", 0)] == 2
+
+
+def test_the_start_of_a_query_does_not_move_while_a_leader_is_away(kafka: FakeKafka) -> None:
+    query = FakeQuery(kafka, _aligned(startingOffsets="latest"))
+    _leader_away(query, kafka, 0, 0, 10)
+    query.batch()
+    assert query.offset.positions[ssp("orders", 0)] == 0
+    assert sum(query.counts()) == 50
+
+
+def test_the_ends_of_available_now_are_listed_again_if_a_leader_was_away(kafka: FakeKafka) -> None:
+    _put_times(kafka, 0, [0])
+    query = FakeQuery(kafka, _aligned(maxOffsetsPerTrigger="1000"))
+    _leader_away(query, kafka, 0, 10)
+    query.planner.stop_at_latest()
+    assert sum(query.counts()) == 51
 
 
 def test_available_now_aligns_up_to_its_ends(kafka: FakeKafka) -> None:

@@ -528,7 +528,12 @@ def test_an_endpoint_that_went_away_is_the_same_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "value"), [("token", "private\nwords"), ("access_key", "private\ud800words")]
+    ("part", "value"),
+    [
+        ("token", "private\nwords"),
+        ("access_key", "private\ud800words"),
+        ("secret_key", "private\ud800words"),
+    ],
 )
 def test_a_header_that_cannot_be_sent_is_not_shown(part: str, value: str) -> None:
     with ScriptedHttp(GOOD) as server:

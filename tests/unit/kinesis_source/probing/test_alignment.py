@@ -17,6 +17,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardState,
     StartingPosition,
     StreamRef,
+    TrimHorizon,
 )
 from spark_ssp.kinesis_source.probing.alignment import Alignment, arrival_spread, find_last_until
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
@@ -361,3 +362,19 @@ def test_a_stream_that_begins_at_latest_is_unread_since_then() -> None:
     assert first is None or not first.read
     assert outcome(world).holds_back == key(0, "added")
     assert sorted(world.drain()) == sorted(put)
+
+
+def test_an_old_listing_holds_nothing_back_at_the_start() -> None:
+    begin = StartingPosition(default=TrimHorizon(), by_shard={key(0, "added"): Latest()})
+    world = World(shards=1, shard_discovery_interval_ms=600_000, starting_position=begin)
+    world.state.create_stream("added", 1)
+    world.clock.advance(60_000)
+    both = tuple(StreamRef(name=StreamName(name)) for name in ("orders", "added"))
+    world.restart(streams=both)
+    for stream in both:
+        world.planner.retention_ms(stream.name)  # both are listed
+    put = world.put(6, every_ms=10_000)
+    batch = world.trigger()
+    assert batch is not None
+    assert sorted(batch.read) == sorted(put)
+    assert outcome(world).holds_back is None
