@@ -4,10 +4,10 @@ Kinesis would take more processor time than what is measured.
 Each shard of the beginning has a line of records, `rate` a second, in turn with the others, from
 the start of the process on. Record `place` of line `line` has the number `place * lines + line`, so
 the numbers are in the order of arrival; its sequence number is `FIRST_NUMBER + place`, and of the
-`2 * lines` keys it has the one that its number leaves as the remainder. After `split` every line
-goes on in two shards, which take its records in turn: those of one key each. Nothing is refused. An
-answer takes about 0.07 ms of processor time: asyncio's protocol without a framework, and JSON by
-templates.
+`2 * lines` keys it has the one that its number leaves as the remainder. After `split` each line
+continues in two shards, which receive its records in turn, so that each of them has one key.
+Nothing is refused. An answer takes about 0.07 ms of processor time: asyncio's protocol without a
+framework, and JSON by templates.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ class Formula:
 
 
 class Answers:
-    """The answers of the service, by operation. `calls` counts them; `first` has the time of the
-    first one of each."""
+    """The answers of the service, by operation. `calls` counts them; `first` has the time of
+    the first call of each."""
 
     def __init__(self, formula: Formula) -> None:
         self.formula = formula
@@ -253,7 +253,7 @@ def _serve(formula: Formula, pipe: Connection) -> None:
                 case "end":
                     formula.ended = time.time()
                     answer = formula.total(formula.ended)
-                case "restart":
+                case "forget first calls":
                     answers.first.clear()
                 case "first calls":
                     answer = answers.first
@@ -284,7 +284,7 @@ class FormulaService(AnyService):
 
     def forget_first_calls(self) -> None:
         """Let `first_calls` begin now."""
-        self._ask("restart", None)
+        self._ask("forget first calls", None)
 
     def first_calls(self) -> dict[str, float]:
         """Return the time of the first call of each operation, in seconds since the epoch."""

@@ -19,8 +19,8 @@ In the end these are compared with the records of the service: the records of ea
 there, once, in the order in which they were put, across all batches and shards. Anything else is an
 error.
 
-The service is one whose answers cost little (`formula_service`), in a process of its own on the
-same machine.
+The service (`formula_service`) runs in its own process on the same machine, and takes little
+processor time.
 """
 
 from __future__ import annotations

@@ -321,12 +321,9 @@ class OffsetFetcher:
         if frozen is None:
             # The starts of the first batch, which may be its ends, must not move.
             return self._listed(generations) if first else self._ends_together(generations)
-        ends: dict[SystemStreamPartition, int | None] = {}
-        for index, generation in enumerate(generations):
-            if index == 0:
-                ends |= {ssp: frozen.listed[ssp] for ssp in generation if ssp in frozen.listed}
-            else:
-                ends |= self._service.list_offsets(generation, LogicalOffset.LATEST)
+        newest = {ssp for generation in generations[:1] for ssp in generation}
+        ends = {ssp: end for ssp, end in frozen.listed.items() if ssp in newest}
+        ends |= self._listed(generations[1:])
         self._frozen = replace(frozen, ends=ends)
         return ends
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import msgspec
@@ -58,15 +58,13 @@ class Doubts(msgspec.Struct, frozen=True, kw_only=True):
 class _Known:
     description: StreamDescription
     shards: dict[ShardId, Shard]
-    began_ms: EpochMillis
-    """The service's time before the request for `shards`."""
+    open_at: dict[ShardId, EpochMillis]
+    """The service's time before the request for the last listing that had a shard as open."""
     listed_at: float
     described_at: float
     retention: Retention
     failing_since: float | None = None
     listed_now_at: float | None = None
-    closed: dict[ShardId, EpochMillis] = field(default_factory=dict)
-    """The last time at which a closed shard was open."""
 
 
 class ShardDiscovery:
@@ -128,10 +126,7 @@ class ShardDiscovery:
     def open_at(self, stream: StreamRef, shard: ShardId) -> EpochMillis | None:
         """Return the last time at which the service listed the shard as open: all records of its
         children arrived later. None if it was closed when it was listed first, or is not listed."""
-        known = self._get(stream)
-        listed = known.shards.get(shard)
-        is_open = listed is not None and not listed.closed
-        return known.began_ms if is_open else known.closed.get(shard)
+        return self._get(stream).open_at.get(shard)
 
     def known_shards(self, stream: StreamRef, created: EpochMillis) -> Mapping[ShardId, Shard]:
         """Return the shards by id, as listed last, without a request: none if the stream was not
@@ -217,10 +212,11 @@ class ShardDiscovery:
         if known is None:
             description = self._service.describe(stream)
             began = self.service_time()
+            shards = self._list(stream)
             known = _Known(
                 description=description,
-                shards=self._list(stream),
-                began_ms=began,
+                shards=shards,
+                open_at=_open_at({}, shards, began),
                 listed_at=self._monotonic(),
                 described_at=self._monotonic(),
                 retention=self._retention(description, self._recalled.get(stream.name)),
@@ -288,7 +284,7 @@ class ShardDiscovery:
         )
         if replaced:
             self._describe(stream, known)
-            known.shards, known.closed = {}, {}
+            known.open_at = {}
         elif description is not None:
             self._take(known, description)
         new = sorted(fresh.keys() - known.shards.keys())
@@ -298,16 +294,20 @@ class ShardDiscovery:
 
 
 def _keep(known: _Known, fresh: dict[ShardId, Shard], began: EpochMillis) -> None:
-    """Keep a listing that was requested at `began`, and until when the shards were open that it has
-    as closed."""
-    before, closed = known.shards, known.closed
-    known.closed = {
-        shard_id: known.began_ms if was_open else closed[shard_id]
+    """Keep a listing that was requested at `began`."""
+    known.shards, known.open_at = fresh, _open_at(known.open_at, fresh, began)
+
+
+def _open_at(
+    before: Mapping[ShardId, EpochMillis], fresh: Mapping[ShardId, Shard], began: EpochMillis
+) -> dict[ShardId, EpochMillis]:
+    """Return the last time at which each listed shard was open, if it ever was; `before` is that of
+    the listing before."""
+    return {
+        shard_id: before[shard_id] if shard.closed else began
         for shard_id, shard in fresh.items()
-        if shard.closed
-        and ((was_open := shard_id in before and not before[shard_id].closed) or shard_id in closed)
+        if not shard.closed or shard_id in before
     }
-    known.shards, known.began_ms = fresh, began
 
 
 # --- The placement of records by their keys -------------------------------------------------------

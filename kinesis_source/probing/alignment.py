@@ -381,8 +381,9 @@ class BatchAlignment:
                 # Probes of other shards may have taken, or waited, so long that these have records
                 # of a later time than is known of this one.
                 asked = self.resolved_at.get(key) if result is None else result.time
-                is_old = asked is not None and now - asked > self.tolerance_ms
-                if asked is not None and is_old and not self.targets.are_fixed:
+                if self.targets.are_fixed or asked is None:
+                    continue
+                if now - asked > self.tolerance_ms:
                     unread[key] = asked
                 continue
             since = self._unread_since(key, state, advance, result, now)

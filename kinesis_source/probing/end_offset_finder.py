@@ -238,7 +238,7 @@ class EndOffsetFinder:
             if target is not None and is_start_point(state.position):
                 if self._prober.limiter.is_due(key):
                     targets[key] = target
-                    probes[key] = self._find_first_record(key, state)
+                    probes[key] = self._find_first_record(key, state, now)
             elif target is not None:
                 advances[key] = self._advance_to(key, state, target)
             elif not self.targets.are_fixed and self._prober.limiter.is_due(key):
@@ -462,14 +462,14 @@ class EndOffsetFinder:
         kind = batch_end_probe.probe_starved if starved else batch_end_probe.probe
         return partial(kind, state, self._prober.cursor(key), now, self._prober.kept_ms(key, now))
 
-    def _find_first_record(self, key: ShardKey, state: ShardState) -> Probe:
-        cursor, kept_ms = self._prober.cursor(key), self._prober.kept_ms(key)
+    def _find_first_record(self, key: ShardKey, state: ShardState, now: EpochMillis) -> Probe:
+        cursor, kept_ms = self._prober.cursor(key), self._prober.kept_ms(key, now)
         closed = isinstance(self.targets.get(key), ShardEnd)
         return partial(
             batch_end_probe.find_first_record,
             state,
             cursor,
-            self._prober.service_time(),
+            now,
             kept_ms,
             closed=closed,
         )

@@ -93,14 +93,12 @@ def with_last_caught_up(
     latest = dict(advances)
     for key, advance in advances.items():
         old, seen = before[key].last_caught_up_ms, advance.state.last_caught_up_ms
-        if seen != old and seen is not None:
-            opened = open_at(key)
-            proof = old if opened is None else EpochMillis(min(seen, opened))
-            proof = proof if old is None or proof is None else max(proof, old)
-        else:
-            proof = seen
-        if isinstance(advance.state.position, ShardEnd) and key in known:
-            proof = known[key] if proof is None else max(proof, known[key])
+        proofs = [old]
+        if seen is not None and seen != old and (opened := open_at(key)) is not None:
+            proofs.append(min(seen, opened))
+        if isinstance(advance.state.position, ShardEnd):
+            proofs.append(known.get(key))
+        proof = max((time for time in proofs if time is not None), default=None)
         if proof != seen:
             latest[key] = replace(advance, state=replace(advance.state, last_caught_up_ms=proof))
     return latest

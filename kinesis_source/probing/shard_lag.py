@@ -71,7 +71,7 @@ def stream_lag(
     """Return the milliseconds behind the latest record, by shard. `states`: the shards of the
     offset, waiting ones included. `with_waiting`: include listed shards that will be read after
     their parents."""
-    oldest = EpochMillis(max(now - stream.retention_ms, stream.created))
+    oldest = _oldest(stream, now)
     lag: dict[ShardId, int] = {}
     for shard, state in states.items():
         last_probe = last_probes.get(shard)
@@ -85,7 +85,7 @@ def stream_lag(
     if with_waiting:
         finished = ancestors(listing, states.keys())
         since = {
-            shard: _children_since(state, last_probes.get(shard), oldest)
+            shard: children_since(state, last_probes.get(shard), stream, now)
             for shard, state in states.items()
         }
         for shard in sorted(listing.keys() - finished - states.keys()):
@@ -100,7 +100,7 @@ def max_lag_ms(
 ) -> int:
     """Return an upper bound of a shard's lag at `now`, including records put since the last
     probe."""
-    oldest = EpochMillis(max(now - stream.retention_ms, stream.created))
+    oldest = _oldest(stream, now)
     return max(0, now - (_known_since(state, oldest) if last_probe is None else last_probe.since))
 
 
@@ -108,17 +108,15 @@ def children_since(
     state: ShardState, last_probe: LastProbe | None, stream: StreamDescription, now: EpochMillis
 ) -> EpochMillis:
     """Return a time at or before the arrival of all unread records of a shard's children."""
-    oldest = EpochMillis(max(now - stream.retention_ms, stream.created))
-    return _children_since(state, last_probe, oldest)
-
-
-def _children_since(
-    state: ShardState, last_probe: LastProbe | None, oldest: EpochMillis
-) -> EpochMillis:
-    known = _known_since(state, oldest)
+    known = _known_since(state, _oldest(stream, now))
     if last_probe is None or last_probe.open_at is None:
         return known
     return max(known, min(last_probe.since, last_probe.open_at))
+
+
+def _oldest(stream: StreamDescription, now: EpochMillis) -> EpochMillis:
+    """Return the time of the oldest record that a stream may have."""
+    return EpochMillis(max(now - stream.retention_ms, stream.created))
 
 
 def _known_since(state: ShardState, oldest: EpochMillis) -> EpochMillis:

@@ -131,8 +131,8 @@ DEFECTS: Final = (
     _source(
         "the end of a closed shard proves that its children have no older records",
         "probing/position_advance.py",
-        "proof = old if opened is None else EpochMillis(min(seen, opened))",
-        "proof = seen",
+        "proofs.append(min(seen, opened))",
+        "proofs.append(seen)",
     ),
     _source(
         "any record proves that none was trimmed",

@@ -65,11 +65,10 @@ SECRETS = {
     "awsSessionToken": "canary-session-token",
 }
 
-ALIGNED_MS = TOLERANCE_MS + 400 + LONGEST_HIDDEN_MS + 1_000
-"""The tolerance, the default of minFetchPeriod, the time for which the service hides a record, and
-the error of its arrival times."""
 HIDDEN_MS = LONGEST_HIDDEN_MS + 1_000
-"""The last two."""
+"""The time for which the service hides a record, and the error of its arrival times."""
+ALIGNED_MS = TOLERANCE_MS + 400 + HIDDEN_MS
+"""The tolerance, the default of minFetchPeriod, and the time until a record is seen."""
 SMALLEST_RECORD = len("payload-0") + len("key-0")
 
 

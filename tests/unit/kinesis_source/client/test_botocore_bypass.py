@@ -547,7 +547,7 @@ def test_a_header_that_cannot_be_sent_is_not_shown(part: str, value: str) -> Non
             lambda: in_flight(calls),
             lambda: calls.call("GetRecords", ASKED),
         ]
-        if part == "token":  # botocore's error of the other has no class of its own
+        if part == "token":  # botocore raises UnicodeEncodeError for the keys
             ways.append(lambda: sdk.get_records(**ASKED))
         for call in ways:
             with pytest.raises(HTTPClientError) as caught:
