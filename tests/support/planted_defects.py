@@ -131,8 +131,9 @@ DEFECTS: Final = (
     _source(
         "the end of a closed shard proves that its children have no older records",
         "probing/position_advance.py",
-        "proofs.append(min(seen, opened))",
-        "proofs.append(seen)",
+        "if seen is not None and seen != old and (opened := open_at(key)) is not None:\n"
+        "            proofs.append(min(seen, opened))",
+        "if seen is not None:\n            proofs.append(seen)",
     ),
     _source(
         "any record proves that none was trimmed",

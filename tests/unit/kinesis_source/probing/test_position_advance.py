@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
@@ -25,6 +27,7 @@ from spark_ssp.kinesis_source.probing.position_advance import (
     advance_to_target,
     is_target_reached,
     truncate_to_target,
+    with_last_caught_up,
 )
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     Lookahead,
@@ -33,6 +36,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     ShardCursor,
 )
 from tests.support.kinesis.probes import cursor, ms, row
+from tests.support.kinesis.shards import key
 
 P = AfterRecord(sequence_number=SequenceNumber("100"))
 TRIM, END = TrimHorizon(), ShardEnd()
@@ -342,3 +346,34 @@ def test_an_empty_target() -> None:
 
 def test_the_end_of_a_shard_keeps_the_proof_for_its_children() -> None:
     assert advance_to_shard_end(STATE, MEMORY, None).state == state(END, OLD)
+
+
+# --- The time until which a shard was read completely ---------------------------------------------
+
+TIMES = st.none() | st.integers(1, 9).map(EpochMillis)
+
+
+@given(old=TIMES, proven=TIMES, opened=TIMES, known=TIMES, ends=st.booleans())
+def test_a_new_proof_is_of_a_time_at_which_the_shard_was_listed_as_open(
+    old: EpochMillis | None,
+    proven: EpochMillis | None,
+    opened: EpochMillis | None,
+    known: EpochMillis | None,
+    *,
+    ends: bool,
+) -> None:
+    before = state(P, old)
+    seen = max((time for time in (old, proven) if time is not None), default=None)
+    advance = ShardAdvance(
+        state=state(END if ends else P, seen), cursor=MEMORY, millis_behind=0, at_latest=not ends
+    )
+    others = {} if known is None else {key(0): known}
+    after = with_last_caught_up({key(0): before}, {key(0): advance}, others, lambda _: opened)
+    claimed = after[key(0)].state.last_caught_up_ms
+    allowed = [old, opened if proven is not None else None, known if ends else None]
+    assert claimed in (old, proven, opened, known)
+    assert (claimed or 0) <= max(time or 0 for time in allowed)
+    assert (claimed or 0) >= max(old or 0, (known or 0) if ends else 0)
+    if proven is not None and opened is not None:
+        assert claimed is not None
+        assert claimed >= min(proven, opened)
