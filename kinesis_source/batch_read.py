@@ -56,7 +56,7 @@ from spark_ssp.kinesis_source.probing.initial_positions import (
     check_not_future,
     start_points,
 )
-from spark_ssp.kinesis_source.probing.latest_probe import EndPoint
+from spark_ssp.kinesis_source.probing.instant_probe import EndPoint
 from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
 from spark_ssp.kinesis_source.reading.fetch_pacing import END_TIMEOUT_MS, not_reached_error
 

@@ -308,6 +308,21 @@ def find_first_record(
     return (yield from probe_to_shard_end(start, result, 1)) if closed else result
 
 
+def find_oldest(state: ShardState, cursor: ShardCursor, now: EpochMillis) -> ProbeSteps:
+    """Find the first record at a position: `end`, if there is one. After many empty pages the next
+    probe continues where this one ends."""
+    page, cursor = yield from fetch_from_start(state, cursor, 1, now)
+    return ProbeResult(
+        end=page.records[0] if page.records else None,
+        at_latest=page.at_latest,
+        closed=not page.records and page.next_iterator is None,
+        time=max(now, page.time),
+        cursor=replace(
+            cursor, position=state.position, cached_iterator=cached_iterator_after(page)
+        ),
+    )
+
+
 def probe_to_shard_end(start: ShardState, result: ProbeResult, limit: int) -> ProbeSteps:
     """Fetch further pages of a closed shard, which has no latest record but an end.
 

@@ -32,7 +32,7 @@ from spark_ssp.kinesis_source.planning.data_loss import (
 )
 from spark_ssp.kinesis_source.planning.input_partitions import keys_of
 from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
-from spark_ssp.kinesis_source.probing import batch_end_probe, latest_probe, limited_end_probe
+from spark_ssp.kinesis_source.probing import batch_end_probe, instant_probe, limited_end_probe
 from spark_ssp.kinesis_source.probing.alignment import TOLERANCE_MS, BatchAlignment
 from spark_ssp.kinesis_source.probing.batch_limits import (
     FAR_EXCESS,
@@ -154,7 +154,7 @@ class EndOffsetFinder:
     ) -> dict[ShardKey, ProbeResult]:
         """Resolve LATEST for these shards; one that has expired is left out."""
         results = self._prober.find_latest(
-            {key: partial(latest_probe.resolve_latest, now) for key in keys}
+            {key: partial(instant_probe.resolve_latest, now) for key in keys}
         )
         for key, result in results.items():
             self.alignment.resolved_at[key] = result.time

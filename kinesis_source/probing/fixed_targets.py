@@ -21,11 +21,11 @@ from spark_ssp.kinesis_source.planning.data_loss import (
     report_absent_end,
 )
 from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
-from spark_ssp.kinesis_source.probing import latest_probe
+from spark_ssp.kinesis_source.probing import instant_probe
 from spark_ssp.kinesis_source.probing.batch_limits import (
     Limits,
 )
-from spark_ssp.kinesis_source.probing.latest_probe import NO_ENDS, EndPoint, is_end_of
+from spark_ssp.kinesis_source.probing.instant_probe import NO_ENDS, EndPoint, is_end_of
 from spark_ssp.kinesis_source.probing.position_advance import (
     LatestRecord,
     ShardAdvance,
@@ -149,7 +149,7 @@ class FixedTargets:
             if closed and key not in ends:
                 targets[key] = ShardEnd()
                 continue
-            find = partial(latest_probe.find_end, ends.get(key), closed=closed)
+            find = partial(instant_probe.find_end, ends.get(key), closed=closed)
             retention_ms = self._prober.description(key).retention_ms
             probes[key] = partial(find, self._prober.service_time(), retention_ms)
         for key, outcome in self._prober.find_latest(probes).items():

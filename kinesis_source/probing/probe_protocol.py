@@ -2,7 +2,7 @@
 answers.
 
 Kinesis has no call that returns a shard's latest sequence number, so an end is found by probing few
-records. Each probe (in `batch_end_probe.py`, `limited_end_probe.py` and `latest_probe.py`) is a
+records. Each probe (in `batch_end_probe.py`, `limited_end_probe.py` and `instant_probe.py`) is a
 generator: it yields requests (`OpenIterator`, `FetchPage`), receives the responses, and returns a
 `ProbeResult`. It does no I/O, so the same code runs against a script, a model and the service;
 `probe_runner.py` runs it against the service.

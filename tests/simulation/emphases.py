@@ -17,7 +17,7 @@ from spark_ssp.common.errors import (
 )
 from spark_ssp.kinesis_source.probing import (
     batch_end_probe,
-    latest_probe,
+    instant_probe,
     limited_end_probe,
     probe_protocol,
 )
@@ -51,7 +51,7 @@ class Narrow(Histories):
 
     def __init__(self) -> None:
         super().__init__()
-        for module in (probe_protocol, batch_end_probe, latest_probe):
+        for module in (probe_protocol, batch_end_probe, instant_probe):
             self._stack.enter_context(patch.object(module, "PAGE_RECORDS", self.page))
         self._stack.enter_context(patch.object(batch_end_probe, "PEEK_RECORDS", 3))
         self._stack.enter_context(patch.object(batch_end_probe, "REST_BYTES", 1000))

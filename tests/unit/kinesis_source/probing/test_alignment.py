@@ -19,8 +19,9 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.probing.alignment import Alignment, arrival_spread, find_last_until
+from spark_ssp.kinesis_source.probing.alignment import Alignment, arrival_spread
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
+from spark_ssp.kinesis_source.probing.instant_probe import find_last_until
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     OpenIterator,
     PageView,

@@ -1,25 +1,39 @@
-"""Finds the latest record of a shard exactly, for LATEST and for a query that stops there; and the
-last record before an end that the user chose. Generators, as `probe_protocol.py` describes them; no
-I/O."""
+"""Finds the last record of a shard before an instant: the present, exactly, for LATEST and for a
+query that stops there; an end that the user chose; or the end of an aligned batch. Generators, as
+`probe_protocol.py` describes them; no I/O."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Final
 
 from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
     Position,
     Shard,
+    ShardState,
     TrimHorizon,
     sequence_order,
 )
+from spark_ssp.kinesis_source.probing.batch_end_probe import (
+    PEEK_BYTES,
+    PEEK_RECORDS,
+    check_first_page,
+    fetch_from_start,
+    fetch_second_page,
+    records_of,
+    to_result,
+)
+from spark_ssp.kinesis_source.probing.intake_rate import count
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     PAGE_RECORDS,
     PROBE_RECORDS,
@@ -27,6 +41,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
     PageView,
     ProbeResult,
     ProbeSteps,
+    RecordRef,
     ShardCursor,
     cached_iterator_after,
     follow_iterator,
@@ -155,3 +170,127 @@ def _read_to_latest(position: Position, page: PageView) -> ProbeSteps:
             position=after, cached_iterator=cached_iterator_after(page), proven=True
         ),
     )
+
+
+# --- The last record until an instant -----------------------------------------------------------
+
+
+def rows_until(records: Sequence[RecordRef], until: EpochMillis) -> int:
+    """Return the number of leading records that arrived at `until` or earlier."""
+    return sum(1 for _ in takewhile(lambda row: row.arrival <= until, records))
+
+
+def find_last_until(
+    start: ShardState,
+    cursor: ShardCursor,
+    now: EpochMillis,
+    kept_ms: int,
+    near: EpochMillis,
+    until: EpochMillis,
+) -> ProbeSteps:
+    """Find the last record that arrived at `until` or earlier, or any that arrived at `near` or
+    later and until then.
+
+    A page from the start has it in a shard of few records, and one shortly before `until` in a busy
+    shard. Between the two, the last record is found by bisection. Records of the page from the
+    start that arrived later are in `records`, for the caller to cut. If nothing arrived after
+    `until`, the result does not have more.
+    """
+    limit = min(PEEK_RECORDS, records_of(cursor, PEEK_BYTES))
+    page, cursor = yield from fetch_from_start(start, cursor, limit, now, persistent=True)
+    result = to_result(start, cursor, check_first_page(start, cursor, page, kept_ms))
+    limit = min(PEEK_RECORDS, records_of(result.cursor, PEEK_BYTES))
+    if page.records and (result.end is None or cursor.record_bytes is None):
+        result = yield from fetch_second_page(start, result, limit)
+    if result.end is None or result.start_lost or not result.has_more:
+        return result
+    if rows_until(result.records, until) < len(result.records) or result.end.arrival >= near:
+        return result
+    search = _Search(best=result.end, low=result.end.arrival, empty_from=until, until=until)
+    window = result.cursor.window_ms
+    while search.best.arrival < near and not search.is_narrow:
+        at = EpochMillis(max(until - window, search.middle))
+        iterator = yield from open_iterator(AtTimestamp(millis=at))
+        page = yield from follow_iterator(iterator, limit, record_bytes=result.cursor.record_bytes)
+        if search.record(page, at):
+            return search.result(result)
+        window *= WIDENING_FACTOR
+    iterator = yield from open_iterator(search.best.position)
+    while search.best.arrival < near:
+        page = yield from follow_iterator(
+            iterator, PAGE_RECORDS, record_bytes=result.cursor.record_bytes, persistent=True
+        )
+        is_over = search.record(page, search.empty_from)
+        if (
+            is_over
+            or page.next_iterator is None
+            or rows_until(page.records, until) < len(page.records)
+        ):
+            break
+        iterator = page.next_iterator
+    return search.result(result)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Search:
+    """The search for the last record until a time: the best so far, and the time from which on
+    there is none."""
+
+    best: RecordRef
+    low: EpochMillis
+    """The time up to which no record follows the best one in order, as far as pages showed."""
+    empty_from: EpochMillis
+    until: EpochMillis
+    has_more: bool = True
+
+    @property
+    def middle(self) -> EpochMillis:
+        return EpochMillis((self.low + self.empty_from) // 2)
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.empty_from - self.low <= LATEST_STRIDE_MS
+
+    def record(self, page: PageView, at: EpochMillis) -> bool:
+        """Record a page that starts at a time, or after the best record; return whether the search
+        is over."""
+        within = page.records[: rows_until(page.records, self.until)]
+        if within and within[-1].order > self.best.order:
+            self.best = within[-1]
+            self.low = max(self.low, self.best.arrival)
+        elif within:
+            self.low = max(self.low, at)
+        elif page.records:
+            self.empty_from = min(self.empty_from, at)
+        if len(within) < len(page.records):
+            return bool(within)
+        self.has_more = not page.at_latest and page.next_iterator is not None
+        # A page without records before the latest one proves nothing.
+        return not self.has_more or not page.records
+
+    def result(self, result: ProbeResult) -> ProbeResult:
+        cursor = replace(
+            result.cursor,
+            position=self.best.position,
+            reached_ms=self.best.arrival,
+            cached_iterator=None,
+        )
+        return replace(
+            result,
+            end=self.best,
+            found_by_time=True,
+            at_latest=False,
+            closed=not self.has_more,
+            expected=self._expected(result),
+            cursor=cursor,
+        )
+
+    def _expected(self, result: ProbeResult) -> ExpectedSize | None:
+        """Return the estimated size up to the best record. Without it a task requests a full page,
+        which may block the shard for seconds."""
+        rows = result.records
+        intake = result.cursor.intake or count(rows, None, None)
+        if intake is None or not rows:
+            return None
+        counted = ExpectedSize(records=len(rows), size_bytes=sum(row.size_bytes for row in rows))
+        return intake.expected(max(0, self.best.arrival - rows[-1].arrival), counted)

@@ -13,7 +13,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardIterator,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.probing.latest_probe import find_latest_record, resolve_latest
+from spark_ssp.kinesis_source.probing.instant_probe import find_latest_record, resolve_latest
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     PROBE_RECORDS,
     OpenIterator,
