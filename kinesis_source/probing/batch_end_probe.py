@@ -305,7 +305,9 @@ def find_first_record(
     be read to its end, so pages are followed until one has a record or the shard ends."""
     page, cursor = yield from fetch_from_start(start, cursor, 1, now, persistent=True)
     result = to_result(start, cursor, check_first_page(start, cursor, page, kept_ms))
-    return (yield from probe_to_shard_end(start, result, 1)) if closed else result
+    if closed and result.end is None:
+        result = yield from probe_to_shard_end(start, result, 1)
+    return result
 
 
 def find_oldest(state: ShardState, cursor: ShardCursor, now: EpochMillis) -> ProbeSteps:
@@ -327,18 +329,24 @@ def probe_to_shard_end(start: ShardState, result: ProbeResult, limit: int) -> Pr
     """Fetch further pages of a closed shard, which has no latest record but an end.
 
     Its last records may come with an iterator, as if more could follow, and only the page after
-    them shows the end.
+    them shows the end. Until then more may follow: records that were put shortly before the shard
+    was closed may become visible later.
     """
     for _ in range(MAX_PAGES_TO_SHARD_END):
         cached = result.cursor.cached_iterator
-        if result.end is not None or not result.at_latest or cached is None:
+        if not result.at_latest or cached is None:
             break
         try:
             page = yield from follow_iterator(cached.iterator, limit, persistent=True)
         except ThrottledError:
             break
-        first = page.records[0].sequence_number if page.records else None
-        head = FirstPage(page=page, records=page.records, lost=result.start_lost, first=first)
+        found = page.records[0].sequence_number if page.records else None
+        head = FirstPage(
+            page=page,
+            records=result.records + page.records,
+            lost=result.start_lost,
+            first=result.first or found,
+        )
         result = to_result(start, result.cursor, head)
     return result
 

@@ -58,7 +58,6 @@ from spark_ssp.kinesis_source.probing.position_advance import (
     advance_to_target,
     truncate_to_target,
     with_last_caught_up,
-    with_shard_end,
 )
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     CachedIterator,
@@ -230,7 +229,7 @@ class EndOffsetFinder:
         for key, state in eligible.items():
             if key in far:
                 if self._prober.limiter.is_due(key):
-                    probes[key] = self._scan_ahead(key, state, share, now)
+                    probes[key] = self._scan_ahead(key, state, listings, share, now)
                 continue
             target = self.targets.get(key)
             if not self.targets.are_fixed and listings[key.stream][key.shard].closed:
@@ -263,9 +262,6 @@ class EndOffsetFinder:
                     },
                 ),
             )
-        for key in far & results.keys():
-            if listings[key.stream][key.shard].closed:
-                results[key] = with_shard_end(eligible[key], results[key])
         self.results = {key: result for key, result in results.items() if key not in targets}
         for key, result in results.items():
             state = eligible[key]
@@ -421,12 +417,11 @@ class EndOffsetFinder:
         before the probes."""
         now = self._prober.service_time()
         probes = {
-            key: self._scan_ahead(key, behind[key], share, now) for key, share in shares.items()
+            key: self._scan_ahead(key, behind[key], listings, share, now)
+            for key, share in shares.items()
         }
         results: dict[ShardKey, ProbeResult] = {}
         for key, result in self._probe_all(behind, probes).items():
-            if listings[key.stream][key.shard].closed:
-                result = with_shard_end(behind[key], result)
             target = self.targets.get(key)
             results[key] = result if target is None else truncate_to_target(result, target)
         return results
@@ -475,8 +470,19 @@ class EndOffsetFinder:
         )
 
     def _scan_ahead(
-        self, key: ShardKey, state: ShardState, share: LimitShare, now: EpochMillis
+        self,
+        key: ShardKey,
+        state: ShardState,
+        listings: Listings,
+        share: LimitShare,
+        now: EpochMillis,
     ) -> Probe:
+        target = self.targets.get(key)
+        to_end = (
+            listings[key.stream][key.shard].closed
+            if target is None
+            else isinstance(target, ShardEnd)
+        )
         return partial(
             limited_end_probe.scan_ahead,
             self._limited_start(key, state, now),
@@ -484,7 +490,8 @@ class EndOffsetFinder:
             now,
             self._prober.kept_ms(key, now),
             share,
-            self.targets.get(key),
+            closed=to_end,
+            persistent=target is not None,
         )
 
     def _probe_all(

@@ -19,7 +19,7 @@ import msgspec
 from spark_ssp.common.structs import replace
 from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES, ThrottledError
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
-from spark_ssp.kinesis_source.model.shard import AfterRecord, EpochMillis, ShardEnd, ShardState
+from spark_ssp.kinesis_source.model.shard import AfterRecord, EpochMillis, ShardState
 from spark_ssp.kinesis_source.probing.batch_end_probe import (
     NEAR_MS,
     check_first_page,
@@ -34,7 +34,6 @@ from spark_ssp.kinesis_source.probing.batch_end_probe import (
     to_result,
 )
 from spark_ssp.kinesis_source.probing.intake_rate import count
-from spark_ssp.kinesis_source.probing.position_advance import Target
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     Lookahead,
     ProbeResult,
@@ -106,11 +105,13 @@ def scan_ahead(
     now: EpochMillis,
     kept_ms: int,
     share: LimitShare,
-    target: Target | None = None,
+    *,
+    closed: bool = False,
+    persistent: bool = False,
 ) -> ProbeSteps:
-    """Find the records that follow the start, up to the share of the limits or farther. With a
-    `target`, the shard is probed until it shows a record, is at the latest, or, if the target is
-    its end, ends.
+    """Find the records that follow the start, up to the share of the limits or farther. A `closed`
+    shard is probed until it shows its end. `persistent`: pages are fetched until one has a record,
+    or is at the latest.
 
     The records are returned for the caller to cut exactly, unless the end is `found_by_time`:
     that is within the share, as described above.
@@ -129,12 +130,12 @@ def scan_ahead(
         result = yield from read_on(start, cursor, known, now, _page_limit(cursor, share))
     else:
         page, cursor = yield from fetch_from_start(
-            start, cursor, _page_limit(cursor, share), now, persistent=target is not None
+            start, cursor, _page_limit(cursor, share), now, persistent=persistent
         )
         result = to_result(start, cursor, check_first_page(start, cursor, page, kept_ms))
         if page.records and (result.end is None or cursor.record_bytes is None):
             result = yield from _fetch_second_page(start, result, share)
-    if isinstance(target, ShardEnd):
+    if closed:
         result = yield from probe_to_shard_end(start, result, _page_limit(result.cursor, share))
     if result.end is None or result.start_lost:
         return result

@@ -69,15 +69,6 @@ def advance_to_end(state: ShardState, result: ProbeResult) -> ShardAdvance:
     )
 
 
-def with_shard_end(state: ShardState, result: ProbeResult) -> ProbeResult:
-    """Return the result of a closed shard, which ends with the latest record if all before it were
-    counted: the service may show its end only on a further page. A shard without a first record may
-    still show one."""
-    found = result.end is not None or not is_start_point(state.position)
-    counted = result.at_latest and not result.found_by_time
-    return replace(result, closed=True) if counted and found else result
-
-
 def with_last_caught_up(
     before: Mapping[ShardKey, ShardState],
     advances: Mapping[ShardKey, ShardAdvance],

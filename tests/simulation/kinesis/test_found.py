@@ -144,6 +144,23 @@ def test_a_closed_shard_says_nothing_about_the_time_after_its_end(
     check_loss_is_reported(orders)
 
 
+@pytest.mark.parametrize("trigger", [Trigger.PROCESSING_TIME, Trigger.AVAILABLE_NOW])
+def test_a_limit_holds_for_records_that_a_closed_shard_does_not_show_yet(
+    trigger: Trigger, scenes: ExitStack
+) -> None:
+    orders = scene(scenes, maxRecordsPerTrigger="2")
+    orders.put(1)
+    orders.start()
+    orders.run(1)
+    orders.query.stop()
+    for _ in range(5):
+        orders.world.put(STREAM, "key-1", hidden_ms=700)
+    orders.world.split(STREAM, 0)
+    orders.start(trigger)
+    orders.run()
+    orders.check_all_read()
+
+
 def test_nothing_is_lost_after_the_last_record_of_a_closed_shard(scenes: ExitStack) -> None:
     """It may be trimmed before its shard expires."""
     orders = scene(scenes, maxRecordsPerTrigger="100")

@@ -238,7 +238,7 @@ def ahead(
     closed: bool = False,
 ) -> ProbeSteps:
     share = LimitShare(records=records, size_bytes=size)
-    return scan_ahead(start, memory, NOW, DAY_MS, share, ShardEnd() if closed else None)
+    return scan_ahead(start, memory, NOW, DAY_MS, share, closed=closed, persistent=closed)
 
 
 def orders(finding: ProbeResult) -> list[int]:

@@ -368,8 +368,10 @@ def test_a_closed_shard_is_asked_until_it_shows_a_record_or_its_end() -> None:
         (opened(P, inclusive=True), "a"),
         (fetched("a", 6), page([START_ROW], onward="b")),
         (fetched("b", 5), page([row(101)], onward="c")),
+        (fetched("c", 5), page([row(102)], onward="d")),
+        (fetched("d", 5), page(onward=None)),
     )
-    assert (orders(more), more.at_latest) == ([101], True)
+    assert (orders(more), more.closed) == ([101, 102], True)
 
 
 def test_a_closed_shard_that_never_ends_is_left_for_later() -> None:
