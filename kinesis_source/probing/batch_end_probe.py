@@ -106,10 +106,15 @@ def fetch_from_start(
     return page, replace(cursor, proven=False)
 
 
-def known_records(start: ShardState, cursor: ShardCursor) -> Lookahead | None:
-    """Return the records after the start that an earlier page had and a batch left out."""
+def known_records(
+    start: ShardState, cursor: ShardCursor, now: EpochMillis, kept_ms: int
+) -> Lookahead | None:
+    """Return the records after the start that an earlier page had and a batch left out; None if the
+    first of them may be trimmed by now."""
     known = cursor.lookahead
-    return known if known is not None and known.position == start.position else None
+    if known is None or known.position != start.position:
+        return None
+    return known if known.records[0].arrival > now - kept_ms else None
 
 
 def read_on(
@@ -226,7 +231,7 @@ def to_result(start: ShardState, cursor: ShardCursor, head: FirstPage) -> ProbeR
 def probe(start: ShardState, cursor: ShardCursor, now: EpochMillis, kept_ms: int) -> ProbeSteps:
     """Find an end near the latest record with at most MAX_TIME_PROBES + 3 pages, usually one or
     two."""
-    known = known_records(start, cursor)
+    known = known_records(start, cursor, now, kept_ms)
     if known is not None:
         result = yield from read_on(start, cursor, known, now, _peek_limit(cursor))
     else:

@@ -116,7 +116,7 @@ def scan_ahead(
     The records are returned for the caller to cut exactly, unless the end is `found_by_time`:
     that is within the share, as described above.
     """
-    known = known_records(start, cursor)
+    known = known_records(start, cursor, now, kept_ms)
     if known and share.is_reached_by(known.records):
         return _from_memory(cursor, known, now)
     if _can_skip_count(start, cursor, share):

@@ -161,6 +161,19 @@ def test_a_limit_holds_for_records_that_a_closed_shard_does_not_show_yet(
     orders.check_all_read()
 
 
+def test_records_that_are_trimmed_while_they_wait_for_a_limit_cost_no_trigger_each(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes, maxRecordsPerTrigger="1", failOnDataLoss="false")
+    orders.put(20)
+    orders.start()
+    orders.run(2)  # the others are known from here on
+    orders.world.pass_time(25 * HOUR_MS)
+    orders.put(2)
+    orders.run(4)
+    orders.check_all_read()
+
+
 def test_nothing_is_lost_after_the_last_record_of_a_closed_shard(scenes: ExitStack) -> None:
     """It may be trimmed before its shard expires."""
     orders = scene(scenes, maxRecordsPerTrigger="100")
