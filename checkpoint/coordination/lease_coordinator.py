@@ -370,7 +370,7 @@ def _plan_others(state: State, now: Monotonic, draw: float) -> _Plan:
             *plan_takes(state, now, draw),
             *plan_deletes(state, now),
         ),
-        next_at=min((at for at in times if at > now), default=now + state.settings.failover_ms),
+        next_at=min((now + state.settings.failover_ms, *(at for at in times if at > now))),
     )
 
 

@@ -18,3 +18,14 @@ def test_one_that_stops_does_not_end_a_shard_whose_children_it_could_not_create(
     history.pass_time(millis=1)
     history.finish()
     assert history.world.happened["shard left un-ended"]
+
+
+def test_leases_of_others_are_planned_again_within_the_failover_time() -> None:
+    """Also if the first plan waits for a lease to expire that is this worker's own by then."""
+    history = Rough()
+    history.begin(workers=3, shards=1, seed=0)
+    history.fail(faults=[Fault.REPLY_LOST], number=0)
+    history.pass_time(millis=3301)
+    history.put(number=0, records=1)
+    history.crash(number=0)
+    history.finish()
