@@ -301,7 +301,9 @@ class AgentClient:
             try:
                 self._discard(running, f"it ended with status {status}")
                 if self._last is not None:
-                    self._send_report(self._last)
+                    # Another worker may have ended and deleted the shards of rows that were to be
+                    # created then. The reader's next report repeats those that are still missing.
+                    self._send_report(replace(self._last, create=()))
             except SspError as error:
                 # Not stored: the next exchange meets the same error and raises it.
                 _log.warning("could not restart the lease agent: %s", error)

@@ -111,7 +111,8 @@ class ActiveShards:
     def postpone(self, keys: Collection[ShardKey], start: Offset) -> None:
         """Leave out positions that are not verified yet, unless `start` has them: as a part of the
         offset they would be the checkpoint's, whichever option or lease gave them. A stream that is
-        new to the query waits for all of its positions."""
+        new to the query waits for all of its positions. Shards that `start` has as lost remain
+        so, with the position at which they are read on."""
         new = {key.stream for key in keys} - start.streams.keys()
         for stream in new:
             del self.streams[stream]
@@ -123,6 +124,8 @@ class ActiveShards:
                 del self.resume_from[key], self.states[key]
                 if key in start.states:
                     self.states[key] = without_batch(start.states[key])
+                elif key in start.lost_shards and key.stream not in new:
+                    self.lost_shards[key] = without_batch(start.lost_shards[key])
 
 
 class ActiveShardsResult(msgspec.Struct, frozen=True, kw_only=True):

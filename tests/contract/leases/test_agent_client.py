@@ -167,9 +167,18 @@ def test_an_error_of_the_agent_is_raised_as_it_is_and_the_next_exchange_begins_a
 
 
 def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_gets_the_last_report(
-    make: Clients, caplog: pytest.LogCaptureFixture
+    make: Clients, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = make(stand_in())
+    """Without the leases to create: they may have been finished and deleted since."""
+    created = tmp_path / "created"
+    client = make(
+        stand_in(
+            f"""
+        with open({str(created)!r}, "a") as file:
+            print(len(value.create), file=file)
+        """
+        )
+    )
     client.exchange(Report(create=(lease(),)))
     assert client.pid is not None
     first = client.pid
@@ -178,6 +187,7 @@ def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_gets_the_l
     assert not psutil.pid_exists(first)  # not even as a zombie
     # It was told the last report before, by the thread that reaps.
     assert client.exchange(Report()).outage_ms == 2
+    assert created.read_text().split() == ["1", "0", "0"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "status -9" in caplog.text
 
