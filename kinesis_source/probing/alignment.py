@@ -377,7 +377,12 @@ class BatchAlignment:
             ended = {
                 key
                 for key, result in results.items()
-                if result.closed and listings[key.stream][key.shard].closed
+                # A run to fixed targets keeps its listings, in which a shard may be open still.
+                if result.closed
+                and (
+                    listings[key.stream][key.shard].closed
+                    or isinstance(self.targets.get(key), ShardEnd)
+                )
             }
             for key, result in results.items():
                 self._none_until.pop(key, None)

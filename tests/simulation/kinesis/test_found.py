@@ -161,6 +161,26 @@ def test_a_limit_holds_for_records_that_a_closed_shard_does_not_show_yet(
     orders.check_all_read()
 
 
+def test_a_run_to_the_present_does_not_wait_for_an_empty_shard_that_ends_as_it_begins(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes, shards=2, maxRecordsPerTrigger="1")
+    orders.start()
+    orders.run(2)
+    orders.query.stop()
+    orders.world.pass_time(20_000)
+    for number in range(8):  # in both shards
+        orders.put(1, key=f"key-{number}")
+        orders.world.pass_time(1000)
+    orders.world.split(STREAM, 1)
+    child = orders.world.open_shards(STREAM)[1]
+    orders.world.service.interrupt(child, 1, lambda: orders.world.split(STREAM, 1))
+    orders.start(Trigger.AVAILABLE_NOW)
+    orders.run_out()
+    assert orders.world.state.calls.count("GetRecords", shard=child.shard)
+    orders.check_all_read()
+
+
 def test_records_that_are_trimmed_while_they_wait_for_a_limit_cost_no_trigger_each(
     scenes: ExitStack,
 ) -> None:
