@@ -64,6 +64,7 @@ from spark_ssp.kafka_source.planning.offset_bounds import (
     check_names_exactly,
     describe_bound,
     option_name,
+    times_in,
 )
 from spark_ssp.kafka_source.planning.offset_fetcher import OffsetFetcher
 from spark_ssp.kafka_source.planning.plan_batch import (
@@ -99,6 +100,7 @@ from spark_ssp.kafka_source.planning.topic_metadata import (
     moved_topics,
     offsets_of,
     positions_in,
+    unknown_offsets_error,
     with_accepted_ids,
 )
 
@@ -221,7 +223,7 @@ class BatchPlanner:
         self._start_offset(start, grouping)
         dropped = self._options.drop_topics
         fresh = [ssp for ssp in new_partitions_in_batch(start, end) if ssp.stream not in dropped]
-        answers = self._service.list_offsets(fresh, LogicalOffset.EARLIEST) if fresh else {}
+        answers = self._fetcher.fetch_bounds(dict.fromkeys(fresh, LogicalOffset.EARLIEST))
         batch = to_batch(
             start,
             end,
@@ -603,7 +605,10 @@ def _ends(
     partitions = context.partitions
     check_names_exactly(option_name(bound, "ending"), bound, partitions)
     bounds = bounds_by_partition(bound, partitions)
-    answers = fetcher.fetch_bounds(bounds)
+    times = times_in(bounds)
+    answers = fetcher.fetch_bounds(times)
+    if untimed := sorted(times.keys() - answers.keys()):
+        raise unknown_offsets_error(untimed, "offset by time")
     ends: dict[SystemStreamPartition, int] = {}
     losses: list[DataLoss] = []
     for ssp in partitions:

@@ -41,6 +41,11 @@ def bounds_by_partition(
     return {ssp: given[ssp] for ssp in sorted(partitions) if ssp in given}
 
 
+def times_in(bounds: PartitionBounds) -> dict[SystemStreamPartition, AtTime]:
+    """Return the bounds that are times."""
+    return {ssp: bound for ssp, bound in bounds.items() if isinstance(bound, AtTime)}
+
+
 def option_name(bound: Bound, prefix: str) -> str:
     """Return the option of a bound; `prefix` is "starting" or "ending"."""
     match bound:

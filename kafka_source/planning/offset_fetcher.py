@@ -12,16 +12,17 @@ One fetch requests, in this order:
 
 An answer that means a loss or a missing topic is confirmed by `fetchOffset.numRetries` fetches in
 all, `fetchOffset.retryIntervalMs` apart. It is never accepted without a request for the topics: a
-fetch that used the cached ones is followed by another. What is missing stays in the offset; later
+fetch that used the cached ones is followed by another. A request outside of a fetch is repeated in
+the same way (`OffsetFetcher.confirm`). What is missing stays in the offset; later
 fetches of the same run do not confirm it again.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, TypeVar
 
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError
 from spark_ssp.common.logs import Detail, abbreviate
@@ -30,7 +31,6 @@ from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import KafkaService, OffsetSpec
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from spark_ssp.kafka_source.model.topic import (
-    AtTime,
     LogicalOffset,
     NoMatch,
     Subscribe,
@@ -47,6 +47,7 @@ from spark_ssp.kafka_source.planning.offset_bounds import (
     names_exactly,
     no_offset_for_time,
     option_name,
+    times_in,
 )
 from spark_ssp.kafka_source.planning.topic_metadata import (
     Metadata,
@@ -66,6 +67,8 @@ from spark_ssp.kafka_source.planning.topic_metadata import (
 )
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 _TOGETHER_S: Final = 1.0
 """The longest time in which the ends of an aligned batch are listed, or they are listed again."""
@@ -151,14 +154,12 @@ class OffsetFetcher:
                 # pattern then matches only those that this user may describe.
                 if last or not self._selection_confirmed:
                     raise
-                _log.warning("access refused, retrying: %s", Detail(error))
-                self._pause()
+                self._pause("access refused", Detail(error))
                 continue
-            doubts = [doubt for doubt in snapshot.unconfirmed if doubt not in self._confirmed]
+            doubts = self._new(snapshot.unconfirmed)
             if not doubts or last:
                 break
-            _log.warning("unconfirmed metadata, retrying: %s", abbreviate(doubts))
-            self._pause()
+            self._pause("unconfirmed metadata", abbreviate(doubts))
         self._selection_confirmed = True
         self._confirmed = frozenset(snapshot.unconfirmed)
         if self._is_first(start):
@@ -176,19 +177,42 @@ class OffsetFetcher:
     def frozen(self) -> bool:
         return self._frozen is not None
 
-    def fetch_bounds(self, bounds: PartitionBounds) -> dict[SystemStreamPartition, int | None]:
-        """Fetch the offsets of bounds other than the latest, by one request for each different
-        spec: None for a time later than every record's. Partitions that do not exist are absent."""
+    def confirm(self, request: Callable[[], T], doubts: Callable[[T], Collection[str]]) -> T:
+        """Repeat a request until its answer has no `doubts`, and return the answer: after all
+        attempts, the last one. What the last fetch has confirmed is no doubt."""
+        for _ in range(self._options.fetch_offset_attempts - 1):
+            answer = request()
+            if not (new := self._new(doubts(answer))):
+                return answer
+            self._pause("unconfirmed metadata", abbreviate(new))
+        return request()
+
+    def fetch_bounds(self, bounds: Mapping[SystemStreamPartition, OffsetSpec]) -> Offsets:
+        """Fetch the offset of each partition's spec: None for a time later than every record's.
+        Partitions that are absent do not exist, which is confirmed."""
+        return self.confirm(
+            lambda: self._offsets_at(bounds),
+            lambda answers: [
+                f"{kafka_name(ssp)} does not exist" for ssp in bounds if ssp not in answers
+            ],
+        )
+
+    def _offsets_at(self, bounds: Mapping[SystemStreamPartition, OffsetSpec]) -> Offsets:
+        """Fetch them once, by one request for each different spec."""
         wanted: dict[OffsetSpec, list[SystemStreamPartition]] = {}
-        for ssp, bound in bounds.items():
-            if not isinstance(bound, int) and bound is not LogicalOffset.LATEST:
-                wanted.setdefault(bound, []).append(ssp)
+        for ssp, spec in bounds.items():
+            wanted.setdefault(spec, []).append(ssp)
         answers: dict[SystemStreamPartition, int | None] = {}
         for spec, ssps in wanted.items():
             answers |= self._service.list_offsets(ssps, spec)
         return answers
 
-    def _pause(self) -> None:
+    def _new(self, doubts: Iterable[str]) -> list[str]:
+        """Return the doubts that the last fetch has not confirmed."""
+        return [doubt for doubt in doubts if doubt not in self._confirmed]
+
+    def _pause(self, problem: str, found: object) -> None:
+        _log.warning("%s, retrying: %s", problem, found)
         self._sleep(self._options.fetch_offset_retry_interval_ms / 1000)
 
     # --- One fetch -----------------------------------------------------------------------------
@@ -205,12 +229,15 @@ class OffsetFetcher:
         oldest = self._oldest(start, topics, partitions, refresh=refresh)
         first = self._is_first(start)
         bounds = bounds_by_partition(self._options.start, partitions) if first else {}
-        times = self.fetch_bounds({ssp: at for ssp, at in bounds.items() if isinstance(at, AtTime)})
+        times = self._offsets_at(times_in(bounds))
         ends = self._ends(partitions, known, recreated, first=first)
         metadata = build_metadata(topics, partitions, oldest, ends)
         unknown = partitions_without_end(partitions, metadata)
         if unknown and last:
             raise unknown_offsets_error(unknown, "end")
+        untimed = sorted(times_in(bounds).keys() - times.keys())
+        if untimed and last:
+            raise unknown_offsets_error(untimed, "offset by time")
         initial_positions, late = (
             self._resolved(bounds, times, metadata) if first else (self._starts_of(start), [])
         )
@@ -227,6 +254,7 @@ class OffsetFetcher:
             unconfirmed=(
                 *unconfirmed,
                 *(f"{kafka_name(ssp)} has no end" for ssp in unknown),
+                *(f"{kafka_name(ssp)} has no offset by time" for ssp in untimed),
                 *(f"{kafka_name(ssp)} has no oldest record" for ssp in without_earliest),
                 *unconfirmed_losses(
                     self._options.selection, start, initial_positions, topics, metadata
@@ -368,8 +396,8 @@ class OffsetFetcher:
                 initial_positions[ssp] = bound
             elif bound is LogicalOffset.LATEST:
                 initial_positions[ssp] = end
-            else:
-                offset = times.get(ssp)
+            elif ssp in times:
+                offset = times[ssp]
                 if offset is None and self._options.no_match is NoMatch.ERROR:
                     late.append(ssp)
                 initial_positions[ssp] = end if offset is None else min(offset, end)

@@ -72,6 +72,7 @@ class FakeKafka:
 
     * `faults`: raised by the next calls, one by each; None lets a call pass.
     * `descriptions`: the next answers of `describe` instead of the actual ones: stale metadata.
+    * `omitted`: a spec and a partition, each left out of one answer of `list_offsets`.
     * `hidden`: topics that brokers do not know yet; their records are there.
     * `denied`: topics that the user may not describe: lists leave them out, and a request by name
       is refused.
@@ -85,6 +86,7 @@ class FakeKafka:
         """"describe", or "offsets" with the requested spec, such as "offsets latest"."""
         self.faults: deque[Exception | None] = deque()
         self.descriptions: deque[Mapping[StreamName, TopicDescription]] = deque()
+        self.omitted: list[tuple[OffsetSpec, SystemStreamPartition]] = []
         self.hidden: set[str] = set()
         self.denied: set[str] = set()
         self.meanwhile: Callable[[], None] | None = None
@@ -109,7 +111,7 @@ class FakeKafka:
             {
                 ssp: self._offset(log, point)
                 for ssp in sorted(partitions)
-                if (log := self._log(ssp)) is not None
+                if (log := self._log(ssp)) is not None and not self._omits(point, ssp)
             }
         )
 
@@ -213,6 +215,12 @@ class FakeKafka:
         if topic is None or ssp.stream in self.hidden or ssp.partition >= len(topic.logs):
             return None
         return topic.logs[ssp.partition]
+
+    def _omits(self, point: OffsetSpec, ssp: SystemStreamPartition) -> bool:
+        omitted = (point, ssp) in self.omitted
+        if omitted:
+            self.omitted.remove((point, ssp))
+        return omitted
 
     def _offset(self, log: FakeLog, point: OffsetSpec) -> int | None:
         match point:

@@ -20,7 +20,7 @@ from spark_ssp.common.errors import (
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from spark_ssp.kafka_source.model.topic import IsolationLevel
+from spark_ssp.kafka_source.model.topic import IsolationLevel, LogicalOffset
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.rate_limit import SAMPLE_PERIOD_S
@@ -601,6 +601,28 @@ def test_a_batch_that_sparks_source_planned_is_read_as_planned(kafka: FakeKafka)
     kafka.expire("orders", 2, 1)
     with pytest.raises(DataLossError, match="orders-2"):
         FakeQuery(kafka).planner.ranges(begin, end)
+
+
+@pytest.mark.parametrize("tolerant", ["true", "false"])
+def test_a_new_partition_of_sparks_batch_is_deleted_only_if_no_answer_has_it(
+    kafka: FakeKafka, tolerant: str
+) -> None:
+    kafka.fill("orders", 9, 9)
+    begin = SparkOffset(positions={ssp("orders", 0): 5})
+    end = SparkOffset(positions={ssp("orders", p): 7 for p in (0, 1)})
+    query = FakeQuery(kafka, kafka_options(failOnDataLoss=tolerant))
+    kafka.omitted += [(LogicalOffset.EARLIEST, ssp("orders", 1))] * 2
+    ranges = query.planner.ranges(begin, end)
+    assert [(part.start, part.end) for one in ranges for part in one.partitions] == [(5, 7), (0, 7)]
+    assert query.time.slept == [1.0, 1.0]
+    del kafka.topics["orders"].logs[1:]
+    if tolerant == "true":
+        with pytest.raises(DataLossError, match="orders-1: found the partition deleted"):
+            query.planner.ranges(begin, end)
+    else:
+        (range_,) = query.planner.ranges(begin, end)
+        assert [(part.start, part.end) for part in range_.partitions] == [(5, 7)]
+    assert query.time.slept == [1.0] * 4
 
 
 def test_planned_batches_of_ours_need_no_broker(kafka: FakeKafka) -> None:

@@ -9,13 +9,16 @@ import pytest
 
 from spark_ssp.checkpoint.assignments.files import open_assignment_store
 from spark_ssp.checkpoint.assignments.store import AssignmentStore
-from spark_ssp.common.errors import DataLossError, InvalidOptionsError
+from spark_ssp.common.errors import DataLossError, InvalidOptionsError, ServiceUnavailableError
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
+from spark_ssp.grouping.identifiers import EpochMillis
 from spark_ssp.kafka_source.batch_planner import plan_read
+from spark_ssp.kafka_source.model.topic import AtTime
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import QueryKind
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, ManualTime
+from tests.support.kafka.partitions import ssp
 from tests.support.kafka.topics import Record
 
 
@@ -77,6 +80,16 @@ def test_both_bounds_become_offsets(
 ) -> None:
     found = ranges(kafka, None, **options)
     assert [found[p][1:] if p in found else None for p in (0, 1)] == expected
+
+
+def test_a_partition_without_an_answer_by_time_is_not_read_to_its_end(kafka: FakeKafka) -> None:
+    omitted = (AtTime(time_ms=EpochMillis(3_000)), ssp("orders", 1))
+    kafka.omitted += [omitted] * 2
+    found = ranges(kafka, endingTimestamp="3000")
+    assert [found[p][1:] for p in (0, 1)] == [(0, 2), (0, 1)]
+    kafka.omitted += [omitted] * 3
+    with pytest.raises(ServiceUnavailableError, match=r"orders-1: .*the offset by time of every"):
+        ranges(kafka, endingTimestamp="3000")
 
 
 def test_a_read_is_one_line(kafka: FakeKafka, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,10 +12,10 @@ from spark_ssp.common.errors import (
     ServiceUnavailableError,
     StreamNotFoundError,
 )
-from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
 from spark_ssp.kafka_source.model.offset import Offset
-from spark_ssp.kafka_source.model.topic import LogicalOffset, TopicId
+from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, TopicId
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import ssp
@@ -227,6 +227,29 @@ def test_a_partition_without_a_reported_oldest_record_is_requested_again(
     stale += [4, 4, 4]
     with pytest.raises(ServiceUnavailableError, match=r"orders-4.*oldest record of every"):
         query.batch()
+
+
+@pytest.mark.parametrize("strategy", ["latest", "error"])
+def test_a_partition_without_an_answer_by_time_is_not_at_its_end(
+    kafka: FakeKafka, strategy: str
+) -> None:
+    timed(kafka, 10, 20, 30)
+    options = kafka_options(
+        subscribe="timed",
+        startingTimestamp="15",
+        startingOffsetsByTimestampStrategy=strategy,
+        failOnDataLoss="false",
+    )
+    omitted = (AtTime(time_ms=EpochMillis(15)), ssp("timed", 0))
+    query = FakeQuery(kafka, options)
+    kafka.omitted += [omitted]
+    assert query.batch() == [("Partition 0", ssp("timed", 0), 1, 3)]
+    assert query.time.slept == [1.0]
+    query = FakeQuery(kafka, options)
+    kafka.omitted += [omitted] * 3
+    with pytest.raises(ServiceUnavailableError, match=r"timed-0: .*the offset by time of every"):
+        query.batch()
+    assert query.time.slept == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("tolerated", [False, True])
