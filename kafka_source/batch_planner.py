@@ -95,11 +95,14 @@ from spark_ssp.kafka_source.planning.spark_checkpoint import (
 )
 from spark_ssp.kafka_source.planning.topic_metadata import (
     BatchContext,
-    check_same_offsets,
-    may_have_moved,
+    Topics,
+    different_offsets,
+    different_offsets_error,
     moved_topics,
     offsets_of,
     positions_in,
+    unaccepted_positions,
+    undescribed_topics,
     unknown_offsets_error,
     with_accepted_ids,
 )
@@ -160,7 +163,14 @@ class BatchPlanner:
         if (changed := self._with_accepted_ids(kept)) is not first:
             # It may become this batch's end, whose explicit starts would be read from.
             first = replace(changed, explicit_starts={})
-        snapshot = self._fetcher.fetch(first, inherit(first.assignment, self._stored()))
+        known = inherit(first.assignment, self._stored())
+        snapshot = self._fetcher.fetch(first, known)
+        if (changed := self._with_accepted_ids(first, snapshot.topics)) is not first:
+            # The brokers described the topic only during the fetch, which took it for another one.
+            first = replace(changed, explicit_starts={})
+            if self._fetcher.frozen:
+                self._fetcher.freeze(first.topics.keys())
+            snapshot = self._fetcher.fetch(first, known)
         context = BatchContext(
             start=first,
             metadata=snapshot.metadata,
@@ -255,20 +265,31 @@ class BatchPlanner:
             self._sync = AssignmentSync(self._store, grouping)
         return grouping
 
-    def _with_accepted_ids(self, offset: Offset) -> Offset:
+    def _with_accepted_ids(self, offset: Offset, found: Topics | None = None) -> Offset:
         """Return the offset with the new ids of topics that moved to another cluster
-        (`moved_topics`). Topics are described only while the offset has other ids than
-        acceptTopicIds."""
-        accepted = self._options.accept_topic_ids
-        if not may_have_moved(offset, accepted):
+        (`moved_topics`). The topics, if they were not `found` yet, are described only while the
+        offset has other ids than acceptTopicIds."""
+        accepted, selection = self._options.accept_topic_ids, self._options.selection
+        positions = unaccepted_positions(offset, accepted)
+        if not positions:
             return offset
-        topics = moved_topics(offset, self._service.describe(self._options.selection), accepted)
+        if found is None:
+            found = self._fetcher.confirm(
+                lambda: self._service.describe(selection),
+                lambda topics: undescribed_topics(positions, topics, selection),
+            )
+        topics = moved_topics(positions, found, accepted)
         if not topics:
             return offset
-        positions = positions_in(offset, topics)
-        check_same_offsets(
-            positions, self._service.list_offsets(positions.keys(), LogicalOffset.LATEST)
+        moved = positions_in(offset, topics)
+        wrong = self._fetcher.confirm(
+            lambda: different_offsets(
+                moved, self._service.list_offsets(moved.keys(), LogicalOffset.LATEST)
+            ),
+            lambda differences: differences,
         )
+        if wrong:
+            raise different_offsets_error(wrong)
         _log.warning("accepted as the same topics by acceptTopicIds: %s", abbreviate(topics))
         return with_accepted_ids(offset, topics, accepted)
 

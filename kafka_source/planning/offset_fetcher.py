@@ -13,8 +13,8 @@ One fetch requests, in this order:
 An answer that means a loss or a missing topic is confirmed by `fetchOffset.numRetries` fetches in
 all, `fetchOffset.retryIntervalMs` apart. It is never accepted without a request for the topics: a
 fetch that used the cached ones is followed by another. A request outside of a fetch is repeated in
-the same way (`OffsetFetcher.confirm`). What is missing stays in the offset; later
-fetches of the same run do not confirm it again.
+the same way (`OffsetFetcher.confirm`). What is missing stays in the offset; later fetches of the
+same run do not confirm it again.
 """
 
 from __future__ import annotations

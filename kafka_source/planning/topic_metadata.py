@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final, Protocol
@@ -501,21 +501,28 @@ def unknown_offsets_error(
 TopicIds = Mapping[StreamName, TopicId]
 
 
-def may_have_moved(offset: Offset, accepted: TopicIds) -> bool:
-    """Return whether an accepted id differs from the id in the offset."""
-    return any(offset.topics.get(topic) not in {None, accepted[topic]} for topic in accepted)
+def unaccepted_positions(offset: Offset, accepted: TopicIds) -> Positions:
+    """Return the positions in topics whose accepted id differs from the id in the offset."""
+    return positions_in(
+        offset,
+        [one for one in accepted if offset.topics.get(one) not in {None, accepted[one]}],
+    )
 
 
 def moved_topics(
-    offset: Offset, found: Mapping[StreamName, HasTopicId], accepted: TopicIds
-) -> tuple[StreamName, ...]:
-    """Return the topics of the offset that now have the accepted id, sorted."""
-    return tuple(
-        topic
-        for topic in sorted(offset.topics.keys() & accepted.keys() & found.keys())
-        if offset.topics[topic] not in {None, accepted[topic]}
-        and found[topic].topic_id == accepted[topic]
-    )
+    positions: Positions, found: Mapping[StreamName, HasTopicId], accepted: TopicIds
+) -> list[StreamName]:
+    """Return the topics of the positions that now have the accepted id, sorted."""
+    topics = sorted({ssp.stream for ssp in positions} & found.keys())
+    return [topic for topic in topics if found[topic].topic_id == accepted[topic]]
+
+
+def undescribed_topics(
+    positions: Positions, found: Collection[StreamName], selection: Selection
+) -> list[str]:
+    """Describe the topics of the positions that the options name and that were not found."""
+    named = {ssp.stream for ssp in positions if is_selected(selection, ssp)}
+    return [f"topic {topic} does not exist" for topic in sorted(named - set(found))]
 
 
 def with_accepted_ids(offset: Offset, topics: Collection[StreamName], accepted: TopicIds) -> Offset:
@@ -528,11 +535,11 @@ def positions_in(offset: Offset, topics: Collection[StreamName]) -> Positions:
     return {ssp: at for ssp, at in offset.positions.items() if ssp.stream in topics}
 
 
-def check_same_offsets(
+def different_offsets(
     positions: Positions, ends: Mapping[SystemStreamPartition, int | None]
-) -> None:
-    """Raise DataLossError unless every partition of a moved topic exists and reaches the query's
-    position, with any failOnDataLoss: otherwise the offsets are not the same."""
+) -> list[str]:
+    """Describe the partitions of moved topics that do not exist, or do not reach the query's
+    position."""
     wrong: list[str] = []
     for ssp, position in sorted(positions.items()):
         end = ends.get(ssp)
@@ -540,11 +547,15 @@ def check_same_offsets(
             wrong.append(f"{kafka_name(ssp)} is missing")
         elif end < position:
             wrong.append(f"{kafka_name(ssp)} ends at {end}, before the position {position}")
-    if wrong:
-        raise DataLossError(
-            "option acceptTopicIds",
-            found=f"offsets that differ from the checkpoint: {abbreviate(wrong)}",
-            expected="the same records at the same offsets",
-            next_step="wait until the copy is complete; or, if it has other offsets, start a "
-            f"new query with {NEW_CHECKPOINT}, from a startingTimestamp",
-        )
+    return wrong
+
+
+def different_offsets_error(wrong: Sequence[str]) -> DataLossError:
+    """Return the error for `different_offsets`, with any failOnDataLoss."""
+    return DataLossError(
+        "option acceptTopicIds",
+        found=f"offsets that differ from the checkpoint: {abbreviate(wrong)}",
+        expected="the same records at the same offsets",
+        next_step="wait until the copy is complete; or, if it has other offsets, start a "
+        f"new query with {NEW_CHECKPOINT}, from a startingTimestamp",
+    )

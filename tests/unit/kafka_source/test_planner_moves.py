@@ -7,6 +7,7 @@ import pytest
 from spark_ssp.common.errors import DataLossError, IncompatibleStateError
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from spark_ssp.kafka_source.model.topic import LogicalOffset
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from tests.support.fakes.kafka_fake import FakeKafka
@@ -168,6 +169,78 @@ def test_an_accepted_topic_with_other_offsets_is_refused(
     assert isinstance(query.offset, Offset)
     with pytest.raises(DataLossError, match=found):
         query.planner.ranges(BEFORE_FIRST_BATCH, query.offset)
+
+
+def moving(kafka: FakeKafka) -> FakeQuery:
+    """A query at offset 5 of both partitions, on a copy that has two more records in the first."""
+    kafka.fill("orders", 5, 5)
+    query = FakeQuery(kafka)
+    query.batch()
+    query.kafka = moved_to(2, 7, 5)
+    options = {"acceptTopicIds": '{"orders": "id-2"}', "failOnDataLoss": "false"}
+    query.restart(kafka_options(**options))
+    return query
+
+
+@pytest.mark.parametrize("attempts", [1, 2, 3])
+@pytest.mark.parametrize("available_now", [False, True])
+def test_an_accepted_topic_that_brokers_do_not_know_yet_is_read_on_at_the_same_offsets(
+    kafka: FakeKafka, attempts: int, available_now: bool
+) -> None:
+    """With three stale answers, only the fetch finds the topic."""
+    query = moving(kafka)
+    assert isinstance(query.kafka, FakeKafka)
+    query.kafka.descriptions += [{}] * attempts
+    if available_now:
+        query.kafka.descriptions.append({})
+        query.planner.stop_at_latest()
+    assert query.batch() == [("Partition 0", ssp("orders", 0), 5, 7)]
+    assert query.planner.losses == 0
+    assert isinstance(query.offset, Offset)
+    assert query.offset.topics == {"orders": "id-2"}
+    assert query.batch() is None
+
+
+def test_a_batch_of_a_moved_topic_is_planned_again_with_the_accepted_id(kafka: FakeKafka) -> None:
+    query = moving(kafka)
+    assert isinstance(query.kafka, FakeKafka)
+    assert isinstance(query.offset, Offset)
+    query.kafka.descriptions += [{}] * 2
+    ranges = query.planner.ranges(BEFORE_FIRST_BATCH, query.offset)
+    assert [part.topic_id for one in ranges for part in one.partitions] == ["id-2"] * 2
+    assert query.time.slept == [1.0, 1.0]
+
+
+def test_offsets_of_a_moved_topic_differ_only_if_no_answer_has_them(kafka: FakeKafka) -> None:
+    query = moving(kafka)
+    assert isinstance(query.kafka, FakeKafka)
+    query.kafka.omitted.append((LogicalOffset.LATEST, ssp("orders", 0)))
+    log = query.kafka.log(ssp("orders", 1))
+    last = log.records.pop()
+    query.kafka.meanwhile = lambda: log.records.append(last) if query.time.slept == [1.0] else None
+    assert query.batch() is not None
+    assert query.time.slept == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("selected", ["clicks", "clicks,orders"])
+def test_an_accepted_topic_that_stays_away_is_waited_for_once_if_it_is_read(
+    kafka: FakeKafka, selected: str
+) -> None:
+    kafka.create(1, name="clicks")
+    query = FakeQuery(kafka, kafka_options(subscribe="clicks,orders"))
+    query.batch()
+    kafka.delete("orders")
+    accepted = '{"orders": "id-9"}'
+    query.restart(
+        kafka_options(subscribe=selected, acceptTopicIds=accepted, failOnDataLoss="false")
+    )
+    query.batch()
+    # By the description of the topics, and by the fetch.
+    assert query.time.slept == ([1.0] * 4 if "orders" in selected else [])
+    query.time.slept.clear()
+    kafka.fill("clicks", 1)
+    assert query.batch() == [("Partition 0", ssp("clicks", 0), 0, 1)]
+    assert query.time.slept == []
 
 
 def test_on_the_old_cluster_an_accepted_id_means_nothing_yet(kafka: FakeKafka) -> None:
