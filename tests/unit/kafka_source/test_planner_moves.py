@@ -201,6 +201,29 @@ def test_an_accepted_topic_that_brokers_do_not_know_yet_is_read_on_at_the_same_o
     assert query.batch() is None
 
 
+def test_ends_of_a_topic_that_is_accepted_after_the_fetch_are_listed_newest_generation_first(
+    kafka: FakeKafka,
+) -> None:
+    query = FakeQuery(kafka)
+    query.batch()
+    kafka.expand("orders", 4)
+    query.pass_time()
+    query.batch()
+    query.kafka = copy = moved_to(4)
+    query.restart(kafka_options(acceptTopicIds='{"orders": "id-2"}'))
+    copy.descriptions += [{}] * 4
+    query.planner.stop_at_latest()
+
+    def meanwhile() -> None:
+        # A key moves from partition 1 to partition 3 after each answer.
+        copy.fill("orders", 0, 1)
+        copy.fill("orders", 0, 0, 0, 1)
+
+    copy.meanwhile = meanwhile
+    read = {one.partition: end for _, one, _, end in query.batch() or []}
+    assert read[1] > read[3]
+
+
 def test_a_batch_of_a_moved_topic_is_planned_again_with_the_accepted_id(kafka: FakeKafka) -> None:
     query = moving(kafka)
     assert isinstance(query.kafka, FakeKafka)
