@@ -377,12 +377,9 @@ class BatchAlignment:
             ended = {
                 key
                 for key, result in results.items()
-                # A run to fixed targets keeps its listings, in which a shard may be open still.
+                # The listings of a run to fixed targets may still have the shard as open.
                 if result.closed
-                and (
-                    listings[key.stream][key.shard].closed
-                    or isinstance(self.targets.get(key), ShardEnd)
-                )
+                and isinstance(self.targets.of(key, listings[key.stream][key.shard]), ShardEnd)
             }
             for key, result in results.items():
                 self._none_until.pop(key, None)

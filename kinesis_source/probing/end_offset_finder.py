@@ -231,9 +231,7 @@ class EndOffsetFinder:
                 if self._prober.limiter.is_due(key):
                     probes[key] = self._scan_ahead(key, state, listings, share, now)
                 continue
-            target = self.targets.get(key)
-            if not self.targets.are_fixed and listings[key.stream][key.shard].closed:
-                target = ShardEnd()
+            target = self.targets.of(key, listings[key.stream][key.shard])
             if target is not None and is_start_point(state.position):
                 if self._prober.limiter.is_due(key):
                     targets[key] = target
@@ -477,12 +475,7 @@ class EndOffsetFinder:
         share: LimitShare,
         now: EpochMillis,
     ) -> Probe:
-        target = self.targets.get(key)
-        to_end = (
-            listings[key.stream][key.shard].closed
-            if target is None
-            else isinstance(target, ShardEnd)
-        )
+        target = self.targets.of(key, listings[key.stream][key.shard])
         return partial(
             limited_end_probe.scan_ahead,
             self._limited_start(key, state, now),
@@ -490,8 +483,8 @@ class EndOffsetFinder:
             now,
             self._prober.kept_ms(key, now),
             share,
-            closed=to_end,
-            persistent=target is not None,
+            closed=isinstance(target, ShardEnd),
+            persistent=self.targets.are_fixed,
         )
 
     def _probe_all(

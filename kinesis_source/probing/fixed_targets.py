@@ -10,6 +10,7 @@ from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
     Position,
+    Shard,
     ShardEnd,
     ShardState,
     StreamRef,
@@ -90,6 +91,12 @@ class FixedTargets:
         if self._targets is None or self._is_recreated(key):
             return None
         return self._targets.get(key)
+
+    def of(self, key: ShardKey, shard: Shard) -> Target | None:
+        """Return `get`; while nothing is fixed, the target of a closed shard is its end."""
+        if self._targets is None:
+            return ShardEnd() if shard.closed else None
+        return self.get(key)
 
     def _is_recreated(self, key: ShardKey) -> bool:
         return self._prober.description(key).created != self._created.get(key.stream)

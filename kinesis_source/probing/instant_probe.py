@@ -238,7 +238,7 @@ class _Search:
 
     best: RecordRef
     low: EpochMillis
-    """The time up to which no record follows the best one in order, as far as pages showed."""
+    """The pages so far have no record after `best` that arrived before this time."""
     empty_from: EpochMillis
     until: EpochMillis
     has_more: bool = True
