@@ -239,6 +239,7 @@ _CLEARED: Final = (
     Attribute.PENDING_STATE.value,
     Attribute.PENDING_SUB.value,
     Attribute.TIMESTAMP.value,
+    Attribute.CAUGHT_UP.value,
 )
 """Attributes that a checkpoint removes, unless it sets them."""
 

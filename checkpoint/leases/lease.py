@@ -7,6 +7,11 @@ counter as a condition.
 A checkpoint has a position (KCL: `ExtendedSequenceNumber`): a sequence number or one of four words.
 A sequence number is the last record processed; its successor is next. TRIM_HORIZON, LATEST and
 AT_TIMESTAMP are starts: nothing is processed. SHARD_END means that all records are processed.
+
+A start and a record have a `last_caught_up_ms`, which only this project writes: a time by the
+service's clock at which the shard was read up to its latest record, or was not open yet. All
+records that follow arrived after it. It distinguishes a record that expired after it was read, or
+before the application began, from data loss.
 """
 
 from __future__ import annotations
@@ -31,9 +36,11 @@ from spark_ssp.grouping.identifiers import (
 # --- Positions -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StartAtTrimHorizon:
     """Start at the oldest record."""
+
+    last_caught_up_ms: EpochMillis | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +49,7 @@ class StartAtLatest:
     worker wrote it: the time when the shard is first read."""
 
     since_ms: EpochMillis | None = None
+    last_caught_up_ms: EpochMillis | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,15 +58,14 @@ class StartAtTimestamp:
     the KCL has the time in its configuration, not in the row."""
 
     at_ms: EpochMillis | None
+    last_caught_up_ms: EpochMillis | None = None
 
 
 class Processed(msgspec.Struct, frozen=True, kw_only=True):
     """All up to and including user record `sub` of the Kinesis record `sequence_number`.
 
     `sub` is the KCL's `checkpointSubSequenceNumber`: the index within an aggregate of the KPL, 0
-    for a plain record. `last_caught_up_ms`, which only this project writes, is a time by the
-    service's clock at which the shard was read up to its latest record: all records that follow
-    arrived after it. It distinguishes a record that expired after it was read from data loss.
+    for a plain record.
     """
 
     sequence_number: SequenceNumber
@@ -78,7 +85,8 @@ Progress = Start | Processed | ShardEnded
 def is_forward(before: Progress, after: Progress) -> bool:
     """Return whether `after` is at or beyond `before`. Any record is beyond every start, and the
     end is beyond every record. Two different starts cannot be compared, so neither is beyond the
-    other; but LATEST with a time is more precise than without."""
+    other; but LATEST with a time is more precise than without. The time of the last catch-up does
+    not matter."""
     match before, after:
         case (_, ShardEnded()):
             return True
@@ -86,9 +94,17 @@ def is_forward(before: Progress, after: Progress) -> bool:
             return False
         case (Processed() as old, Processed() as new):
             return _order(old) <= _order(new)
-        case (_, Processed()) | (StartAtLatest(since_ms=None), StartAtLatest()):
+        case (
+            (_, Processed())
+            | (StartAtTrimHorizon(), StartAtTrimHorizon())
+            | (StartAtLatest(since_ms=None), StartAtLatest())
+        ):
             return True
-    return before == after
+        case (StartAtLatest() as old, StartAtLatest() as new):
+            return old.since_ms == new.since_ms
+        case (StartAtTimestamp() as old, StartAtTimestamp() as new):
+            return old.at_ms == new.at_ms
+    return False
 
 
 def _order(progress: Processed) -> tuple[int, int]:

@@ -3,11 +3,12 @@
 From KCL 3.5 on the table also contains rows of other types, marked by `entityType`; a row without
 that attribute is a lease. Unknown attributes are kept unchanged.
 
-Two attributes are this project's. `sspCheckpointTimestamp` (N, milliseconds since the epoch) is the
-time of AT_TIMESTAMP and LATEST, for which the KCL has no attribute. Beside a sequence number it is
-a time after which all later records arrived; it remains true when a KCL worker checkpoints and
-leaves it unchanged, since records after a later one are after the earlier one too. `sspOwner` (S)
-is the last holder from this project, by which other workers recognise it.
+Three attributes are this project's. `sspCheckpointTimestamp` (N, milliseconds since the epoch) is
+the time of AT_TIMESTAMP and LATEST, for which the KCL has no attribute. Beside a sequence number it
+is `last_caught_up_ms`; it remains true when a KCL worker checkpoints and leaves it unchanged, since
+records after a later one are after the earlier one too. `sspCaughtUpTimestamp` (N) is
+`last_caught_up_ms` beside a start. `sspOwner` (S) is the last holder from this project, by which
+other workers recognise it.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Attribute(StrEnum):
     CHECKPOINT = "checkpoint"
     SUB = "checkpointSubSequenceNumber"
     TIMESTAMP = "sspCheckpointTimestamp"
+    CAUGHT_UP = "sspCaughtUpTimestamp"
     PENDING = "pendingCheckpoint"
     PENDING_SUB = "pendingCheckpointSubSequenceNumber"
     PENDING_STATE = "pendingCheckpointState"
@@ -99,10 +101,8 @@ _MAX_DIGITS: Final = 129
 
 _DIGITS: Final = re.compile(rf"[0-9]{{1,{_MAX_DIGITS}}}", re.ASCII)
 
-_STARTS: Final[dict[str, Progress]] = {
-    "SHARD_END": ShardEnded(),
-    "TRIM_HORIZON": StartAtTrimHorizon(),
-}
+_SHARD_END: Final = "SHARD_END"
+_TRIM_HORIZON: Final = "TRIM_HORIZON"
 _AT_TIMESTAMP: Final = "AT_TIMESTAMP"
 _LATEST: Final = "LATEST"
 _MAX_LONG: Final = (1 << 63) - 1
@@ -171,13 +171,9 @@ class _Row:
     def _progress(self) -> Progress:
         word = self._needed_text(Attribute.CHECKPOINT)
         sub = self._whole(Attribute.SUB)
-        whole = self._whole(Attribute.TIMESTAMP)
-        millis = None if whole is None else EpochMillis(whole)
-        if word == _AT_TIMESTAMP:
-            return StartAtTimestamp(at_ms=millis)
-        if word == _LATEST:
-            return StartAtLatest(since_ms=millis)
-        return self._point(Attribute.CHECKPOINT, word, sub, millis)
+        millis = self._millis(Attribute.TIMESTAMP)
+        seen = self._millis(Attribute.CAUGHT_UP)
+        return self._point(Attribute.CHECKPOINT, word, sub, millis, seen)
 
     def _pending(self) -> PendingCheckpoint | None:
         word = self._text(Attribute.PENDING)
@@ -188,23 +184,35 @@ class _Row:
         if state is not None:
             self._used.add(Attribute.PENDING_STATE)
             state = bytes(state)
-        if word == _AT_TIMESTAMP:
-            return PendingCheckpoint(progress=StartAtTimestamp(at_ms=None), state=state)
-        if word == _LATEST:
-            return PendingCheckpoint(progress=StartAtLatest(), state=state)
         return PendingCheckpoint(progress=self._point(Attribute.PENDING, word, sub), state=state)
 
     def _point(
-        self, attribute: Attribute, word: str, sub: int | None, seen: EpochMillis | None = None
+        self,
+        attribute: Attribute,
+        word: str,
+        sub: int | None,
+        millis: EpochMillis | None = None,
+        seen: EpochMillis | None = None,
     ) -> Progress:
-        if word in _STARTS:
-            return _STARTS[word]
+        if word == _SHARD_END:
+            return ShardEnded()
+        if word == _TRIM_HORIZON:
+            return StartAtTrimHorizon(last_caught_up_ms=seen)
+        if word == _AT_TIMESTAMP:
+            return StartAtTimestamp(at_ms=millis, last_caught_up_ms=seen)
+        if word == _LATEST:
+            return StartAtLatest(since_ms=millis, last_caught_up_ms=seen)
         if not _DIGITS.fullmatch(word):
             raise self._malformed(
                 f"{attribute} {shown(word)}",
                 "a sequence number, TRIM_HORIZON, LATEST, AT_TIMESTAMP or SHARD_END",
             )
-        return Processed(sequence_number=SequenceNumber(word), sub=sub or 0, last_caught_up_ms=seen)
+        known = [time for time in (millis, seen) if time is not None]
+        return Processed(
+            sequence_number=SequenceNumber(word),
+            sub=sub or 0,
+            last_caught_up_ms=max(known, default=None),
+        )
 
     def _hash_range(self) -> HashRange | None:
         names = (Attribute.FIRST_HASH_KEY, Attribute.LAST_HASH_KEY)
@@ -247,6 +255,10 @@ class _Row:
         if number != number.to_integral_value() or not 0 <= number <= _MAX_LONG:
             raise self._malformed(f"{attribute} {number}", "a whole number from 0 on")
         return int(number)
+
+    def _millis(self, attribute: Attribute) -> EpochMillis | None:
+        whole = self._whole(attribute)
+        return None if whole is None else EpochMillis(whole)
 
     def _needed_whole(self, attribute: Attribute) -> int:
         return self._present(attribute, self._whole(attribute))
@@ -326,7 +338,7 @@ def encode(lease: Lease) -> dict[str, AttributeValue]:
 
 
 def encode_progress(progress: Progress) -> dict[str, AttributeValue]:
-    """Return the attributes of a checkpoint, with the time only if there is one."""
+    """Return the attributes of a checkpoint, with the times only if there are any."""
     word, sub = _word(progress)
     item = {Attribute.CHECKPOINT: text(word), Attribute.SUB: number(sub)}
     match progress:
@@ -336,6 +348,10 @@ def encode_progress(progress: Progress) -> dict[str, AttributeValue]:
             | Processed(last_caught_up_ms=int(millis))
         ):
             item[Attribute.TIMESTAMP] = number(millis)
+    match progress:
+        case StartAtTrimHorizon() | StartAtTimestamp() | StartAtLatest():
+            if progress.last_caught_up_ms is not None:
+                item[Attribute.CAUGHT_UP] = number(progress.last_caught_up_ms)
     return {str(name): value for name, value in item.items()}
 
 
@@ -358,7 +374,10 @@ def _word(progress: Progress) -> tuple[str, int]:
             return _AT_TIMESTAMP, 0
         case StartAtLatest():
             return _LATEST, 0
-    return next(word for word, point in _STARTS.items() if point == progress), 0
+        case StartAtTrimHorizon():
+            return _TRIM_HORIZON, 0
+        case ShardEnded():
+            return _SHARD_END, 0
 
 
 def text(value: str) -> AttributeValue:

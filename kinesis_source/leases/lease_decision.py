@@ -275,6 +275,8 @@ class Facts:
     """Also the start of a KCL's lease without a time."""
     table: str | None = None
     """The name of the table."""
+    created: Mapping[StreamName, EpochMillis] = field(default_factory=dict)
+    """The creation times of the streams."""
     now_ms: int = 0
     """The time of this process."""
     expired: Collection[ShardKey] = frozenset()
@@ -436,7 +438,10 @@ class _Stream:
         if key not in self._start.states and (open_ancestors := self._open(key.shard)):
             return Waiting(ancestors=tuple(self._keys(open_ancestors)))
         if entry is not None and not is_behind(entry.position, reached(row.progress)):
-            return Read(state=entry, takes_over=self._start.entry(key) is None)
+            state = entry
+            if proves(row.progress, entry.position):
+                state = with_caught_up(entry, caught_up_ms(row.progress))
+            return Read(state=state, takes_over=self._start.entry(key) is None)
         return self._from_checkpoint(key, row, inherits=entry is None)
 
     def _is_blocked(self, row: Lease) -> bool:
@@ -448,22 +453,14 @@ class _Stream:
         position = from_checkpoint(row.progress, self._facts.option)
         if isinstance(position, Latest):
             return Read(state=None, takes_over=True)
-        if isinstance(row.progress, Processed):
-            caught_up_ms = row.progress.last_caught_up_ms
-        else:
-            caught_up_ms = self._inherited_caught_up_ms(key.shard) if inherits else None
-        state = ShardState(position=position, last_caught_up_ms=caught_up_ms)
-        return Read(state=state, takes_over=True)
+        state = ShardState(position=position)
+        if inherits and not isinstance(row.progress, Processed):
+            state = replace(state, last_caught_up_ms=self._inherited(key.shard))
+        return Read(state=with_caught_up(state, caught_up_ms(row.progress)), takes_over=True)
 
-    def _inherited_caught_up_ms(self, shard: ShardId) -> EpochMillis | None:
-        """Return `last_caught_up_ms` for a child shard: its records are younger than that of its
-        parents, and than the stream."""
-        parents = self._keys(self._listing[shard].parents)
-        states, streams = self._start.states, self._start.streams
-        proofs = [states[parent].last_caught_up_ms for parent in parents if parent in states]
-        if self._name in streams and any(parent.shard in self._listing for parent in parents):
-            proofs.append(streams[self._name].created)
-        return max((proof for proof in proofs if proof is not None), default=None)
+    def _inherited(self, shard: ShardId) -> EpochMillis | None:
+        created = self._facts.created.get(self._name)
+        return inherited_caught_up_ms(self._name, shard, self._listing, self._start, created)
 
     # --- Listed shards without a row -------------------------------------------------------------
 
@@ -549,7 +546,7 @@ class _Stream:
             return NotRead(row=self._key(self._unclear[shard]))
         parents = self._listing[shard].parents
         if any(parent in self._written and self._written[parent].has_ended for parent in parents):
-            return Create(state=_BEGINNING)
+            return Create(state=replace(_BEGINNING, last_caught_up_ms=self._inherited(shard)))
         if shard in self._timed and self._since is not None:
             return self._fill(key, ShardState(position=AtTimestamp(millis=self._since)))
         return self._fill(key, _BEGINNING)
@@ -670,6 +667,50 @@ def from_checkpoint(progress: Progress, start: StartingPosition) -> Position | L
             )
         ],
     )
+
+
+def inherited_caught_up_ms(
+    stream: StreamName,
+    shard: ShardId,
+    listing: Mapping[ShardId, Shard],
+    start: Offset,
+    created: EpochMillis | None,
+) -> EpochMillis | None:
+    """Return `last_caught_up_ms` of a listed shard that is read from its beginning: its records are
+    younger than that of its parents, and than the stream, which was `created` empty."""
+    parents = listing[shard].parents
+    entries = [start.states.get(ShardKey(stream=stream, shard=parent)) for parent in parents]
+    proofs = [entry.last_caught_up_ms for entry in entries if entry is not None]
+    if any(parent in listing for parent in parents):
+        proofs.append(created)
+    return max((proof for proof in proofs if proof is not None), default=None)
+
+
+def caught_up_ms(progress: Progress) -> EpochMillis | None:
+    """Return the `last_caught_up_ms` of a checkpoint."""
+    return None if isinstance(progress, ShardEnded) else progress.last_caught_up_ms
+
+
+def proves(progress: Progress, position: Position) -> bool:
+    """Return whether the records after a position that is not behind a checkpoint arrived after the
+    checkpoint's `last_caught_up_ms`: those after a record are younger than those after an earlier
+    one, but a start says nothing about another start."""
+    match progress:
+        case Processed():
+            return True
+        case StartAtTrimHorizon():
+            return isinstance(position, TrimHorizon)
+        case StartAtTimestamp(at_ms=millis) | StartAtLatest(since_ms=millis):
+            return isinstance(position, AtTimestamp) and position.millis == millis
+    return False
+
+
+def with_caught_up(state: ShardState, seen: EpochMillis | None) -> ShardState:
+    """Return a state with another `last_caught_up_ms`, if that is later than its own."""
+    own = state.last_caught_up_ms
+    if seen is None or (own is not None and own >= seen):
+        return state
+    return replace(state, last_caught_up_ms=seen)
 
 
 def reached(progress: Progress) -> Position:

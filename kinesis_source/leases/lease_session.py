@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from spark_ssp.checkpoint.coordination.protocol import Report, Status
@@ -42,6 +42,7 @@ from spark_ssp.kinesis_source.leases.lease_decision import (
     Unlisted,
     Verdict,
     decide,
+    inherited_caught_up_ms,
     offset_entries,
     reached,
 )
@@ -77,6 +78,7 @@ from spark_ssp.kinesis_source.planning.active_shards import (
     children_of,
 )
 from spark_ssp.kinesis_source.planning.data_loss import (
+    is_start_point,
     report_missed_children,
     report_vanished_shard,
 )
@@ -96,7 +98,6 @@ IDLE_PERIOD_S: Final = 0.2
 """The shortest duration of a trigger without records to read."""
 _ROUNDS: Final = 3
 """The maximum number of exchanges in a trigger, without those that wait."""
-_BEGINNING: Final = ShardState(position=TrimHorizon())
 Ended = Mapping[ShardKey, Collection[ShardKey]]
 """Shards read to their end, each with its children."""
 
@@ -297,12 +298,14 @@ class LeaseSession:
             if key not in table.rows and key.shard in listings[key.stream]
         }
         now_ms = round(self._monotonic() * 1000)
+        created = self._lease_keys().created
 
         def decided(listings: Listings) -> Decision:
             facts = Facts(
                 option=self._options.starting_position,
                 table=self._leases.table,
                 now_ms=now_ms,
+                created=created,
                 expired=self._facts.expired,
                 proposed=self._proposed,
                 holes=self._facts.holes,
@@ -476,7 +479,12 @@ class LeaseSession:
             reading=frozenset(lease_keys.key(key) for key in reading),
             ended={
                 lease_keys.key(key): tuple(
-                    new_lease(child, listings[child.stream][child.shard], _BEGINNING, lease_keys)
+                    new_lease(
+                        child,
+                        listings[child.stream][child.shard],
+                        child_start(child, listings, start, lease_keys),
+                        lease_keys,
+                    )
                     for child in children
                 )
                 for key, children in sorted(ended.items())
@@ -493,16 +501,19 @@ class LeaseSession:
         checkpoints: dict[LeaseKey, Progress] = {}
         last = self._reported
         self._reported = {}
+        oldest_ms = {
+            name: max_caught_up_age_ms(self._discovery.description(ref).retention_ms)
+            for name, ref in self._streams.items()
+        }
         for key, state in start.states.items():
             progress = to_checkpoint(state)
             if isinstance(progress, Processed):
-                stream = self._discovery.description(self._streams[key.stream])
-                oldest = max_caught_up_age_ms(stream.retention_ms)
-                self._reported[key] = repeated_checkpoint(last.get(key), progress, oldest)
-                checkpoints[lease_keys.key(key)] = self._reported[key]
+                reported = repeated_checkpoint(last.get(key), progress, oldest_ms[key.stream])
+                self._reported[key] = reported
+                checkpoints[lease_keys.key(key)] = reported
         if self._snapshot is not None:
-            begun = latest_checkpoints(self._since, start, self._snapshot.table)
-            checkpoints |= {lease_keys.key(key): since for key, since in begun.items()}
+            starts = start_checkpoints(self._since, start, self._snapshot.table, oldest_ms)
+            checkpoints |= {lease_keys.key(key): progress for key, progress in starts.items()}
         return checkpoints
 
     def _exchange(self, report: Report) -> Status:
@@ -601,32 +612,58 @@ def to_checkpoint(state: ShardState) -> Progress:
                 sequence_number=number, sub=sub, last_caught_up_ms=state.last_caught_up_ms
             )
         case AtTimestamp(millis=millis):
-            return StartAtTimestamp(at_ms=millis)
+            return StartAtTimestamp(at_ms=millis, last_caught_up_ms=state.last_caught_up_ms)
         case TrimHorizon():
-            return StartAtTrimHorizon()
+            return StartAtTrimHorizon(last_caught_up_ms=state.last_caught_up_ms)
         case ShardEnd():
             return ShardEnded()
 
 
-def latest_checkpoints(
-    since: Mapping[ShardKey, EpochMillis], start: Offset, table: LeaseTableView
-) -> dict[ShardKey, StartAtLatest]:
-    """Record the timestamp that LATEST resolved to, so that the next owner starts at the same time.
-    The checkpoint stays LATEST for KCL workers."""
-    checkpoints: dict[ShardKey, StartAtLatest] = {}
+def start_checkpoints(
+    since: Mapping[ShardKey, EpochMillis],
+    start: Offset,
+    table: LeaseTableView,
+    oldest_ms: Mapping[StreamName, int],
+) -> dict[ShardKey, Progress]:
+    """Return the checkpoints to report for shards of which no record is processed, with what the
+    next owner must know: the time that LATEST resolved to, at which it starts too, and, if the row
+    has none or an old one, the time of the last catch-up. LATEST remains for KCL workers."""
+    checkpoints: dict[ShardKey, Progress] = {}
     for key, row in table.rows.items():
-        if row.progress != StartAtLatest():
+        progress = row.progress
+        if isinstance(progress, Processed | ShardEnded):
             continue
         state = start.states.get(key)
-        if key in since:
-            checkpoints[key] = StartAtLatest(since_ms=since[key])
-        elif state is not None and isinstance(state.position, AtTimestamp):
-            checkpoints[key] = StartAtLatest(since_ms=state.position.millis)
-    return {
-        key: progress
-        for key, progress in checkpoints.items()
-        if key not in start.states or not isinstance(to_checkpoint(start.states[key]), Processed)
-    }
+        if state is not None and not is_start_point(state.position):
+            continue
+        if isinstance(progress, StartAtLatest) and progress.since_ms is None:
+            begun = since.get(key)
+            if begun is None and state is not None and isinstance(state.position, AtTimestamp):
+                begun = state.position.millis
+            if begun is None:
+                continue
+            progress = replace(progress, since_ms=begun)
+        if state is not None and _is_old(
+            progress.last_caught_up_ms, state.last_caught_up_ms, oldest_ms[key.stream]
+        ):
+            progress = replace(progress, last_caught_up_ms=state.last_caught_up_ms)
+        if progress is not row.progress:
+            checkpoints[key] = progress
+    return checkpoints
+
+
+def child_start(
+    child: ShardKey, listings: Listings, start: Offset, lease_keys: LeaseKeys
+) -> ShardState:
+    """Return the start of a shard whose parents are read: none of its records may be lost."""
+    seen = inherited_caught_up_ms(
+        child.stream,
+        child.shard,
+        listings[child.stream],
+        start,
+        lease_keys.created[child.stream],
+    )
+    return ShardState(position=TrimHorizon(), last_caught_up_ms=seen)
 
 
 def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) -> Processed:
@@ -634,12 +671,15 @@ def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) 
     the reported one is not yet old."""
     if last is None or (last.sequence_number, last.sub) != (now.sequence_number, now.sub):
         return now
-    if last.last_caught_up_ms is None or (
-        now.last_caught_up_ms is not None
-        and now.last_caught_up_ms - last.last_caught_up_ms >= oldest_ms
+    if last.last_caught_up_ms is None or _is_old(
+        last.last_caught_up_ms, now.last_caught_up_ms, oldest_ms
     ):
         return now
     return last
+
+
+def _is_old(written: EpochMillis | None, now: EpochMillis | None, oldest_ms: int) -> bool:
+    return now is not None and (written is None or now - written >= oldest_ms)
 
 
 def creatable_leases(proposed: Collection[ShardKey], listings: Listings) -> frozenset[ShardKey]:

@@ -22,6 +22,7 @@ from spark_ssp.checkpoint.leases.lease import (
 from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, WorkerId
 from spark_ssp.kinesis_source.model.shard import (
+    EpochMillis,
     Shard,
     StreamDescription,
     sequence_order,
@@ -31,12 +32,18 @@ STREAM_ATTRIBUTE: Final = "sspStream"
 """The stream (S) of a lease created by this source whose key does not contain it. A KCL keeps
 it."""
 
+CREATED_ATTRIBUTE: Final = "sspStreamCreated"
+"""The stream's creation time beside its name (N, milliseconds since the epoch): a recreated stream
+has the same name and the same shards."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseKeys:
     """The keys of a query's leases. None for a stream: it is the only one."""
 
     streams: Mapping[StreamName, StreamIdentifier | None]
+    created: Mapping[StreamName, EpochMillis]
+    """The creation times of the streams."""
 
     def key(self, shard: ShardKey) -> LeaseKey:
         """Return the key of a shard's lease."""
@@ -44,7 +51,23 @@ class LeaseKeys:
 
     def attributes(self, stream: StreamName) -> Item:
         """Return the attributes of a new lease that identify its stream if the key does not."""
-        return {} if self.streams[stream] is not None else {STREAM_ATTRIBUTE: {"S": stream}}
+        if self.streams[stream] is not None:
+            return {}
+        return {
+            STREAM_ATTRIBUTE: {"S": stream},
+            CREATED_ATTRIBUTE: {"N": str(self.created[stream])},
+        }
+
+    def is_recreated(self, lease: Lease) -> bool:
+        """Return whether a lease was created for an earlier stream of the name, as far as known: a
+        KCL worker does not write its creation time unless it is in the key."""
+        created = lease.extra_attributes.get(CREATED_ATTRIBUTE, {}).get("N")
+        shard = self.shard(lease)
+        return (
+            shard is not None
+            and isinstance(created, str)
+            and created != str(self.created[shard.stream])
+        )
 
     def shard(self, lease: Lease) -> ShardKey | None:
         """Return the shard of a lease; None if the query does not read its stream."""
@@ -64,8 +87,9 @@ class LeaseKeys:
 
 def make_lease_keys(descriptions: Collection[StreamDescription]) -> LeaseKeys:
     """Return the KCL's keys for leases of these streams."""
+    created = {description.name: description.created for description in descriptions}
     if len(descriptions) == 1:
-        return LeaseKeys(streams={description.name: None for description in descriptions})
+        return LeaseKeys(streams=dict.fromkeys(created), created=created)
     return LeaseKeys(
         streams={
             description.name: StreamIdentifier(
@@ -74,7 +98,8 @@ def make_lease_keys(descriptions: Collection[StreamDescription]) -> LeaseKeys:
                 created=description.created // 1000,
             )
             for description in descriptions
-        }
+        },
+        created=created,
     )
 
 
@@ -108,7 +133,7 @@ def check_leases_match(
             )
         key = lease_keys.shard(lease)
         shard = None if key is None else listings.get(key.stream, {}).get(key.shard)
-        if (
+        if lease_keys.is_recreated(lease) or (
             shard is not None
             and isinstance(lease.progress, Processed)
             and sequence_order(lease.progress.sequence_number)

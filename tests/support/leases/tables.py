@@ -23,7 +23,7 @@ from tests.support.kinesis.shards import key
 from tests.support.leases.values import ANNE, lease
 
 ORDERS = StreamName("orders")
-NAMES = LeaseKeys(streams={ORDERS: None})
+NAMES = LeaseKeys(streams={ORDERS: None}, created={ORDERS: EpochMillis(1)})
 TRIM, END = TrimHorizon(), ShardEnd()
 FROM_TRIM = StartingPosition(default=TRIM)
 

@@ -67,18 +67,15 @@ _streams = st.builds(
     name=st.from_regex(r"[a-zA-Z0-9_.-]{1,128}", fullmatch=True).map(StreamName),
     created=st.integers(1, 10**10),
 )
-_processed = st.builds(
-    Processed,
-    sequence_number=st.integers(0, 10**56).map(lambda number: SequenceNumber(str(number))),
-    sub=_counts,
-)
-_millis = st.integers(0, 10**14).map(EpochMillis)
+_seen = st.none() | st.integers(0, 10**14).map(EpochMillis)
+_numbers = st.integers(0, 10**56).map(lambda number: SequenceNumber(str(number)))
+_processed = st.builds(Processed, sequence_number=_numbers, sub=_counts)
 any_progress: st.SearchStrategy[Progress] = st.one_of(
-    st.just(StartAtTrimHorizon()),
-    st.builds(StartAtLatest, since_ms=st.none() | _millis),
+    st.builds(StartAtTrimHorizon, last_caught_up_ms=_seen),
+    st.builds(StartAtLatest, since_ms=_seen, last_caught_up_ms=_seen),
     st.just(ShardEnded()),
-    st.builds(StartAtTimestamp, at_ms=st.none() | _millis),
-    _processed,
+    st.builds(StartAtTimestamp, at_ms=_seen, last_caught_up_ms=_seen),
+    st.builds(Processed, sequence_number=_numbers, sub=_counts, last_caught_up_ms=_seen),
 )
 _pending = st.builds(
     PendingCheckpoint,

@@ -133,7 +133,10 @@ class KclWorker:
         for key in sorted(self.held):
             lease = self.held[key]
             children = [rows.get(LeaseKey(child)) for child in lease.children]
-            begun = [c is not None and c.progress != StartAtTrimHorizon() for c in children]
+            begun = [
+                child is not None and not isinstance(child.progress, StartAtTrimHorizon)
+                for child in children
+            ]
             parents = [parent for parent in lease.parents if LeaseKey(parent) in rows]
             if lease.progress == ShardEnded() and begun and all(begun) and not parents:
                 self._write(Delete(lease=lease))

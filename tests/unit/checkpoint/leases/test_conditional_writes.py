@@ -97,6 +97,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
                 "pendingCheckpointState",
                 "pendingCheckpointSubSequenceNumber",
                 "sspCheckpointTimestamp",
+                "sspCaughtUpTimestamp",
             ),
         ),
     ),

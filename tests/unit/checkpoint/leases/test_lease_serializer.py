@@ -65,6 +65,12 @@ def expected_progress(said: list[Any]) -> Progress:
     match said:
         case ["TRIM_HORIZON"]:
             return StartAtTrimHorizon()
+        case ["TRIM_HORIZON", None, int(seen)]:
+            return StartAtTrimHorizon(last_caught_up_ms=EpochMillis(seen))
+        case ["LATEST", int(since), int(seen)]:
+            return StartAtLatest(since_ms=EpochMillis(since), last_caught_up_ms=EpochMillis(seen))
+        case ["AT_TIMESTAMP", int(millis), int(seen)]:
+            return StartAtTimestamp(at_ms=EpochMillis(millis), last_caught_up_ms=EpochMillis(seen))
         case ["LATEST"]:
             return StartAtLatest()
         case ["LATEST", int(since)]:
@@ -107,7 +113,7 @@ def expected_lease(said: dict[str, Any]) -> Lease:
 def test_there_are_golden_rows_of_three_versions_and_our_own() -> None:
     composed = {"lease_kcl_2_7", "lease_kcl_3_1", "lease_kcl_3_5"}
     recorded = {"lease_kcl_2_7_recorded", "lease_kcl_3_1_recorded"}
-    assert {path.stem for path in GOLDEN} == composed | recorded | {"lease_ssp_1"}
+    assert {path.stem for path in GOLDEN} == composed | recorded | {"lease_ssp_1", "lease_ssp_2"}
     kinds = {row.get("foreign", [None, "LEASE"])[1] for _, row in ROWS}
     assert kinds == {"LEASE", "LEADER", "WORKER_METRIC_STATS", "CLIENT_VERSION_MIGRATION"}
 
@@ -198,6 +204,17 @@ def test_the_time_of_the_last_proof_stands_beside_a_sequence_number() -> None:
     found = decode({**item, "checkpoint": {"S": "9"}})
     assert isinstance(found, Lease)
     assert found.progress == replace(progress, sequence_number=SequenceNumber("9"))
+
+
+def test_the_time_of_the_last_proof_beside_a_start_stays_true_when_a_kcl_worker_checkpoints() -> (
+    None
+):
+    start = StartAtTimestamp(at_ms=EpochMillis(3), last_caught_up_ms=EpochMillis(7))
+    item = encode(lease(progress=start))
+    assert item["sspCaughtUpTimestamp"] == {"N": "7"}
+    found = decode({**item, "checkpoint": {"S": "9"}})
+    assert isinstance(found, Lease)
+    assert found.progress == replace(processed(9), last_caught_up_ms=EpochMillis(7))
 
 
 @pytest.mark.parametrize("word", ["TRIM_HORIZON", "SHARD_END"])

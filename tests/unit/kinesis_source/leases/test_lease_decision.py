@@ -79,6 +79,8 @@ from tests.support.leases.tables import (
 )
 from tests.support.leases.values import ANNE, BERT, CARL, lease, processed
 
+NOON = AtTimestamp(millis=EpochMillis(43_200_000))
+
 
 def shared(
     start: Offset, found: LeaseTableView, shards: Mapping[ShardId, Shard] = SPLIT, **facts: Any
@@ -219,6 +221,14 @@ def test_a_child_inherits_the_proof_of_its_parents() -> None:
     assert shared(start, table(*rows, held=(2,))).states == {
         key(2): ShardState(position=TRIM, last_caught_up_ms=EpochMillis(77))
     }
+
+
+def test_a_missing_lease_of_a_child_is_created_with_a_proof() -> None:
+    """Another worker has read the parent: the child is younger than the stream."""
+    rows = table(row(0, progress=ShardEnded()), row(1, progress=processed(5)))
+    found = shared(offset({}), rows, created={ORDERS: EpochMillis(7)})
+    proven = Create(state=ShardState(position=TRIM, last_caught_up_ms=EpochMillis(7)))
+    assert set(found.creations.values()) == {proven}
 
 
 def test_a_shard_that_was_read_to_its_end_stays_until_its_row_says_so() -> None:
@@ -391,6 +401,45 @@ def test_a_proof_comes_with_the_lease() -> None:
     found = shared(offset({}), table(row(1, owner=ANNE, progress=progress), held=(1,)))
     assert found.resume_from == {
         key(1): ShardState(position=after(12), last_caught_up_ms=EpochMillis(77))
+    }
+
+
+@pytest.mark.parametrize(
+    ("progress", "position"),
+    [
+        (StartAtTrimHorizon(last_caught_up_ms=EpochMillis(77)), TRIM),
+        (
+            StartAtTimestamp(at_ms=NOON.millis, last_caught_up_ms=EpochMillis(77)),
+            NOON,
+        ),
+        (
+            StartAtLatest(since_ms=NOON.millis, last_caught_up_ms=EpochMillis(77)),
+            NOON,
+        ),
+    ],
+)
+def test_a_proof_comes_with_the_lease_of_a_shard_without_a_record(
+    progress: Progress, position: Position
+) -> None:
+    seen = table(row(1, owner=ANNE, progress=progress), held=(1,))
+    proven = ShardState(position=position, last_caught_up_ms=EpochMillis(77))
+    assert shared(offset({}), seen).resume_from == {key(1): proven}
+    for own in (None, EpochMillis(5), EpochMillis(99)):
+        start = offset({1: ShardState(position=position, last_caught_up_ms=own)})
+        latest = max(own or EpochMillis(77), EpochMillis(77))
+        assert shared(start, seen).states == {
+            key(1): ShardState(position=position, last_caught_up_ms=latest)
+        }
+    another = ShardState(position=AtTimestamp(millis=EpochMillis(3)))
+    assert shared(offset({1: another}), seen).states == {key(1): another}
+
+
+def test_a_proof_after_an_earlier_record_is_one_after_a_later_record() -> None:
+    progress = structs.replace(processed(12), last_caught_up_ms=EpochMillis(77))
+    seen = table(row(1, owner=ANNE, progress=progress), held=(1,))
+    start = offset({1: ShardState(position=after(13), last_caught_up_ms=EpochMillis(5))})
+    assert shared(start, seen).states == {
+        key(1): ShardState(position=after(13), last_caught_up_ms=EpochMillis(77))
     }
 
 
@@ -676,7 +725,7 @@ def test_a_new_row_is_nobodys_and_knows_its_family() -> None:
         progress=StartAtTrimHorizon(),
         parents=shard.parents,
         hash_range=shard.hash_range,
-        extra_attributes={"sspStream": {"S": "orders"}},
+        extra_attributes={"sspStream": {"S": "orders"}, "sspStreamCreated": {"N": "1"}},
     )
     assert (made.owner, made.counter) == (None, 0)
 

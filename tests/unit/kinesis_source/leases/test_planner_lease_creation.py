@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.checkpoint.leases.lease import StartAtLatest, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.lease import ShardEnded, StartAtLatest, StartAtTrimHorizon
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, IncompatibleStateError
 from spark_ssp.grouping.identifiers import StreamName
@@ -166,6 +166,58 @@ def test_a_shard_that_expired_unread_is_data_loss(company: Company) -> None:
     expired(company)
     with pytest.raises(DataLossError, match="shardId-000000000000"):
         company.work(company.join("bert"), rounds=4)
+
+
+@pytest.mark.parametrize("start", ["TRIM_HORIZON", "AT_TIMESTAMP", "LATEST of a KCL"])
+def test_records_of_a_shard_that_was_read_but_empty_are_not_lost_silently(
+    company: Company, start: str
+) -> None:
+    """No record says how far it was read, and the next worker has no checkpoint."""
+    changes: dict[str, Any] = {}
+    if start == "AT_TIMESTAMP":
+        began = AtTimestamp(millis=EpochMillis(company.clock.now_ms()))
+        changes = {"starting_position": StartingPosition(default=began)}
+    elif start == "LATEST of a KCL":
+        for n in range(4):
+            row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), has_entity_type=False)
+            company.table.store.put_item(encode(row))
+    anne = company.join("anne", **changes)
+    company.work(anne, rounds=30)
+    anne.stop()
+    company.put(40)
+    company.clock.advance(26 * HOUR_MS)
+    company.put(40)
+    with pytest.raises(DataLossError, match="shardId-00000000000"):
+        company.work(company.join("bert", **changes), rounds=4)
+
+
+def test_a_shard_that_was_read_but_empty_for_longer_than_the_retention_goes_on(
+    company: Company,
+) -> None:
+    anne = company.join("anne")
+    for _ in range(40):
+        company.clock.advance(HOUR_MS)
+        company.work(anne, rounds=4)
+    anne.stop()
+    put = company.put(40)
+    assert sorted(company.work(company.join("bert"), rounds=10)) == sorted(put)
+
+
+def test_records_of_a_child_that_no_worker_has_read_are_not_lost_silently(tmp_path: Path) -> None:
+    company = Company(tmp_path / "marks", shards=1)
+    company.put(40)
+    anne = company.join("anne")
+    company.work(anne, rounds=10)
+    company.state.split("orders", _ROW_0)
+    company.clock.advance(60_000)
+    while company.table.lease(0).progress != ShardEnded():
+        anne.trigger()
+        company.pass_time(500)
+    anne.die()
+    company.put(40)
+    company.clock.advance(50 * HOUR_MS)  # the parent is gone too
+    with pytest.raises(DataLossError, match=r"shardId-00000000000[12]"):
+        company.work(company.join("bert"), rounds=40)
 
 
 @pytest.mark.parametrize("fail", [True, False])
@@ -381,6 +433,25 @@ def test_a_stream_that_was_recreated_is_refused_with_its_old_leases(company: Com
     bert = company.join("bert")
     with pytest.raises(IncompatibleStateError, match="new applicationName"):
         bert.trigger()
+
+
+def test_a_stream_that_was_recreated_is_refused_without_a_processed_record(
+    company: Company,
+) -> None:
+    """The same shards have closed in both lives, so no row shows the difference by itself."""
+    anne = company.join("anne")
+    company.state.split("orders", _ROW_0)
+    company.work(anne, rounds=20)
+    anne.stop()
+    company.state.delete_stream("orders")
+    company.pass_time(60_000)
+    company.state.create_stream("orders", 4)
+    company.clock.advance(60_000)
+    company.put(40)
+    company.state.split("orders", _ROW_0)
+    company.clock.advance(60_000)
+    with pytest.raises(IncompatibleStateError, match="new applicationName"):
+        company.join("bert").trigger()
 
 
 # --- What to do about it --------------------------------------------------------------------------
