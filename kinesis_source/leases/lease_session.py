@@ -625,9 +625,9 @@ def start_checkpoints(
     table: LeaseTableView,
     oldest_ms: Mapping[StreamName, int],
 ) -> dict[ShardKey, Progress]:
-    """Return the checkpoints to report for shards of which no record is processed, with what the
-    next owner must know: the time that LATEST resolved to, at which it starts too, and, if the row
-    has none or an old one, the time of the last catch-up. LATEST remains for KCL workers."""
+    """Return the checkpoints to report for shards of which no record is processed. They have two
+    times for the next owner: the one that LATEST resolved to, at which it starts too (for KCL
+    workers LATEST remains), and that of the last catch-up, if the row's is missing or old."""
     checkpoints: dict[ShardKey, Progress] = {}
     for key, row in table.rows.items():
         progress = row.progress
