@@ -139,6 +139,9 @@ class LeaseSession:
         self._has_started = False
         """True once shards were chosen, after the wait for leases at the start."""
         self._not_read: dict[ShardKey, ShardKey] = {}
+        self._ahead: dict[ShardKey, str] = {}
+        """The differences that were logged last: a shard whose position waits to be verified has
+        one in each trigger."""
         self._is_draining = False
         self._wait = LeaseWait()
         self._ended: frozenset[ShardKey] = frozenset()
@@ -341,9 +344,11 @@ class LeaseSession:
     def _log_differences(self, start: Offset, snapshot: LeaseSnapshot, *, restarted: bool) -> None:
         decision = snapshot.decision
         ahead = ahead_of_checkpoint(decision, start, snapshot.table, restarted=restarted)
-        for where in sorted(set(ahead.values())):
-            shards = [str(key) for key in ahead if ahead[key] == where]
+        new = {key: where for key, where in ahead.items() if self._ahead.get(key) != where}
+        for where in sorted(set(new.values())):
+            shards = [str(key) for key in new if new[key] == where]
             _log.info("reading resumes at %s, which is further: %s", where, abbreviate(shards))
+        self._ahead = ahead
 
     def _log_not_read(self, snapshot: LeaseSnapshot) -> None:
         found = snapshot.decision.not_read
