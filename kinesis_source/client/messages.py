@@ -145,7 +145,9 @@ class _Listing(TypedDict):
 
 _LISTING_DECODER: Final = msgspec.json.Decoder(_Listing)
 _SHARD_DECODER: Final = msgspec.json.Decoder(_ListedShard)
-_SHARDS_KEPT: Final = 1 << 15
+_SHARDS_KEPT: Final = 1 << 17
+"""Above the number of shards that drivers are planned for: a listing of more than this would find
+none of them again."""
 
 
 def _decode_listing(body: bytes) -> Mapping[str, Any] | None:
