@@ -252,15 +252,14 @@ class BatchPlanner:
 
     def _next_offset(self, logged: Offset, limits: Limits, *, reach_targets: bool) -> Offset | None:
         start = self.without_removed(logged)
-        table = None if self._options.leases is None else self._options.leases.table
-        others = check_leases(start, table)
+        others = check_leases(start, self._options.lease_table)
         if others and not self._table_warned:
             self._table_warned = True
             _log.warning(
                 "the checkpoint shared its shards by lease table %s, the query uses %s: shards "
                 "missing from the checkpoint are read again",
                 ", ".join(others),
-                table,
+                self._options.lease_table,
             )
         if self.leases is not None and self.leases.drain(start):
             self.leases.pause()

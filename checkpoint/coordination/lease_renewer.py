@@ -37,7 +37,7 @@ from spark_ssp.checkpoint.leases.conditional_writes import (
     SetChildren,
     Write,
 )
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, Progress, ShardEnded, is_forward
+from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, Progress, ShardEnded, advanced
 
 NOMINAL_KBPS: Final = 1.0
 """The throughput of every lease as long as no worker has measured one."""
@@ -67,11 +67,8 @@ def can_be_released(state: State, key: LeaseKey) -> bool:
 
 def unwritten_progress(state: State, key: LeaseKey) -> Progress | None:
     """Return committed progress beyond the row's checkpoint, if any."""
-    written = state.observed[key].lease.progress
     known = state.reported.progress.get(key)
-    if known is None or known == written or not is_forward(written, known):
-        return None
-    return known
+    return None if known is None else advanced(state.observed[key].lease.progress, known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

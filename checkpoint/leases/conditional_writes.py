@@ -19,7 +19,14 @@ from typing import Final
 
 import msgspec
 
-from spark_ssp.checkpoint.leases.lease import AttributeValue, Lease, Progress, is_forward
+from spark_ssp.checkpoint.leases.lease import (
+    AttributeValue,
+    Lease,
+    Processed,
+    Progress,
+    ShardEnded,
+    is_forward,
+)
 from spark_ssp.checkpoint.leases.lease_serializer import (
     Attribute,
     encode,
@@ -234,23 +241,30 @@ def _renewal(write: Renew) -> UpdateRow:
     return UpdateRow(expected=_observed(write.lease), sets=sets)
 
 
-_CLEARED: Final = (
+_TIMES: Final = (Attribute.TIMESTAMP.value, Attribute.CAUGHT_UP.value)
+_PENDING: Final = (
     Attribute.PENDING.value,
     Attribute.PENDING_STATE.value,
     Attribute.PENDING_SUB.value,
-    Attribute.TIMESTAMP.value,
-    Attribute.CAUGHT_UP.value,
 )
-"""Attributes that a checkpoint removes, unless it sets them."""
+
+
+def _has_moved(write: Checkpoint) -> bool:
+    """Return whether records were processed. Otherwise only the times of the start change, and the
+    rest of a KCL's row stays."""
+    return isinstance(write.progress, Processed | ShardEnded)
 
 
 def _checkpoint(write: Checkpoint) -> UpdateRow:
     sets = encode_progress(write.progress) | _next_counter(write.lease)
-    sets[Attribute.SWITCHES.value] = number(0)
+    cleared: tuple[str, ...] = _TIMES
+    if _has_moved(write):
+        sets[Attribute.SWITCHES.value] = number(0)
+        cleared = (*_PENDING, *_TIMES)
     return UpdateRow(
         expected=_observed(write.lease),
         sets=sets,
-        removes=tuple(name for name in _CLEARED if name not in sets),
+        removes=tuple(name for name in cleared if name not in sets),
     )
 
 
@@ -311,8 +325,11 @@ def row_after(write: Write) -> Lease | None:
             mark = lease.ssp_owner if lease.is_held_by_ssp else lease.holder
             kbps = lease.throughput_kbps if throughput is None else throughput
             return replace(lease, counter=counter, ssp_owner=mark, throughput_kbps=kbps)
+        case Checkpoint(progress=progress) if not _has_moved(write):
+            return replace(lease, counter=counter, progress=progress)
         case Checkpoint(progress=progress):
-            kept = {n: v for n, v in lease.extra_attributes.items() if n not in _CLEARED}
+            cleared = (*_PENDING, *_TIMES)
+            kept = {n: v for n, v in lease.extra_attributes.items() if n not in cleared}
             return replace(
                 lease,
                 counter=counter,
@@ -368,7 +385,8 @@ def is_applied(write: Write, found: Lease | None) -> bool:
             return _has_next_counter(lease, found) and found.holder == owner
         case Checkpoint(lease=lease, progress=progress):
             held = _has_next_counter(lease, found) and found.holder == lease.holder
-            return held and found.progress == progress and found.switches == 0
+            switches = 0 if _has_moved(write) else lease.switches
+            return held and found.progress == progress and found.switches == switches
         case RequestHandoff(lease=lease, to=to):
             finished = found.checkpoint_owner is None and found.counter > lease.counter
             return found.owner == to and (found.checkpoint_owner == lease.owner or finished)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NewType
 
 import msgspec
@@ -105,6 +105,25 @@ def is_forward(before: Progress, after: Progress) -> bool:
         case (StartAtTimestamp() as old, StartAtTimestamp() as new):
             return old.at_ms == new.at_ms
     return False
+
+
+def advanced(before: Progress, after: Progress) -> Progress | None:
+    """Return the checkpoint to write in place of `before`, which has the later time of both: what
+    follows a record arrived after what follows an earlier one. None if `after` says nothing new."""
+    if not is_forward(before, after):
+        return None
+    if not isinstance(before, ShardEnded) and not isinstance(after, ShardEnded):
+        seen, own = before.last_caught_up_ms, after.last_caught_up_ms
+        if seen is not None and (own is None or own < seen):
+            after = with_time(after, seen)
+    return None if after == before else after
+
+
+def with_time(progress: Start | Processed, seen: EpochMillis) -> Start | Processed:
+    """Return a checkpoint with another `last_caught_up_ms`."""
+    if isinstance(progress, Processed):
+        return msgspec.structs.replace(progress, last_caught_up_ms=seen)
+    return replace(progress, last_caught_up_ms=seen)
 
 
 def _order(progress: Processed) -> tuple[int, int]:

@@ -441,7 +441,9 @@ class _Stream:
             state = entry
             if proves(row.progress, entry.position):
                 state = with_caught_up(entry, caught_up_ms(row.progress))
-            return Read(state=state, takes_over=self._start.entry(key) is None)
+            # Tasks need the later time too.
+            takes_over = state is not entry or self._start.entry(key) is None
+            return Read(state=state, takes_over=takes_over)
         return self._from_checkpoint(key, row, inherits=entry is None)
 
     def _is_blocked(self, row: Lease) -> bool:
@@ -450,16 +452,16 @@ class _Stream:
         return bool(self._blocking) and not self._blocking.isdisjoint(self._open(row.shard))
 
     def _from_checkpoint(self, key: ShardKey, row: Lease, *, inherits: bool) -> Read:
-        position = from_checkpoint(row.progress, self._facts.option)
+        position, streams = from_checkpoint(row.progress, self._facts.option), self._start.streams
         if isinstance(position, Latest):
             return Read(state=None, takes_over=True)
         state = ShardState(position=position)
-        if inherits and not isinstance(row.progress, Processed):
-            state = replace(state, last_caught_up_ms=self._inherited(key.shard))
+        if inherits and not isinstance(row.progress, Processed) and self._name in streams:
+            inherited = self._inherited(key.shard, streams[self._name].created)
+            state = replace(state, last_caught_up_ms=inherited)
         return Read(state=with_caught_up(state, caught_up_ms(row.progress)), takes_over=True)
 
-    def _inherited(self, shard: ShardId) -> EpochMillis | None:
-        created = self._facts.created.get(self._name)
+    def _inherited(self, shard: ShardId, created: EpochMillis | None) -> EpochMillis | None:
         return inherited_caught_up_ms(self._name, shard, self._listing, self._start, created)
 
     # --- Listed shards without a row -------------------------------------------------------------
@@ -546,7 +548,8 @@ class _Stream:
             return NotRead(row=self._key(self._unclear[shard]))
         parents = self._listing[shard].parents
         if any(parent in self._written and self._written[parent].has_ended for parent in parents):
-            return Create(state=replace(_BEGINNING, last_caught_up_ms=self._inherited(shard)))
+            inherited = self._inherited(shard, self._facts.created.get(self._name))
+            return Create(state=replace(_BEGINNING, last_caught_up_ms=inherited))
         if shard in self._timed and self._since is not None:
             return self._fill(key, ShardState(position=AtTimestamp(millis=self._since)))
         return self._fill(key, _BEGINNING)
@@ -687,8 +690,13 @@ def inherited_caught_up_ms(
 
 
 def caught_up_ms(progress: Progress) -> EpochMillis | None:
-    """Return the `last_caught_up_ms` of a checkpoint."""
-    return None if isinstance(progress, ShardEnded) else progress.last_caught_up_ms
+    """Return the time after which all records arrived that follow a checkpoint, if it has one."""
+    if isinstance(progress, ShardEnded):
+        return None
+    known = [progress.last_caught_up_ms]
+    if isinstance(progress, StartAtLatest):
+        known.append(progress.since_ms)
+    return max((time for time in known if time is not None), default=None)
 
 
 def proves(progress: Progress, position: Position) -> bool:
@@ -701,7 +709,7 @@ def proves(progress: Progress, position: Position) -> bool:
         case StartAtTrimHorizon():
             return isinstance(position, TrimHorizon)
         case StartAtTimestamp(at_ms=millis) | StartAtLatest(since_ms=millis):
-            return isinstance(position, AtTimestamp) and position.millis == millis
+            return isinstance(position, AtTimestamp) and millis in (None, position.millis)
     return False
 
 

@@ -24,7 +24,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StartAtTimestamp,
     StartAtTrimHorizon,
 )
-from spark_ssp.common.errors import NEW_CHECKPOINT, ServiceUnavailableError
+from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.logs import abbreviate
 from spark_ssp.common.times import duration_text
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
@@ -44,6 +44,7 @@ from spark_ssp.kinesis_source.leases.lease_decision import (
     decide,
     inherited_caught_up_ms,
     offset_entries,
+    proves,
     reached,
 )
 from spark_ssp.kinesis_source.leases.lease_table import (
@@ -79,6 +80,7 @@ from spark_ssp.kinesis_source.planning.active_shards import (
 )
 from spark_ssp.kinesis_source.planning.data_loss import (
     is_start_point,
+    next_step_after_loss,
     report_missed_children,
     report_vanished_shard,
 )
@@ -333,11 +335,8 @@ class LeaseSession:
             if key in self._lost:
                 continue
             report = report_missed_children if lost.at_end else report_vanished_shard
-            next_step = (
-                "set failOnDataLoss to false to continue after the gap; or delete the row "
-                f"{self._lease_keys().key(key)} from lease table {self._leases.table}, which a new "
-                f"query would find again, and start a new query with {NEW_CHECKPOINT}"
-            )
+            row = f"the row {self._lease_keys().key(key)}"
+            next_step = next_step_after_loss(self._leases.table, row)
             report(key, fail=self._options.fail_on_data_loss, next_step=next_step)
             self._lost.add(key)
 
@@ -507,7 +506,8 @@ class LeaseSession:
         last = self._reported
         self._reported = {}
         oldest_ms = {
-            name: max_caught_up_age_ms(self._discovery.description(ref).retention_ms)
+            # The offset's time is renewed as often, by other batches at any moment.
+            name: max_caught_up_age_ms(self._discovery.description(ref).retention_ms) // 4
             for name, ref in self._streams.items()
         }
         for key, state in start.states.items():
@@ -632,7 +632,8 @@ def start_checkpoints(
 ) -> dict[ShardKey, Progress]:
     """Return the checkpoints to report for shards of which no record is processed. They have two
     times for the next owner: the one that LATEST resolved to, at which it starts too (for KCL
-    workers LATEST remains), and that of the last catch-up, if the row's is missing or old."""
+    workers LATEST remains), and that of the last catch-up from there, if the row's is missing or
+    old."""
     checkpoints: dict[ShardKey, Progress] = {}
     for key, row in table.rows.items():
         progress = row.progress
@@ -643,13 +644,16 @@ def start_checkpoints(
             continue
         if isinstance(progress, StartAtLatest) and progress.since_ms is None:
             begun = since.get(key)
-            if begun is None and state is not None and isinstance(state.position, AtTimestamp):
-                begun = state.position.millis
+            if begun is None and state is not None:
+                at = state.position
+                begun = at.millis if isinstance(at, AtTimestamp) else state.last_caught_up_ms
             if begun is None:
                 continue
             progress = replace(progress, since_ms=begun)
-        if state is not None and _is_old(
-            progress.last_caught_up_ms, state.last_caught_up_ms, oldest_ms[key.stream]
+        if (
+            state is not None
+            and proves(progress, state.position)
+            and _is_old(progress.last_caught_up_ms, state.last_caught_up_ms, oldest_ms[key.stream])
         ):
             progress = replace(progress, last_caught_up_ms=state.last_caught_up_ms)
         if progress is not row.progress:

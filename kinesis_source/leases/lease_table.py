@@ -58,17 +58,6 @@ class LeaseKeys:
             CREATED_ATTRIBUTE: {"N": str(self.created[stream])},
         }
 
-    def is_recreated(self, lease: Lease) -> bool:
-        """Return whether a lease was created for an earlier stream of the name, as far as known: a
-        KCL worker does not write its creation time unless it is in the key."""
-        created = lease.extra_attributes.get(CREATED_ATTRIBUTE, {}).get("N")
-        shard = self.shard(lease)
-        return (
-            shard is not None
-            and isinstance(created, str)
-            and created != str(self.created[shard.stream])
-        )
-
     def shard(self, lease: Lease) -> ShardKey | None:
         """Return the shard of a lease; None if the query does not read its stream."""
         for name, identifier in self.streams.items():
@@ -113,6 +102,7 @@ def check_leases_match(
     """Refuse leases of an earlier use of the table: for another number of streams, or for a stream
     that was deleted and created again. Raises IncompatibleStateError."""
     several = None not in lease_keys.streams.values()
+    created = {float(time) for time in lease_keys.created.values()}
     for lease in rows:
         if several is not (lease.stream is not None):
             raise IncompatibleStateError(
@@ -131,13 +121,15 @@ def check_leases_match(
                 next_step="choose a different applicationName for each stream, or read all of "
                 "the application's streams in one query",
             )
+        since = lease.extra_attributes.get(CREATED_ATTRIBUTE, {}).get("N")
+        if not several and since is not None and float(since) not in created:
+            raise recreated_error(str(lease_keys.shard(lease)), table=table)
+        if not isinstance(lease.progress, Processed):
+            continue
         key = lease_keys.shard(lease)
         shard = None if key is None else listings.get(key.stream, {}).get(key.shard)
-        if lease_keys.is_recreated(lease) or (
-            shard is not None
-            and isinstance(lease.progress, Processed)
-            and sequence_order(lease.progress.sequence_number)
-            < sequence_order(shard.first_sequence_number)
+        if shard is not None and sequence_order(lease.progress.sequence_number) < sequence_order(
+            shard.first_sequence_number
         ):
             raise recreated_error(str(key), table=table)
 

@@ -713,6 +713,11 @@ class KinesisOptions:
     fan_out: FanOutOptions | None = None
     connection: ConnectionOptions
 
+    @property
+    def lease_table(self) -> str | None:
+        """The name of the lease table, if shards are shared."""
+        return None if self.leases is None else self.leases.table
+
 
 KINESIS_OPTIONS: Final = OptionTable(
     options=options_of(

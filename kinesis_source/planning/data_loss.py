@@ -162,6 +162,16 @@ _NEXT_STEP: Final = (
 )
 
 
+def next_step_after_loss(table: str | None, row: str = "the shard's row") -> str:
+    """Return what to do about a loss. A new query finds the rows of the lease `table` again."""
+    if table is None:
+        return _NEXT_STEP
+    return (
+        f"set failOnDataLoss to false to continue after the gap; or delete {row} from lease table "
+        f"{table}, which a new query would find again, and start a new query with {NEW_CHECKPOINT}"
+    )
+
+
 def report_data_loss(
     subject: str, *, found: str, expected: str, fail: bool, next_step: str = _NEXT_STEP
 ) -> None:
@@ -282,15 +292,24 @@ def warn_start_moved(
     )
 
 
-def check_absent_start(key: ShardKey, start: ShardState, evidence: Evidence, *, fail: bool) -> None:
-    """Report that the record probed by the driver is gone, if other records may be gone too."""
+def check_absent_start(
+    key: ShardKey, start: ShardState, evidence: Evidence, *, fail: bool, table: str | None = None
+) -> None:
+    """Report that the record probed by the driver is gone, if other records may be gone too.
+    `table`: the lease table, if shards are shared."""
     verdict = judge(start, evidence)
     if verdict is Verdict.NOT_PROMISED and start.first is not None:
         warn_start_moved(key, first=start.first, found=evidence.found)
     if verdict is not Verdict.LOST:
         return
     trimmed = trimmed_record(start, kept_ms=evidence.kept_ms)
-    report_data_loss(f"shard {key}", found=trimmed.found, expected=trimmed.expected, fail=fail)
+    report_data_loss(
+        f"shard {key}",
+        found=trimmed.found,
+        expected=trimmed.expected,
+        fail=fail,
+        next_step=next_step_after_loss(table),
+    )
 
 
 class Trimmed(NamedTuple):
@@ -303,8 +322,9 @@ class Trimmed(NamedTuple):
 def trimmed_record(start: ShardState, *, kept_ms: int) -> Trimmed:
     """Return the parts of the error for the record of `start`."""
     seen = start.last_caught_up_ms
+    record = "no record read" if is_start_point(start.position) else "the last record read trimmed"
     return Trimmed(
-        found="the last record read trimmed"
+        found=record
         + ("" if seen is None else f", and the shard last caught up at {time_text(seen)}"),
         expected="progress within the time for which records are kept "
         f"({duration_text(kept_ms)}), so that nothing that follows can have been trimmed",
@@ -322,6 +342,8 @@ class DataLossChecks:
     range: ShardRange
     service: KinesisService
     fail: bool
+    table: str | None = None
+    """The lease table, if shards are shared."""
 
     def check_start(self, start: ShardState, found: SequenceNumber | None) -> bool:
         """Check a start whose expected record is missing; `found` came first, or no record at all.
@@ -417,4 +439,10 @@ class DataLossChecks:
         )
 
     def _lost(self, *, found: str, expected: str) -> None:
-        report_data_loss(f"shard {self.range.key}", found=found, expected=expected, fail=self.fail)
+        report_data_loss(
+            f"shard {self.range.key}",
+            found=found,
+            expected=expected,
+            fail=self.fail,
+            next_step=next_step_after_loss(self.table),
+        )

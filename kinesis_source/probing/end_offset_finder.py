@@ -108,7 +108,7 @@ class EndOffsetFinder:
         self._positions = GivenPositions(
             self._prober,
             option=options.starting_position,
-            table=None if options.leases is None else options.leases.table,
+            table=options.lease_table,
             fail=options.fail_on_data_loss,
         )
         self.alignment = BatchAlignment(
@@ -515,7 +515,13 @@ class EndOffsetFinder:
             kept_ms=self._prober.kept_ms(key),
             parent_listed=self._prober.lists_parent(key),
         )
-        check_absent_start(key, state, evidence, fail=self._fail_on_data_loss)
+        check_absent_start(
+            key,
+            state,
+            evidence,
+            fail=self._fail_on_data_loss,
+            table=self._options.lease_table,
+        )
 
     def _check_moved_start(self, key: ShardKey, state: ShardState, result: ProbeResult) -> None:
         decided = result.first is not None or result.at_latest or result.closed

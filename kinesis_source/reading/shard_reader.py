@@ -138,7 +138,10 @@ class ShardReader:
         self._rates = rates = context.rates
         self._include_repeat_keys = context.include_repeat_keys
         self._loss_checks = DataLossChecks(
-            range=range_, service=context.service, fail=options.fail_on_data_loss
+            range=range_,
+            service=context.service,
+            fail=options.fail_on_data_loss,
+            table=options.lease_table,
         )
         self._expected = _first_expected(range_)
         self._start = range_.start_state

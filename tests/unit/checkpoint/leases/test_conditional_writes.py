@@ -227,6 +227,9 @@ def test_a_start_time_is_kept_and_then_cleared() -> None:
     assert isinstance(kept, UpdateRow)
     assert kept.sets["sspCheckpointTimestamp"] == {"N": "5"}
     assert "sspCheckpointTimestamp" not in kept.removes
+    # No record is processed: what a KCL worker has prepared stays.
+    assert set(kept.removes) == {"sspCaughtUpTimestamp"}
+    assert "ownerSwitchesSinceCheckpoint" not in kept.sets
     cleared = to_update(Checkpoint(lease=seen, progress=processed(1)))
     assert isinstance(cleared, UpdateRow)
     assert "sspCheckpointTimestamp" in cleared.removes

@@ -48,6 +48,7 @@ from spark_ssp.kinesis_source.leases.lease_session import (
     departed,
     new_lease,
     repeated_checkpoint,
+    start_checkpoints,
     still_held,
     update_wait,
 )
@@ -80,6 +81,7 @@ from tests.support.leases.tables import (
 from tests.support.leases.values import ANNE, BERT, CARL, lease, processed
 
 NOON = AtTimestamp(millis=EpochMillis(43_200_000))
+SEEN, LATER = EpochMillis(43_200_077), EpochMillis(43_200_099)
 
 
 def shared(
@@ -220,6 +222,43 @@ def test_a_child_inherits_the_proof_of_its_parents() -> None:
     rows = (row(0, owner=ANNE, progress=ShardEnded()), row(2, owner=ANNE))
     assert shared(start, table(*rows, held=(2,))).states == {
         key(2): ShardState(position=TRIM, last_caught_up_ms=EpochMillis(77))
+    }
+
+
+def test_latest_is_its_own_proof() -> None:
+    """The application has read, or will read, all that arrived since."""
+    seen = table(row(1, owner=ANNE, progress=StartAtLatest(since_ms=NOON.millis)), held=(1,))
+    assert shared(offset({}), seen).states == {
+        key(1): ShardState(position=NOON, last_caught_up_ms=NOON.millis)
+    }
+
+
+def test_a_start_beside_a_parent_that_is_skipped_proves_nothing() -> None:
+    """A start by shard: older records of the child were not promised."""
+    rows = table(row(0, progress=ShardEnded()), row(2, owner=ANNE), held=(2,))
+    found = shared(BEFORE_FIRST_BATCH, rows, created={ORDERS: EpochMillis(7)})
+    assert found.states == {key(2): ShardState(position=TRIM)}
+
+
+def test_the_checkpoint_of_a_start_has_only_times_that_are_of_it() -> None:
+    at = {
+        0: ShardState(position=TRIM, last_caught_up_ms=SEEN),
+        1: ShardState(position=NOON, last_caught_up_ms=SEEN),
+        2: ShardState(position=NOON, last_caught_up_ms=SEEN),
+        3: ShardState(position=TRIM, last_caught_up_ms=SEEN),
+        4: ShardState(position=TRIM, last_caught_up_ms=SEEN),
+    }
+    rows = table(
+        row(0),
+        row(1),
+        row(2, progress=StartAtLatest()),
+        row(3, progress=StartAtLatest()),
+        row(4, progress=StartAtTrimHorizon(last_caught_up_ms=EpochMillis(SEEN - 99))),
+    )
+    assert start_checkpoints({}, offset(at), rows, {ORDERS: 100}) == {
+        key(0): StartAtTrimHorizon(last_caught_up_ms=SEEN),
+        key(2): StartAtLatest(since_ms=NOON.millis, last_caught_up_ms=SEEN),
+        key(3): StartAtLatest(since_ms=SEEN),
     }
 
 
@@ -407,13 +446,13 @@ def test_a_proof_comes_with_the_lease() -> None:
 @pytest.mark.parametrize(
     ("progress", "position"),
     [
-        (StartAtTrimHorizon(last_caught_up_ms=EpochMillis(77)), TRIM),
+        (StartAtTrimHorizon(last_caught_up_ms=SEEN), TRIM),
         (
-            StartAtTimestamp(at_ms=NOON.millis, last_caught_up_ms=EpochMillis(77)),
+            StartAtTimestamp(at_ms=NOON.millis, last_caught_up_ms=SEEN),
             NOON,
         ),
         (
-            StartAtLatest(since_ms=NOON.millis, last_caught_up_ms=EpochMillis(77)),
+            StartAtLatest(since_ms=NOON.millis, last_caught_up_ms=SEEN),
             NOON,
         ),
     ],
@@ -422,11 +461,11 @@ def test_a_proof_comes_with_the_lease_of_a_shard_without_a_record(
     progress: Progress, position: Position
 ) -> None:
     seen = table(row(1, owner=ANNE, progress=progress), held=(1,))
-    proven = ShardState(position=position, last_caught_up_ms=EpochMillis(77))
+    proven = ShardState(position=position, last_caught_up_ms=SEEN)
     assert shared(offset({}), seen).resume_from == {key(1): proven}
-    for own in (None, EpochMillis(5), EpochMillis(99)):
+    for own in (None, EpochMillis(5), LATER):
         start = offset({1: ShardState(position=position, last_caught_up_ms=own)})
-        latest = max(own or EpochMillis(77), EpochMillis(77))
+        latest = max(own or SEEN, SEEN)
         assert shared(start, seen).states == {
             key(1): ShardState(position=position, last_caught_up_ms=latest)
         }
@@ -438,9 +477,9 @@ def test_a_proof_after_an_earlier_record_is_one_after_a_later_record() -> None:
     progress = structs.replace(processed(12), last_caught_up_ms=EpochMillis(77))
     seen = table(row(1, owner=ANNE, progress=progress), held=(1,))
     start = offset({1: ShardState(position=after(13), last_caught_up_ms=EpochMillis(5))})
-    assert shared(start, seen).states == {
-        key(1): ShardState(position=after(13), last_caught_up_ms=EpochMillis(77))
-    }
+    later = {key(1): ShardState(position=after(13), last_caught_up_ms=EpochMillis(77))}
+    found = shared(start, seen)
+    assert (found.states, found.resume_from) == (later, later)  # tasks need it too
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.checkpoint.leases.lease import ShardEnded, StartAtLatest, StartAtTrimHorizon
+from spark_ssp.checkpoint.leases.lease import (
+    Processed,
+    ShardEnded,
+    StartAtLatest,
+    StartAtTrimHorizon,
+)
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, IncompatibleStateError
 from spark_ssp.grouping.identifiers import StreamName
@@ -201,6 +206,80 @@ def test_a_shard_that_was_read_but_empty_for_longer_than_the_retention_goes_on(
     anne.stop()
     put = company.put(40)
     assert sorted(company.work(company.join("bert"), rounds=10)) == sorted(put)
+
+
+@pytest.mark.parametrize("advice", ["failOnDataLoss", "delete the row"])
+def test_an_empty_shard_that_nobody_has_read_for_too_long_is_dealt_with_as_the_error_advises(
+    company: Company, advice: str
+) -> None:
+    anne = company.join("anne")
+    company.work(anne, rounds=30)
+    anne.stop()
+    company.clock.advance(26 * HOUR_MS)
+    bert = company.join("bert")
+    with pytest.raises(DataLossError, match="no record read") as raised:
+        company.work(bert, rounds=4)
+    bert.stop()
+    assert "delete the shard's row from lease table orders-etl" in (raised.value.next_step or "")
+    if advice == "delete the row":
+        company.table = Table()
+    put = company.put(40)
+    carl = company.join("carl", fail_on_data_loss=advice != "failOnDataLoss")
+    assert sorted(company.work(carl, rounds=60)) == sorted(put)
+
+
+def test_records_after_latest_of_a_kcl_are_not_lost_silently_before_the_first_commit(
+    company: Company,
+) -> None:
+    for n in range(4):
+        row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), has_entity_type=False)
+        company.table.store.put_item(encode(row))
+    anne = company.join("anne")
+    assert anne.plan() is not None
+    anne.die()
+    company.put(40)
+    company.clock.advance(26 * HOUR_MS)
+    with pytest.raises(DataLossError, match="shardId-00000000000"):
+        company.work(company.join("bert"), rounds=40)
+
+
+def test_an_old_checkpoint_does_not_set_the_time_of_a_lease_back(tmp_path: Path) -> None:
+    company = Company(tmp_path / "marks", shards=1)
+    anne = company.join("anne")
+    read = company.put(4)
+    assert sorted(company.work(anne, rounds=10)) == sorted(read)
+    anne.die()
+    bert = company.join("bert")
+    for _ in range(30):
+        company.clock.advance(HOUR_MS)
+        assert company.work(bert, rounds=4) == []
+    bert.stop()
+    written = company.table.lease(0).progress
+    assert isinstance(written, Processed)
+    put = company.put(4)
+    company.clock.advance(2_000)
+    again = company.join("anne")
+    again.offset = anne.offset
+    assert sorted(company.work(again, rounds=10)) == sorted(put)  # by tasks, too
+    again.stop()
+    more = company.put(4)
+    assert sorted(company.work(company.join("carl"), rounds=10)) == sorted(more)
+
+
+def test_the_time_of_a_lease_is_not_much_older_than_that_of_the_offset(company: Company) -> None:
+    """Batches of other shards renew the offset's time at any moment."""
+    anne = company.join("anne")
+    company.work(anne, rounds=30)
+    oldest = 0
+    for _ in range(18):
+        company.put(1, keys=1)
+        company.work(anne, rounds=4)
+        company.clock.advance(50 * 60_000)
+        company.work(anne, rounds=4)
+        rows = [company.table.lease(n).progress for n in range(4)]
+        times = [one.last_caught_up_ms for one in rows if not isinstance(one, ShardEnded)]
+        oldest = max(oldest, *(company.clock.now_ms() - (time or 0) for time in times))
+    assert oldest < 5 * HOUR_MS
 
 
 def test_records_of_a_child_that_no_worker_has_read_are_not_lost_silently(tmp_path: Path) -> None:
