@@ -108,8 +108,8 @@ def is_forward(before: Progress, after: Progress) -> bool:
 
 
 def advanced(before: Progress, after: Progress) -> Progress | None:
-    """Return the checkpoint to write in place of `before`, which has the later time of both: what
-    follows a record arrived after what follows an earlier one. None if `after` says nothing new."""
+    """Return the checkpoint to write in place of `before`, with the later time of both: the records
+    after a record follow those after an earlier one. None if `after` says nothing new."""
     if not is_forward(before, after):
         return None
     if not isinstance(before, ShardEnded) and not isinstance(after, ShardEnded):

@@ -163,7 +163,7 @@ _NEXT_STEP: Final = (
 
 
 def next_step_after_loss(table: str | None, row: str = "the shard's row") -> str:
-    """Return what to do about a loss. A new query finds the rows of the lease `table` again."""
+    """Return the next step after a loss. A new query finds the rows of the lease `table` again."""
     if table is None:
         return _NEXT_STEP
     return (
