@@ -174,9 +174,9 @@ def _is_request_withdrawn(
     """Return whether the row differs only by handoff requests that were made and withdrawn.
 
     A withdrawal (`Assign`) raises the counter and counts as a switch back to the holder. No other
-    write under the holder's name does both: a renewal keeps the switches, a checkpoint sets them to
-    0. Two withdrawals are indistinguishable from another worker's take and its return, but a take
-    is possible only after the lease has expired.
+    write under the holder's name does both: a renewal keeps the switches, a checkpoint changes the
+    progress. Two withdrawals are indistinguishable from another worker's take and its return, but a
+    take is possible only after the lease has expired.
     """
     raised = found.counter - known.counter
     if raised != found.switches - known.switches or found.progress != known.progress:

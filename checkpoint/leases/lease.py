@@ -108,22 +108,31 @@ def is_forward(before: Progress, after: Progress) -> bool:
 
 
 def advanced(before: Progress, after: Progress) -> Progress | None:
-    """Return the checkpoint to write in place of `before`, with the later time of both: the records
-    after a record follow those after an earlier one. None if `after` says nothing new."""
-    if not is_forward(before, after):
+    """Return the checkpoint to write in place of `before`; None if `after` says nothing new.
+
+    It has the later time of two records, or of two equal starts: the records after a record follow
+    those after an earlier one. A record may be older than the start that it replaces, if its worker
+    has read the shard before the table had it: then the time of the start says nothing.
+    """
+    if after == before or not is_forward(before, after):
         return None
-    if not isinstance(before, ShardEnded) and not isinstance(after, ShardEnded):
-        seen, own = before.last_caught_up_ms, after.last_caught_up_ms
-        if seen is not None and (own is None or own < seen):
-            after = with_time(after, seen)
+    match before, after:
+        case Processed() as old, Processed() as new:
+            if _is_later(old, new):
+                after = msgspec.structs.replace(new, last_caught_up_ms=old.last_caught_up_ms)
+        case (
+            (StartAtTrimHorizon() | StartAtLatest() | StartAtTimestamp()) as old,
+            (StartAtTrimHorizon() | StartAtLatest() | StartAtTimestamp()) as new,
+        ):
+            if _is_later(old, new):
+                after = replace(new, last_caught_up_ms=old.last_caught_up_ms)
     return None if after == before else after
 
 
-def with_time(progress: Start | Processed, seen: EpochMillis) -> Start | Processed:
-    """Return a checkpoint with another `last_caught_up_ms`."""
-    if isinstance(progress, Processed):
-        return msgspec.structs.replace(progress, last_caught_up_ms=seen)
-    return replace(progress, last_caught_up_ms=seen)
+def _is_later(old: Start | Processed, new: Start | Processed) -> bool:
+    """Return whether the time of `old` is later than that of `new`, or the only one."""
+    before, after = old.last_caught_up_ms, new.last_caught_up_ms
+    return before is not None and (after is None or after < before)
 
 
 def _order(progress: Processed) -> tuple[int, int]:

@@ -7,8 +7,8 @@ Three attributes are this project's. `sspCheckpointTimestamp` (N, milliseconds s
 the time of AT_TIMESTAMP and LATEST, for which the KCL has no attribute. Beside a sequence number it
 is `last_caught_up_ms`; it remains true when a KCL worker checkpoints and leaves it unchanged, since
 records after a later one are after the earlier one too. `sspCaughtUpTimestamp` (N) is
-`last_caught_up_ms` beside a start. `sspOwner` (S) is the last holder from this project, by which
-other workers recognise it.
+`last_caught_up_ms` beside a start, and counts only there. `sspOwner` (S) is the last holder from
+this project, by which other workers recognise it.
 """
 
 from __future__ import annotations
@@ -207,11 +207,8 @@ class _Row:
                 f"{attribute} {shown(word)}",
                 "a sequence number, TRIM_HORIZON, LATEST, AT_TIMESTAMP or SHARD_END",
             )
-        known = [time for time in (millis, seen) if time is not None]
         return Processed(
-            sequence_number=SequenceNumber(word),
-            sub=sub or 0,
-            last_caught_up_ms=max(known, default=None),
+            sequence_number=SequenceNumber(word), sub=sub or 0, last_caught_up_ms=millis
         )
 
     def _hash_range(self) -> HashRange | None:

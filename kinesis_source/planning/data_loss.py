@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
@@ -162,13 +162,14 @@ _NEXT_STEP: Final = (
 )
 
 
-def next_step_after_loss(table: str | None, row: str = "the shard's row") -> str:
+def next_step_after_loss(table: str | None, row: str = "the rows of such shards") -> str:
     """Return the next step after a loss. A new query finds the rows of the lease `table` again."""
     if table is None:
         return _NEXT_STEP
     return (
-        f"set failOnDataLoss to false to continue after the gap; or delete {row} from lease table "
-        f"{table}, which a new query would find again, and start a new query with {NEW_CHECKPOINT}"
+        "set failOnDataLoss to false for each worker to continue after the gap; or stop all "
+        f"workers, delete {row} from lease table {table}, which a new query would find again, and "
+        f"start new queries with {NEW_CHECKPOINT}"
     )
 
 
@@ -292,24 +293,30 @@ def warn_start_moved(
     )
 
 
-def check_absent_start(
-    key: ShardKey, start: ShardState, evidence: Evidence, *, fail: bool, table: str | None = None
+def check_absent_starts(
+    starts: Mapping[ShardKey, tuple[ShardState, Evidence]], *, fail: bool, table: str | None = None
 ) -> None:
-    """Report that the record probed by the driver is gone, if other records may be gone too.
+    """Report that the records probed by the driver are gone, if other records may be gone too.
     `table`: the lease table, if shards are shared."""
-    verdict = judge(start, evidence)
-    if verdict is Verdict.NOT_PROMISED and start.first is not None:
-        warn_start_moved(key, first=start.first, found=evidence.found)
-    if verdict is not Verdict.LOST:
-        return
-    trimmed = trimmed_record(start, kept_ms=evidence.kept_ms)
-    report_data_loss(
-        f"shard {key}",
-        found=trimmed.found,
-        expected=trimmed.expected,
-        fail=fail,
-        next_step=next_step_after_loss(table),
-    )
+    lost: dict[ShardKey, Trimmed] = {}
+    for key, (start, evidence) in starts.items():
+        verdict = judge(start, evidence)
+        if verdict is Verdict.NOT_PROMISED and start.first is not None:
+            warn_start_moved(key, first=start.first, found=evidence.found)
+        if verdict is Verdict.LOST:
+            lost[key] = trimmed_record(start, kept_ms=evidence.kept_ms)
+    for key, trimmed in lost.items():
+        found = trimmed.found
+        if fail and len(lost) > 1:
+            others = abbreviate([str(other) for other in lost if other != key])
+            found += f"; records of other shards may be gone as well: {others}"
+        report_data_loss(
+            f"shard {key}",
+            found=found,
+            expected=trimmed.expected,
+            fail=fail,
+            next_step=next_step_after_loss(table),
+        )
 
 
 class Trimmed(NamedTuple):

@@ -24,7 +24,7 @@ from spark_ssp.kinesis_source.options.values import KinesisOptions
 from spark_ssp.kinesis_source.planning.active_shards import Listings
 from spark_ssp.kinesis_source.planning.data_loss import (
     Evidence,
-    check_absent_start,
+    check_absent_starts,
     is_start_point,
     is_unpromised,
     limited_start,
@@ -337,7 +337,7 @@ class EndOffsetFinder:
     def _advance_to(self, key: ShardKey, state: ShardState, target: Target) -> ShardAdvance:
         """Advance without a probe. The task that reads the records checks for data loss."""
         if isinstance(target, LatestRecord) and target.record is None:
-            self._check_absent_start(key, state, target.time)
+            self._check_absent_starts({key: (state, target.time)})
         return advance_to_target(state, target, None)
 
     def _find_ends_within(
@@ -502,23 +502,33 @@ class EndOffsetFinder:
                 cursor = replace(result.cursor, position=position)
                 results[key] = replace(result, cursor=cursor)
             self._prober.limiter.record_probe(key, calls=result.fetches, size=result.fetched_bytes)
-            if result.start_lost:
-                self._check_absent_start(key, states[key], result.time)
-            elif states[key].first is not None and is_unpromised(states[key]):
+            if (
+                not result.start_lost
+                and states[key].first is not None
+                and is_unpromised(states[key])
+            ):
                 self._check_moved_start(key, states[key], result)
+        self._check_absent_starts(
+            {key: (states[key], one.time) for key, one in results.items() if one.start_lost}
+        )
         return results
 
-    def _check_absent_start(self, key: ShardKey, state: ShardState, time: EpochMillis) -> None:
-        evidence = Evidence(
-            found=None,
-            time=time,
-            kept_ms=self._prober.kept_ms(key),
-            parent_listed=self._prober.lists_parent(key),
-        )
-        check_absent_start(
-            key,
-            state,
-            evidence,
+    def _check_absent_starts(
+        self, starts: Mapping[ShardKey, tuple[ShardState, EpochMillis]]
+    ) -> None:
+        check_absent_starts(
+            {
+                key: (
+                    state,
+                    Evidence(
+                        found=None,
+                        time=time,
+                        kept_ms=self._prober.kept_ms(key),
+                        parent_listed=self._prober.lists_parent(key),
+                    ),
+                )
+                for key, (state, time) in starts.items()
+            },
             fail=self._fail_on_data_loss,
             table=self._options.lease_table,
         )

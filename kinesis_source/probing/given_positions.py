@@ -50,6 +50,7 @@ from spark_ssp.kinesis_source.planning.data_loss import (
     Evidence,
     Verdict,
     judge,
+    next_step_after_loss,
     trimmed_record,
     warn_position_replaced,
 )
@@ -351,6 +352,7 @@ class GivenPositions:
     ) -> SspError:
         """Return the error of a bad position, with the advice for its giver."""
         giver = giver_of(key, state, start, self._table)
+        is_option = giver is Giver.OPTION or state.position == self._option.by_shard.get(key)
         subject = (
             f"shard {key}"
             + {
@@ -361,32 +363,33 @@ class GivenPositions:
         )
         if verdict is PositionVerdict.LOST:
             trimmed = trimmed_record(state, kept_ms=self._prober.kept_ms(key))
+            next_step = next_step_after_loss(self._table)
+            if is_option:
+                next_step = (
+                    "set failOnDataLoss to false to continue after the gap, or "
+                    f"{_corrected(giver, _LATER)}"
+                )
             return DataLossError(
-                subject,
-                found=trimmed.found,
-                expected=trimmed.expected,
-                next_step="set failOnDataLoss to false to continue after the gap, or "
-                + self._remedy(giver, key, state, _TRIMMED),
+                subject, found=trimmed.found, expected=trimmed.expected, next_step=next_step
             )
+        remedy = _corrected(giver, _OWN) if is_option else _FOREIGN[giver]
+        if giver is Giver.CHECKPOINT and self._table is not None and not is_option:
+            remedy += " and with another applicationName"
         return InvalidPositionError(
             subject,
             found=_found(state, verdict, answer),
             expected="the sequence number of a record of this shard",
-            next_step=f"{self._remedy(giver, key, state, _FOREIGN)}; or set failOnDataLoss to "
+            next_step=f"{remedy}; or set failOnDataLoss to "
             "false to read the shard from its oldest record, possibly a second time",
         )
 
-    def _remedy(
-        self, giver: Giver, key: ShardKey, state: ShardState, remedies: Mapping[Giver, str]
-    ) -> str:
-        remedy = remedies[giver]
-        if giver is not Giver.OPTION and state.position == self._option.by_shard.get(key):
-            # From which the lease was created, or which waited in the checkpoint for its parents.
-            remedy = _DELETE_ROW if giver is Giver.LEASE else _AFRESH
-            return f"{remedies[Giver.OPTION]}; and {remedy}"
-        if giver is Giver.CHECKPOINT and self._table is not None:
-            return f"{remedy} and with another applicationName"
-        return remedy
+
+def _corrected(giver: Giver, correction: str) -> str:
+    """Return the correction of a position in startingPosition. A lease may have been created from
+    it, and it may wait in the checkpoint for the shard's parents."""
+    if giver is Giver.OPTION:
+        return correction
+    return f"{correction}; and {_DELETE_ROW if giver is Giver.LEASE else _AFRESH}"
 
 
 _DELETE_ROW: Final = (
@@ -394,18 +397,14 @@ _DELETE_ROW: Final = (
     "the query's checkpoint, or from its oldest record"
 )
 _AFRESH: Final = f"start the query on {NEW_CHECKPOINT}"
+_OWN: Final = "correct the shard's position in startingPosition, or leave it out"
+_LATER: Final = "choose a later position for the shard in startingPosition, or leave it out"
 _FOREIGN: Final = {
-    Giver.OPTION: "correct the shard's position in startingPosition, or leave it out",
     Giver.CHECKPOINT: "make streamName, region and endpointUrl name the stream that the checkpoint "
     f"was written for, or {_AFRESH}",
     Giver.LEASE: _DELETE_ROW,
 }
 """The remedy for a position of another shard or stream, by its giver."""
-_TRIMMED: Final = {
-    Giver.OPTION: "choose a later position for the shard in startingPosition, or leave it out",
-    Giver.CHECKPOINT: f"start a new query with {NEW_CHECKPOINT}",
-    Giver.LEASE: _DELETE_ROW,
-}
 
 
 def _found(state: ShardState, verdict: PositionVerdict, answer: PositionAnswer) -> str:

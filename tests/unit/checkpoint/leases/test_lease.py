@@ -14,6 +14,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StartAtLatest,
     StartAtTimestamp,
     StartAtTrimHorizon,
+    advanced,
     is_forward,
 )
 from spark_ssp.grouping.identifiers import EpochMillis
@@ -76,6 +77,26 @@ def test_forward_and_forward_again_is_forward(
 def test_both_ways_only_between_equals(one: Progress, other: Progress) -> None:
     both = is_forward(one, other) and is_forward(other, one)
     assert both == (untimed(one) == untimed(other))
+
+
+@given(any_progress, any_progress)
+def test_what_is_written_is_forward_and_no_earlier_in_time(
+    before: Progress, after: Progress
+) -> None:
+    written = advanced(before, after)
+    if written is None:
+        assert not is_forward(before, after) or untimed(before) == untimed(after)
+        return
+    assert untimed(written) == untimed(after)
+    assert is_forward(before, written)
+    if isinstance(written, ShardEnded) or isinstance(before, ShardEnded):
+        return
+    assert not isinstance(after, ShardEnded)
+    own, seen = after.last_caught_up_ms or 0, before.last_caught_up_ms or 0
+    if isinstance(written, Processed) and not isinstance(before, Processed):
+        assert written == after
+    else:
+        assert (written.last_caught_up_ms or 0) == max(own, seen)
 
 
 def untimed(progress: Progress) -> object:

@@ -206,15 +206,13 @@ def test_the_time_of_the_last_proof_stands_beside_a_sequence_number() -> None:
     assert found.progress == replace(progress, sequence_number=SequenceNumber("9"))
 
 
-def test_the_time_of_the_last_proof_beside_a_start_stays_true_when_a_kcl_worker_checkpoints() -> (
-    None
-):
+def test_the_time_of_a_start_counts_only_beside_it() -> None:
     start = StartAtTimestamp(at_ms=EpochMillis(3), last_caught_up_ms=EpochMillis(7))
     item = encode(lease(progress=start))
     assert item["sspCaughtUpTimestamp"] == {"N": "7"}
     found = decode({**item, "checkpoint": {"S": "9"}})
     assert isinstance(found, Lease)
-    assert found.progress == replace(processed(9), last_caught_up_ms=EpochMillis(7))
+    assert found.progress == replace(processed(9), last_caught_up_ms=EpochMillis(3))
 
 
 @pytest.mark.parametrize("word", ["TRIM_HORIZON", "SHARD_END"])

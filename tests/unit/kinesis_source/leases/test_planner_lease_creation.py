@@ -17,6 +17,7 @@ from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, IncompatibleStateError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
     AtTimestamp,
     EpochMillis,
     Latest,
@@ -220,7 +221,8 @@ def test_an_empty_shard_that_nobody_has_read_for_too_long_is_dealt_with_as_the_e
     with pytest.raises(DataLossError, match="no record read") as raised:
         company.work(bert, rounds=4)
     bert.stop()
-    assert "delete the shard's row from lease table orders-etl" in (raised.value.next_step or "")
+    assert "delete the rows of such shards from lease table" in (raised.value.next_step or "")
+    assert "shardId-000000000003" in raised.value.found  # all at once
     if advice == "delete the row":
         company.table = Table()
     put = company.put(40)
@@ -264,6 +266,26 @@ def test_an_old_checkpoint_does_not_set_the_time_of_a_lease_back(tmp_path: Path)
     again.stop()
     more = company.put(4)
     assert sorted(company.work(company.join("carl"), rounds=10)) == sorted(more)
+
+
+def test_the_time_of_a_start_is_none_of_a_record_before_it(company: Company) -> None:
+    """The first worker's checkpoint knows a record of which the table never heard."""
+    anne = company.join("anne")
+    company.put(40)
+    anne.trigger()
+    assert isinstance(anne.state_of(0).position, AfterRecord)
+    anne.die()
+    company.table = Table()
+    company.put(40)
+    company.clock.advance(26 * HOUR_MS)
+    bert = company.join("bert")
+    company.work(bert, rounds=30)
+    bert.stop()
+    assert company.table.lease(0).progress != StartAtTrimHorizon()
+    again = company.join("anne")
+    again.offset = anne.offset
+    with pytest.raises(DataLossError, match="shardId-00000000000"):
+        company.work(again, rounds=20)
 
 
 def test_the_time_of_a_lease_is_not_much_older_than_that_of_the_offset(company: Company) -> None:
