@@ -359,7 +359,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Plant each defect, and run the tests that must find it."""
     parser = argparse.ArgumentParser(description="Plant defects, and run the histories.")
     parser.add_argument("--list", action="store_true", help="print the defects, and end")
-    parser.add_argument("--only", action="append", metavar="NAME", help="plant only this one")
+    parser.add_argument(
+        "--only",
+        action="append",
+        choices=[one.name for one in DEFECTS],
+        metavar="NAME",
+        help="plant only this one, by its name after the colon",
+    )
     options = parser.parse_args(arguments)
     chosen = [one for one in DEFECTS if not options.only or one.name in options.only]
     if options.list:
