@@ -144,6 +144,29 @@ def test_a_closed_shard_says_nothing_about_the_time_after_its_end(
     check_loss_is_reported(orders)
 
 
+def test_a_shard_that_was_closed_after_the_last_listing_proves_nothing_of_the_time_since(
+    scenes: ExitStack,
+) -> None:
+    orders = scene(scenes, shardDiscoveryInterval="10m")
+    orders.world.state.answers = UnusualAnswers(late_shard_end=True)
+    orders.put(2)
+    orders.start()
+    orders.run(1)
+    orders.world.split(STREAM, 0)
+    for child in orders.world.open_shards(STREAM):
+        orders.world.inject(Throttle(), "GetRecords", child, 100)
+    orders.put(2)
+    orders.world.pass_time(8 * 60_000)
+    orders.run(1)  # by the listing the parent is still open
+    orders.world.pass_time(3 * 60_000)
+    orders.run(3)
+    assert '"TRIM_HORIZON"' in orders.query.offset_log[-1]
+    orders.query.stop()
+    orders.world.pass_time(24 * HOUR_MS - 8 * 60_000)
+    orders.world.state.faults.clear()
+    check_loss_is_reported(orders)
+
+
 @pytest.mark.parametrize("trigger", [Trigger.PROCESSING_TIME, Trigger.AVAILABLE_NOW])
 def test_a_limit_holds_for_records_that_a_closed_shard_does_not_show_yet(
     trigger: Trigger, scenes: ExitStack
