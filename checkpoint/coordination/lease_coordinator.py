@@ -86,7 +86,7 @@ from spark_ssp.checkpoint.leases.lease import (
     Progress,
     StartAtTimestamp,
     StartAtTrimHorizon,
-    is_forward,
+    advanced,
     lease_key,
 )
 from spark_ssp.checkpoint.leases.lease_store import Rows
@@ -189,7 +189,7 @@ def _is_own(state: State, key: LeaseKey) -> bool:
 
 def _is_news(state: State, key: LeaseKey, progress: Progress) -> bool:
     known = state.reported.progress.get(key, state.observed[key].lease.progress)
-    return progress != known and is_forward(known, progress)
+    return advanced(known, progress) is not None
 
 
 def apply_scan(state: State, rows: Rows, kcl_workers: KclWorkers, now: Monotonic) -> State:

@@ -249,22 +249,28 @@ _PENDING: Final = (
 )
 
 
+"""Attributes of a KCL worker's prepared checkpoint, which one of a record makes void."""
+
+
 def _has_moved(write: Checkpoint) -> bool:
     """Return whether records were processed. Otherwise only the times of the start change, and the
     rest of a KCL's row stays."""
     return isinstance(write.progress, Processed | ShardEnded)
 
 
+def _cleared(write: Checkpoint) -> tuple[str, ...]:
+    """Return the attributes that a checkpoint removes, unless it sets them."""
+    return (*_PENDING, *_TIMES) if _has_moved(write) else _TIMES
+
+
 def _checkpoint(write: Checkpoint) -> UpdateRow:
     sets = encode_progress(write.progress) | _next_counter(write.lease)
-    cleared: tuple[str, ...] = _TIMES
     if _has_moved(write):
         sets[Attribute.SWITCHES.value] = number(0)
-        cleared = (*_PENDING, *_TIMES)
     return UpdateRow(
         expected=_observed(write.lease),
         sets=sets,
-        removes=tuple(name for name in cleared if name not in sets),
+        removes=tuple(name for name in _cleared(write) if name not in sets),
     )
 
 
@@ -328,7 +334,7 @@ def row_after(write: Write) -> Lease | None:
         case Checkpoint(progress=progress) if not _has_moved(write):
             return replace(lease, counter=counter, progress=progress)
         case Checkpoint(progress=progress):
-            cleared = (*_PENDING, *_TIMES)
+            cleared = _cleared(write)
             kept = {n: v for n, v in lease.extra_attributes.items() if n not in cleared}
             return replace(
                 lease,

@@ -3,10 +3,10 @@
 From KCL 3.5 on the table also contains rows of other types, marked by `entityType`; a row without
 that attribute is a lease. Unknown attributes are kept unchanged.
 
-Three attributes are this project's. `sspCheckpointTimestamp` (N, milliseconds since the epoch) is
-the time of AT_TIMESTAMP and LATEST, for which the KCL has no attribute. Beside a sequence number it
-is `last_caught_up_ms`; it remains true when a KCL worker checkpoints and leaves it unchanged, since
-records after a later one are after the earlier one too. `sspCaughtUpTimestamp` (N) is
+Three attributes here are this project's. `sspCheckpointTimestamp` (N, milliseconds since the epoch)
+is the time of AT_TIMESTAMP and LATEST, for which the KCL has no attribute. Beside a sequence number
+it is `last_caught_up_ms`; it remains true when a KCL worker checkpoints and leaves it unchanged,
+since records after a later one are after the earlier one too. `sspCaughtUpTimestamp` (N) is
 `last_caught_up_ms` beside a start, and counts only there. `sspOwner` (S) is the last holder from
 this project, by which other workers recognise it.
 """

@@ -506,7 +506,8 @@ class LeaseSession:
         last = self._reported
         self._reported = {}
         oldest_ms = {
-            # The offset's time is renewed as often, by other batches at any moment.
+            # Batches of other shards renew the offset's time at any moment: with its own threshold
+            # the time of a row could be almost twice as old.
             name: max_caught_up_age_ms(self._discovery.description(ref).retention_ms) // 4
             for name, ref in self._streams.items()
         }
@@ -680,11 +681,8 @@ def repeated_checkpoint(last: Processed | None, now: Processed, oldest_ms: int) 
     the reported one is not yet old."""
     if last is None or (last.sequence_number, last.sub) != (now.sequence_number, now.sub):
         return now
-    if last.last_caught_up_ms is None or _is_old(
-        last.last_caught_up_ms, now.last_caught_up_ms, oldest_ms
-    ):
-        return now
-    return last
+    is_old = _is_old(last.last_caught_up_ms, now.last_caught_up_ms, oldest_ms)
+    return now if is_old else last
 
 
 def _is_old(written: EpochMillis | None, now: EpochMillis | None, oldest_ms: int) -> bool:

@@ -162,13 +162,15 @@ _NEXT_STEP: Final = (
 )
 
 
-def next_step_after_loss(table: str | None, row: str = "the rows of such shards") -> str:
+def next_step_after_loss(
+    table: str | None, rows: str = "the rows of the shards that are named here"
+) -> str:
     """Return the next step after a loss. A new query finds the rows of the lease `table` again."""
     if table is None:
         return _NEXT_STEP
     return (
         "set failOnDataLoss to false for each worker to continue after the gap; or stop all "
-        f"workers, delete {row} from lease table {table}, which a new query would find again, and "
+        f"workers, delete {rows} from lease table {table} (a new query would find them again), and "
         f"start new queries with {NEW_CHECKPOINT}"
     )
 
@@ -305,7 +307,7 @@ def check_absent_starts(
             warn_start_moved(key, first=start.first, found=evidence.found)
         if verdict is Verdict.LOST:
             lost[key] = trimmed_record(start, kept_ms=evidence.kept_ms)
-    for key, trimmed in lost.items():
+    for key, trimmed in sorted(lost.items()):
         found = trimmed.found
         if fail and len(lost) > 1:
             others = abbreviate([str(other) for other in lost if other != key])
@@ -329,10 +331,16 @@ class Trimmed(NamedTuple):
 def trimmed_record(start: ShardState, *, kept_ms: int) -> Trimmed:
     """Return the parts of the error for the record of `start`."""
     seen = start.last_caught_up_ms
-    record = "no record read" if is_start_point(start.position) else "the last record read trimmed"
+    found = "the last record read trimmed"
+    if seen is not None:
+        found += f", and the shard last caught up at {time_text(seen)}"
+    if is_start_point(start.position):
+        # The time may be that of the stream's creation, or of a start.
+        found = "no record read"
+        if seen is not None:
+            found += f", and no proof that all since {time_text(seen)} are kept"
     return Trimmed(
-        found=record
-        + ("" if seen is None else f", and the shard last caught up at {time_text(seen)}"),
+        found=found,
         expected="progress within the time for which records are kept "
         f"({duration_text(kept_ms)}), so that nothing that follows can have been trimmed",
     )
@@ -443,13 +451,16 @@ class DataLossChecks:
         self._lost(
             found=f"the stream deleted and created again at {time_text(stream.created)}",
             expected=f"the stream that was created at {time_text(self.range.created)}",
+            next_step=_NEXT_STEP
+            if self.table is None
+            else f"choose a new applicationName and {NEW_CHECKPOINT}",
         )
 
-    def _lost(self, *, found: str, expected: str) -> None:
+    def _lost(self, *, found: str, expected: str, next_step: str | None = None) -> None:
         report_data_loss(
             f"shard {self.range.key}",
             found=found,
             expected=expected,
             fail=self.fail,
-            next_step=next_step_after_loss(self.table),
+            next_step=next_step or next_step_after_loss(self.table),
         )

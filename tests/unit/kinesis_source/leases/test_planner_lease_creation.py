@@ -221,7 +221,7 @@ def test_an_empty_shard_that_nobody_has_read_for_too_long_is_dealt_with_as_the_e
     with pytest.raises(DataLossError, match="no record read") as raised:
         company.work(bert, rounds=4)
     bert.stop()
-    assert "delete the rows of such shards from lease table" in (raised.value.next_step or "")
+    assert "delete the rows of the shards that are named here" in (raised.value.next_step or "")
     assert "shardId-000000000003" in raised.value.found  # all at once
     if advice == "delete the row":
         company.table = Table()
