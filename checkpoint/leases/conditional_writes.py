@@ -247,8 +247,6 @@ _PENDING: Final = (
     Attribute.PENDING_STATE.value,
     Attribute.PENDING_SUB.value,
 )
-
-
 """Attributes of a KCL worker's prepared checkpoint, which one of a record makes void."""
 
 

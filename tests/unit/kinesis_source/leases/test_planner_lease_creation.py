@@ -41,6 +41,13 @@ def company(tmp_path: Path) -> Company:
     return Company(tmp_path / "marks")
 
 
+def put_latest_of_a_kcl(company: Company) -> None:
+    """Put the rows that a KCL worker creates if it starts at LATEST."""
+    for n in range(4):
+        row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), has_entity_type=False)
+        company.table.store.put_item(encode(row))
+
+
 def test_latest_of_a_kcl_means_when_the_shard_is_taken(company: Company) -> None:
     row = lease("shardId-000000000000", progress=StartAtLatest(), has_entity_type=False)
     company.table.store.put_item(encode(row))
@@ -74,9 +81,7 @@ def test_latest_of_a_kcl_is_found_out_once_for_all(company: Company, committed: 
 
 
 def test_latest_of_a_kcl_is_not_looked_for_while_leases_are_waited_for(company: Company) -> None:
-    for n in range(4):
-        row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), has_entity_type=False)
-        company.table.store.put_item(encode(row))
+    put_latest_of_a_kcl(company)
     bert = company.join("bert", leases={"max_leases": 1})
     company.work(bert, rounds=3)
     anne = company.join("anne")
@@ -184,9 +189,7 @@ def test_records_of_a_shard_that_was_read_but_empty_are_not_lost_silently(
         began = AtTimestamp(millis=EpochMillis(company.clock.now_ms()))
         changes = {"starting_position": StartingPosition(default=began)}
     elif start == "LATEST of a KCL":
-        for n in range(4):
-            row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), has_entity_type=False)
-            company.table.store.put_item(encode(row))
+        put_latest_of_a_kcl(company)
     anne = company.join("anne", **changes)
     company.work(anne, rounds=30)
     anne.stop()
@@ -233,9 +236,7 @@ def test_an_empty_shard_that_nobody_has_read_for_too_long_is_dealt_with_as_the_e
 def test_records_after_latest_of_a_kcl_are_not_lost_silently_before_the_first_commit(
     company: Company,
 ) -> None:
-    for n in range(4):
-        row = lease(f"shardId-00000000000{n}", progress=StartAtLatest(), has_entity_type=False)
-        company.table.store.put_item(encode(row))
+    put_latest_of_a_kcl(company)
     anne = company.join("anne")
     assert anne.plan() is not None
     anne.die()
