@@ -49,10 +49,9 @@ from spark_ssp.kinesis_source.planning.active_shards import (
 )
 from spark_ssp.kinesis_source.planning.batch_log import BatchLog, warn_of_next_batches
 from spark_ssp.kinesis_source.planning.data_loss import (
-    report_missed_children,
+    report_expired_shards,
     report_recreated_stream,
     report_skipped_batches,
-    report_vanished_shard,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import (
     Child,
@@ -548,10 +547,9 @@ class BatchPlanner:
             _doubts,
             sleep=self._sleep,
         )
-        for key in active.vanished:
-            report_vanished_shard(key, fail=self._options.fail_on_data_loss)
-        for key in active.abandoned:
-            report_missed_children(key, fail=self._options.fail_on_data_loss)
+        report_expired_shards(
+            active.vanished, active.abandoned, fail=self._options.fail_on_data_loss
+        )
         resolved: set[ShardKey] = set()
         for name in sorted(self._streams.keys() - active.streams.keys()):
             position = (

@@ -80,9 +80,7 @@ from spark_ssp.kinesis_source.planning.active_shards import (
 )
 from spark_ssp.kinesis_source.planning.data_loss import (
     is_start_point,
-    next_step_after_loss,
-    report_missed_children,
-    report_vanished_shard,
+    report_expired_shards,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import max_caught_up_age_ms
 from spark_ssp.kinesis_source.planning.shard_discovery import Doubts, ShardDiscovery
@@ -331,14 +329,14 @@ class LeaseSession:
     def _report_losses(self, decision: Decision) -> None:
         """Report shards that were lost since the last decision. A shard remains lost until its row
         is written."""
-        for key, lost in decision.lost.items():
-            if key in self._lost:
-                continue
-            report = report_missed_children if lost.at_end else report_vanished_shard
-            row = f"the row {self._lease_keys().key(key)}"
-            next_step = next_step_after_loss(self._leases.table, row)
-            report(key, fail=self._options.fail_on_data_loss, next_step=next_step)
-            self._lost.add(key)
+        new = decision.lost.keys() - self._lost
+        report_expired_shards(
+            (key for key in new if not decision.lost[key].at_end),
+            (key for key in new if decision.lost[key].at_end),
+            fail=self._options.fail_on_data_loss,
+            table=self._leases.table,
+        )
+        self._lost |= new
 
     def _log_differences(self, start: Offset, snapshot: LeaseSnapshot, *, restarted: bool) -> None:
         decision = snapshot.decision

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final, NamedTuple
@@ -162,16 +162,14 @@ _NEXT_STEP: Final = (
 )
 
 
-def next_step_after_loss(
-    table: str | None, rows: str = "the rows of the shards that are named here"
-) -> str:
+def next_step_after_loss(table: str | None) -> str:
     """Return the next step after a loss. A new query finds the rows of the lease `table` again."""
     if table is None:
         return _NEXT_STEP
     return (
         "set failOnDataLoss to false for each worker to continue after the gap; or stop all "
-        f"workers, delete {rows} from lease table {table} (a new query would find them again), and "
-        f"start new queries with {NEW_CHECKPOINT}"
+        "workers, delete the rows of the shards that are named here from lease table "
+        f"{table} (a new query would find them again), and start new queries with {NEW_CHECKPOINT}"
     )
 
 
@@ -210,27 +208,44 @@ def report_recreated_stream(stream: StreamName, *, before: int, now: int, fail: 
     )
 
 
-def report_vanished_shard(key: ShardKey, *, fail: bool, next_step: str = _NEXT_STEP) -> None:
-    """Report a shard that is no longer listed and was not read to its end."""
-    report_data_loss(
-        f"shard {key}",
-        found="the shard missing from ListShards, expired before it was read to its end",
-        expected="a shard that is listed for the stream's retention",
-        fail=fail,
-        next_step=next_step,
-    )
+def report_expired_shards(
+    unread: Iterable[ShardKey],
+    finished: Iterable[ShardKey] = (),
+    *,
+    fail: bool,
+    table: str | None = None,
+) -> None:
+    """Report shards that are no longer listed: those that were not read to their end, and those
+    that were `finished` but whose children were not started. `table`: the lease table, if shards
+    are shared."""
+    unread, finished = sorted(unread), sorted(finished)
+    step = next_step_after_loss(table)
+    for key in unread:
+        report_data_loss(
+            f"shard {key}",
+            found="the shard missing from ListShards, expired before it was read to its end"
+            + _others(key, [*unread, *finished], fail=fail),
+            expected="a shard that is listed for the stream's retention",
+            fail=fail,
+            next_step=step,
+        )
+    for key in finished:
+        report_data_loss(
+            f"children of shard {key}",
+            found="the parent shard missing from ListShards; records of its children have expired, "
+            "possibly with children that were closed too" + _others(key, finished, fail=fail),
+            expected="reading to reach the children before their records expire",
+            fail=fail,
+            next_step=step,
+        )
 
 
-def report_missed_children(key: ShardKey, *, fail: bool, next_step: str = _NEXT_STEP) -> None:
-    """Report a shard that was read to its end and expired before its children were started."""
-    report_data_loss(
-        f"children of shard {key}",
-        found="the parent shard missing from ListShards; records of its children have expired, "
-        "possibly with children that were closed too",
-        expected="reading to reach the children before their records expire",
-        fail=fail,
-        next_step=next_step,
-    )
+def _others(key: ShardKey, lost: Sequence[ShardKey], *, fail: bool) -> str:
+    """Return the part of `found` that names the other shards, since an error is the only report."""
+    others = [str(other) for other in lost if other != key]
+    if not fail or not others:
+        return ""
+    return f"; records of other shards may be gone as well: {abbreviate(others)}"
 
 
 def report_skipped_batches(keys: Sequence[ShardKey], *, fail: bool) -> None:
@@ -308,13 +323,9 @@ def check_absent_starts(
         if verdict is Verdict.LOST:
             lost[key] = trimmed_record(start, kept_ms=evidence.kept_ms)
     for key, trimmed in sorted(lost.items()):
-        found = trimmed.found
-        if fail and len(lost) > 1:
-            others = abbreviate([str(other) for other in lost if other != key])
-            found += f"; records of other shards may be gone as well: {others}"
         report_data_loss(
             f"shard {key}",
-            found=found,
+            found=trimmed.found + _others(key, sorted(lost), fail=fail),
             expected=trimmed.expected,
             fail=fail,
             next_step=next_step_after_loss(table),

@@ -217,9 +217,9 @@ class EndOffsetFinder:
             within = self._find_ends_within(eligible, listings, limits)
             return self._with_last_caught_up(eligible, within)
         now = self._prober.service_time()
-        advances: dict[ShardKey, ShardAdvance] = {}
         probes: dict[ShardKey, Probe] = {}
         targets: dict[ShardKey, Target] = {}
+        known: dict[ShardKey, Target] = {}
         far = self._far_behind(eligible, limits)
         self._are_far |= bool(far)
         share = LimitShare(size_bytes=limits.max_shard_bytes, excess=FAR_EXCESS)
@@ -237,9 +237,10 @@ class EndOffsetFinder:
                     targets[key] = target
                     probes[key] = self._find_first_record(key, state, now)
             elif target is not None:
-                advances[key] = self._advance_to(key, state, target)
+                known[key] = target
             elif not self.targets.are_fixed and self._prober.limiter.is_due(key):
                 probes[key] = self._probe(key, state, now)
+        advances = self._advances_to(known, eligible)
         results = self._probe_all(eligible, probes)
         if not self.targets.are_fixed:
             starved, special = self._prober.starved, far | targets.keys()
@@ -334,11 +335,20 @@ class EndOffsetFinder:
             _log.info(text, len(far), (limits.max_shard_bytes or 0) >> 20)
         return far
 
-    def _advance_to(self, key: ShardKey, state: ShardState, target: Target) -> ShardAdvance:
+    def _advances_to(
+        self, targets: Mapping[ShardKey, Target], states: Mapping[ShardKey, ShardState]
+    ) -> dict[ShardKey, ShardAdvance]:
         """Advance without a probe. The task that reads the records checks for data loss."""
-        if isinstance(target, LatestRecord) and target.record is None:
-            self._check_absent_starts({key: (state, target.time)})
-        return advance_to_target(state, target, None)
+        self._check_absent_starts(
+            {
+                key: (states[key], target.time)
+                for key, target in targets.items()
+                if isinstance(target, LatestRecord) and target.record is None
+            }
+        )
+        return {
+            key: advance_to_target(states[key], target, None) for key, target in targets.items()
+        }
 
     def _find_ends_within(
         self, eligible: Mapping[ShardKey, ShardState], listings: Listings, limits: Limits
@@ -440,15 +450,15 @@ class EndOffsetFinder:
             return {}, {
                 key: state for key, state in eligible.items() if self._prober.limiter.is_due(key)
             }
-        advances: dict[ShardKey, ShardAdvance] = {}
+        known: dict[ShardKey, Target] = {}
         behind: dict[ShardKey, ShardState] = {}
         for key, state in eligible.items():
             target = self.targets.get(key)
             if self.targets.is_probed(key, state.position):
                 behind[key] = state
             elif target is not None:
-                advances[key] = self._advance_to(key, state, target)
-        return advances, behind
+                known[key] = target
+        return self._advances_to(known, eligible), behind
 
     def _probe(self, key: ShardKey, state: ShardState, now: EpochMillis) -> Probe:
         starved = key in self._prober.starved

@@ -273,8 +273,9 @@ def test_regular_runs_over_a_quiet_shard_are_no_loss(limits: Limits) -> None:
 @pytest.mark.parametrize("limits", LIMITS)
 @pytest.mark.parametrize("start", ["trim", "latest"])
 def test_a_run_that_comes_too_late_says_so(limits: Limits, start: str) -> None:
-    """All that was put since the last run has been trimmed: nothing is left that could tell."""
-    world = World(shards=1)
+    """All that was put since the last run has been trimmed: nothing is left that could tell. The
+    error names every shard."""
+    world = World(shards=2)
     if start == "latest":
         world.restart(starting_position=StartingPosition(default=Latest()))
     else:
@@ -282,8 +283,9 @@ def test_a_run_that_comes_too_late_says_so(limits: Limits, start: str) -> None:
     available_now(world, limits)
     world.put(5)
     world.clock.advance(RETENTION_MS + 60_000)
-    with pytest.raises(DataLossError, match="shard orders/shardId-000000000000"):
+    with pytest.raises(DataLossError, match="shard orders/shardId-000000000000") as raised:
         available_now(world, limits)
+    assert "orders/shardId-000000000001" in raised.value.found
 
 
 @pytest.mark.parametrize("limits", LIMITS)
