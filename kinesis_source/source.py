@@ -162,9 +162,9 @@ class KinesisStreamReader(PlanningStreamReader):
         from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges, without_removed
 
         streams = {ref.name: ref for ref in self._options.streams}
-        begin = self._offsets.decode(start)
+        begin, planned = self._offsets.decode(start), self._offsets.decode(end)
         until = without_removed(
-            self._offsets.decode(end),
+            planned,
             streams.keys(),
             self._options.drop_streams,
             fail=self._options.fail_on_data_loss,
@@ -176,7 +176,15 @@ class KinesisStreamReader(PlanningStreamReader):
         hash_ranges = self._planner.hash_ranges(until) if self._planner else {}
         expected = self._planner.expected_sizes(until) if self._planner else {}
         iterators = self._planner.start_iterators(begin) if self._planner else {}
-        ranges = plan_ranges(begin, until, streams, hash_ranges, expected, iterators)
+        ranges = plan_ranges(
+            begin,
+            planned,
+            streams,
+            hash_ranges,
+            expected,
+            iterators,
+            removed=planned.streams.keys() - until.streams.keys(),
+        )
         if self._options.fan_out is not None:
             self._plan()
         if self._fan_out is not None:

@@ -237,14 +237,19 @@ def plan_ranges(
     hash_ranges: Mapping[ShardKey, HashRange] = _UNKNOWN,
     expected: Mapping[ShardKey, ExpectedSize] = _NO_SIZES,
     iterators: Mapping[ShardKey, ShardIterator] = _NO_ITERATORS,
+    *,
+    removed: Collection[StreamName] = (),
 ) -> tuple[SlotRange, ...]:
     """Return one range for each slot that has records to read, by slot; idle slots cost no task.
+    Records of `removed` streams are left out, but a slot that had only these stays: sinks recognize
+    repeated rows by the number of their task.
 
     `hash_ranges`, `expected` and `iterators`, which follow positions of `start`, may be unknown:
     they only save the readers requests, and records fetched past the end of the batch. Raises
     IncompatibleStateError for offsets of other streams, or that do not follow each other.
     """
-    check_streams(end, streams.keys())
+    check_streams(end, {*streams, *removed})
+    streams = {**{name: StreamRef(name=name) for name in removed}, **streams}
     ranges: dict[ShardKey, ShardRange] = {}
     for key in sorted(end.states):
         shard_range = _shard_range(
@@ -260,7 +265,9 @@ def plan_ranges(
     for key, shard_range in ranges.items():
         if key in follows:
             shard_range = replace(shard_range, after=follows[key])
-        by_slot.setdefault(end.assignment[components.first(key)], []).append(shard_range)
+        slot = by_slot.setdefault(end.assignment[components.first(key)], [])
+        if key.stream not in removed:
+            slot.append(shard_range)
     return tuple(SlotRange(slot=slot, shards=tuple(by_slot[slot])) for slot in sorted(by_slot))
 
 

@@ -208,6 +208,8 @@ def read_slot(
     happens and stops the reading of all. When this returns, raises or is closed, its threads have
     ended; that may take as long as the calls they are in, at most the read timeout.
     """
+    if not range_.shards:
+        return
     columns = columns or all_columns(include_repeat_keys=options.include_repeat_keys)
     is_pushed = open_subscriber is not None and any(each.is_pushed for each in range_.shards)
     limit = options.max_bytes_in_flight

@@ -403,6 +403,25 @@ def test_a_stream_that_the_query_does_not_read_is_an_error_that_names_the_option
     )
 
 
+@given(slots=st.lists(st.integers(0, 3), min_size=4, max_size=4), last=st.booleans())
+def test_slots_keep_their_task_without_a_removed_stream(slots: list[int], last: bool) -> None:
+    """Sinks recognize the rows of a batch that runs again by the number of their task."""
+    streams = (ORDERS, StreamName("views" if last else "clicks"))
+    keys = [ShardKey(stream=name, shard=key(n).shard) for name in streams for n in (0, 1)]
+    end = offset(
+        {one: (slot, after(9)) for one, slot in zip(keys, slots, strict=True)},
+        slots=4,
+        streams=streams,
+        start=TRIM,
+    )
+    planned = plan_ranges(BEFORE_FIRST_BATCH, end, {n: StreamRef(name=n) for n in streams})
+    again = plan_ranges(BEFORE_FIRST_BATCH, end, {ORDERS: REFS[ORDERS]}, removed=streams[1:])
+    assert [part.slot for part in again] == [part.slot for part in planned]
+    for part, before in zip(again, planned, strict=True):
+        kept = tuple(shard for shard in before.shards if shard.stream.name == ORDERS)
+        assert part.shards == kept
+
+
 # --- Comparing ------------------------------------------------------------------------------------
 
 

@@ -217,6 +217,11 @@ def test_the_slot_number_is_a_column() -> None:
     assert batch["ssp"].to_pylist() == [7]
 
 
+def test_a_slot_whose_stream_was_removed_has_no_rows() -> None:
+    empty = SlotRange(slot=SlotId(7), shards=())
+    assert list(read_slot(empty, options(), ScriptedService([]), rates=ReadRates())) == []
+
+
 # --- Memory ---------------------------------------------------------------------------------------
 
 PAGE_BYTES = 3 << 20
