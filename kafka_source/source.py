@@ -222,7 +222,10 @@ class KafkaStreamReader(PlanningStreamReader):
         from spark_ssp.kafka_source.planning.rate_limit import SAMPLED_COLUMNS
         from spark_ssp.kafka_source.reading.task_reader import read_task
 
-        columns = [Column(name) for name in SAMPLED_COLUMNS]
+        names = {"headers"} if self._options.include_headers else set()
+        if self._columns is not None:
+            names &= {column.name for column in self._columns}
+        columns = [Column(name) for name in (*SAMPLED_COLUMNS, *names)]
         return read_task(part, self._options, self._group_id, columns=columns)
 
     # --- Run on executors ------------------------------------------------------------------------

@@ -120,13 +120,34 @@ SAMPLE_OFFSETS: Final = 10_000
 """The most offsets of a sample."""
 SAMPLE_PERIOD_S: Final = 30.0
 SAMPLED_COLUMNS: Final = ("key", "value", "offset")
-"""The columns that `read` is to return. A record with another one that cannot be decoded is no
-error before a task that needs it reads it."""
+"""The columns that `read` is to return, besides `headers` if the query reads them. A record with
+another one that cannot be decoded is no error before a task that needs it reads it."""
+_LEAST_DENSITY: Final = 0.1
+"""The assumed records per offset where a sample has fewer: compaction and aborted transactions
+leave gaps, after which a batch may reach records that lie close together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sample:
+    """The first records of a batch in one partition: their size, and the offsets that they span."""
+
+    size: int
+    records: int
+    offsets: int
+
+    def bytes_per_record(self, known: float) -> float:
+        """Return the mean size of a record; without one, the `known` size."""
+        return self.size / self.records if self.records else known
+
+    def bytes_per_offset(self, known: float) -> float:
+        """Return the mean size of an offset, as `bytes_per_record`."""
+        return max(self.size / self.offsets, _LEAST_DENSITY * self.bytes_per_record(known))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Estimate:
     bytes_per_offset: float
+    bytes_per_record: float
     at: float
 
 
@@ -150,7 +171,7 @@ class RecordSizeEstimator:
     def estimate(
         self, metadata: Metadata, positions: Positions, max_bytes: int
     ) -> Mapping[StreamName, int]:
-        """Return the bytes of key and value per offset, at least 1, of each sampled topic. Topics
+        """Return the bytes read per offset, at least 1, of each sampled topic. Topics
         with unread records after `positions` are sampled if it is time; `max_bytes` is the limit of
         the batch."""
         now = self._monotonic()
@@ -159,10 +180,14 @@ class RecordSizeEstimator:
             known = self._known.get(topic)
             if known is not None and not exceeds and now - known.at < SAMPLE_PERIOD_S:
                 continue
-            mean = self._sample(metadata, ssp, positions[ssp], min(SAMPLE_BYTES, max_bytes))
+            sample = self._sample(metadata, ssp, positions[ssp], min(SAMPLE_BYTES, max_bytes))
+            size = DEFAULT_BYTES_PER_OFFSET if known is None else known.bytes_per_record
+            mean = sample.bytes_per_offset(size)
             if known is not None:
                 mean = max(mean, (known.bytes_per_offset + mean) / 2)
-            self._known[topic] = _Estimate(bytes_per_offset=mean, at=now)
+            self._known[topic] = _Estimate(
+                bytes_per_offset=mean, bytes_per_record=sample.bytes_per_record(size), at=now
+            )
         return {
             topic: max(1, round(self._known[topic].bytes_per_offset))
             for topic in sorted(self._known)
@@ -179,21 +204,22 @@ class RecordSizeEstimator:
 
     def _sample(
         self, metadata: Metadata, ssp: SystemStreamPartition, position: int, size: int
-    ) -> float:
+    ) -> _Sample:
         end = min(position + SAMPLE_OFFSETS, offsets_of(metadata, ssp).end)
         part = PartitionRange(
             ssp=ssp, topic_id=metadata[ssp.stream].topic_id, start=position, end=end
         )
         task = TaskRange(task=TaskName(f"sample of {kafka_name(ssp)}"), partitions=(part,))
-        read, batches = 0, self._read(task)
+        read, records, batches = 0, 0, self._read(task)
         for batch in batches:
             read += _size(batch)
+            records += batch.num_rows
             if read >= size and batch.num_rows:
                 end = min(end, batch.column("offset")[-1].as_py() + 1)
                 break
         if isinstance(batches, Generator):
             batches.close()
-        return read / (end - position)
+        return _Sample(size=read, records=records, offsets=end - position)
 
 
 def _longest(metadata: Metadata, positions: Positions) -> dict[StreamName, SystemStreamPartition]:
@@ -207,6 +233,6 @@ def _longest(metadata: Metadata, positions: Positions) -> dict[StreamName, Syste
 
 
 def _size(batch: pa.RecordBatch) -> int:
-    """Return the bytes of keys and values, including Arrow's offsets, as brokers have some per
-    record too."""
-    return sum(batch.column(name).nbytes for name in ("key", "value"))
+    """Return the bytes of keys, values and headers, including Arrow's offsets, as brokers have some
+    per record too."""
+    return sum(batch.column(name).nbytes for name in batch.schema.names if name != "offset")

@@ -63,6 +63,8 @@ class FakeQuery:
     offset: AnyOffset = BEFORE_FIRST_BATCH
     record_bytes: int = 10
     large_bytes: int = 0
+    without_records: range = range(0)
+    """The offsets that compaction or aborted transactions have left without records."""
     sampled: list[TaskRange] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -119,7 +121,8 @@ class FakeQuery:
         self.sampled.append(range_)
         (part,) = range_.partitions
         for begin in range(part.start, part.end, 100):
-            offsets = range(begin, min(begin + 100, part.end))
+            last = min(begin + 100, part.end)
+            offsets = [one for one in range(begin, last) if one not in self.without_records]
             values = [b"x" * self.size_of(offset) for offset in offsets]
             yield pa.RecordBatch.from_pydict(
                 {

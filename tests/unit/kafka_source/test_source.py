@@ -22,12 +22,18 @@ from spark_ssp.common.spark.pyspark_api import (
     ReadMaxRows,
 )
 from spark_ssp.kafka_source.client import admin_client
+from spark_ssp.kafka_source.model.offset import Offset
 from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning import spark_checkpoint
 from spark_ssp.kafka_source.planning.spark_checkpoint import AnyOffset, decode_any
 from spark_ssp.kafka_source.reading import task_reader
-from spark_ssp.kafka_source.source import KafkaBatchReader, KafkaStreamReader, TaskPartition
+from spark_ssp.kafka_source.source import (
+    KafkaBatchReader,
+    KafkaStreamReader,
+    TaskPartition,
+    spark_schema,
+)
 from tests.support.fakes.kafka_fake import FakeKafka
 
 TASKS = tuple(f"SystemStreamPartition [kafka, orders, {number}]" for number in range(2))
@@ -169,8 +175,9 @@ def test_a_checkpoint_of_sparks_source_becomes_ours(service: Service) -> None:
     assert [(part.start, part.end) for part in partition.value.partitions] == [(3, 4)]
 
 
+@pytest.mark.parametrize("reads_headers", [True, False])
 def test_a_sample_has_the_columns_that_it_needs_and_no_other(
-    service: Service, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch, reads_headers: bool
 ) -> None:
     """A time or headers that cannot be decoded fail no query that does not read them."""
     sampled: list[list[str]] = []
@@ -180,12 +187,19 @@ def test_a_sample_has_the_columns_that_it_needs_and_no_other(
     ) -> Iterator[pa.RecordBatch]:
         sampled.append([column.name for column in columns])
         values = {"key": [b"k"], "value": [b"v"], "offset": [range_.partitions[0].start]}
+        values["headers"] = [[{"key": "trace", "value": b"h" * 1_000}]]
         yield pa.RecordBatch.from_pydict({one.name: values[one.name] for one in columns})
 
     monkeypatch.setattr(task_reader, "read_task", read_task)
-    reader = KafkaStreamReader({**OPTIONS, "includeHeaders": "true", "maxBytesPerTrigger": "20"})
-    reader.latestOffset(reader.initialOffset(), ReadMaxBytes(20))
-    assert sampled == [["key", "value", "offset"]]
+    service.kafka.fill("orders", 50, 50)
+    options = {**OPTIONS, "includeHeaders": "true", "maxBytesPerTrigger": "5000"}
+    schema = spark_schema(include_headers=reads_headers, include_task=False)
+    reader = KafkaStreamReader(options, schema)
+    end = reader.latestOffset(reader.initialOffset(), ReadMaxBytes(5000))
+    assert sampled == [["key", "value", "offset", *(["headers"] if reads_headers else [])]]
+    planned = decode_any(end)
+    assert isinstance(planned, Offset)
+    assert (sum(planned.positions.values()) < 100) == reads_headers, "a limit counts headers"
 
 
 @pytest.mark.parametrize(
