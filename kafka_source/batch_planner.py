@@ -21,8 +21,9 @@ from spark_ssp.common.errors import (
     IncompatibleStateError,
     InvalidOptionsError,
     OptionProblem,
+    SspError,
 )
-from spark_ssp.common.logs import abbreviate, count_of, versions
+from spark_ssp.common.logs import Detail, abbreviate, count_of, versions
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.assignment import (
     NO_ASSIGNMENT,
@@ -39,7 +40,12 @@ from spark_ssp.grouping.identifiers import (
     SystemStreamPartition,
 )
 from spark_ssp.kafka_source.client.api import KafkaService
-from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, without_topics
+from spark_ssp.kafka_source.model.offset import (
+    BEFORE_FIRST_BATCH,
+    Offset,
+    Positions,
+    without_topics,
+)
 from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
 from spark_ssp.kafka_source.model.topic import (
     AtOffsets,
@@ -109,7 +115,7 @@ from spark_ssp.kafka_source.planning.topic_metadata import (
 
 _log = logging.getLogger(__name__)
 
-Lag = Mapping[StreamName, Mapping[int, int]]
+Lag = Mapping[StreamName, Mapping[int, int | None]]
 """The offsets behind the end of each partition, by topic."""
 
 
@@ -142,7 +148,7 @@ class BatchPlanner:
         self._pace: Pace | None = None
         self._has_aligned = False
         """True once the line for an aligned batch has been logged in this run."""
-        self._lag: dict[StreamName, dict[int, int]] = {}
+        self._lag: dict[StreamName, dict[int, int | None]] = {}
         self._has_started = False
         """True once the line for the start of the run has been logged."""
         self.expansions = 0
@@ -200,14 +206,18 @@ class BatchPlanner:
         self._note_missing(context, snapshot.denied)
         if not plan.delayed:
             self._planned_at = self._monotonic()
-        self._update_lag(context, plan.end)
+        delayed_at = context.start_positions.positions
+        self._update_lag(context, delayed_at if plan.delayed else plan.end.positions)
         self._log(first, plan.end)
         if aligned is not None:
             self._log_aligned(aligned, unread_in(context))
         if plan.end is first and first is start:
             return None
         self.expansions += count_expansions(first.assignment, plan.end.assignment)
-        self._warn_of_missed_counts(first.assignment, plan.end.assignment)
+        try:
+            self._warn_of_missed_counts(first.assignment, plan.end.assignment)
+        except SspError as error:
+            _log.warning("could not check whether an expansion was missed: %s", Detail(error))
         return plan.end
 
     def stop_at_latest(self) -> None:
@@ -225,10 +235,7 @@ class BatchPlanner:
         that Spark's own source planned, the brokers are asked for the first offsets of new
         partitions."""
         if isinstance(start, Offset) and isinstance(end, Offset):
-            if start == end:
-                return ()
-            kept = without_topics(end, self._options.drop_topics)
-            return plan_ranges(start, self._with_accepted_ids(kept))
+            return () if start == end else self._ranges(start, end)
         grouping = self._grouping(start)
         self._start_offset(start, grouping)
         dropped = self._options.drop_topics
@@ -242,7 +249,23 @@ class BatchPlanner:
             stored=self._stored(),
         )
         report_data_loss(batch.losses, fail=self._options.fail_on_data_loss)
-        return plan_ranges(batch.start, without_topics(batch.end, dropped))
+        return self._ranges(batch.start, batch.end)
+
+    def _ranges(self, start: Offset, end: Offset) -> tuple[TaskRange, ...]:
+        """Return the ranges without those of dropped topics. A task that had only these stays,
+        without records: sinks recognize repeated rows by the number of their task."""
+        dropped = self._options.drop_topics
+        kept = self._with_accepted_ids(without_topics(end, dropped))
+        tasks = plan_ranges(start, replace(end, topics={**end.topics, **kept.topics}))
+        return tuple(
+            replace(
+                task,
+                partitions=tuple(
+                    part for part in task.partitions if part.ssp.stream not in dropped
+                ),
+            )
+            for task in tasks
+        )
 
     def close(self) -> None:
         """Close the store's connections."""
@@ -419,12 +442,15 @@ class BatchPlanner:
         self._has_aligned = True
         _log.log(level, "%s", _describe_aligned(aligned, unread))
 
-    def _update_lag(self, context: BatchContext, end: Offset) -> None:
+    def _update_lag(self, context: BatchContext, positions: Positions) -> None:
+        """Keep the offsets behind `positions`. How far a missing partition reaches is unknown."""
         self._lag = {}
+        for ssp in context.assigned:
+            self._lag.setdefault(ssp.stream, {})[ssp.partition] = None
         for ssp in context.partitions:
             log = offsets_of(context.metadata, ssp)
-            position = end.positions.get(ssp, log.earliest or 0)
-            self._lag.setdefault(ssp.stream, {})[ssp.partition] = max(0, log.end - position)
+            position = positions.get(ssp, log.earliest or 0)
+            self._lag[ssp.stream][ssp.partition] = max(0, log.end - position)
 
 
 def describe_topics(partitions: Iterable[SystemStreamPartition]) -> str:
@@ -488,25 +514,36 @@ def lag_metrics(lag: Lag) -> dict[str, Any] | None:
          "sumOffsetsBehindLatest": 3}
 
     Offsets, not records: compacted records and transaction markers count as well. The names and the
-    meaning of minimum, maximum and average are those of the metrics of Spark's source.
+    meaning of minimum, maximum and average are those of the metrics of Spark's source. Null is
+    unknown: a partition that is missing, and all that follows from it.
     """
     behind = [offsets for partitions in lag.values() for offsets in partitions.values()]
     if not behind:
         return None
+    known = _all_known(behind)
     return {
-        "topics": {
-            topic: {
-                "offsetsBehindLatest": {str(p): lag[topic][p] for p in sorted(lag[topic])},
-                "maxOffsetsBehindLatest": max(lag[topic].values()),
-                "sumOffsetsBehindLatest": sum(lag[topic].values()),
-            }
-            for topic in sorted(lag)
-        },
-        "minOffsetsBehindLatest": min(behind),
-        "maxOffsetsBehindLatest": max(behind),
-        "avgOffsetsBehindLatest": sum(behind) / len(behind),
-        "sumOffsetsBehindLatest": sum(behind),
+        "topics": {topic: _topic_metrics(lag[topic]) for topic in sorted(lag)},
+        "minOffsetsBehindLatest": None if known is None else min(known),
+        "maxOffsetsBehindLatest": None if known is None else max(known),
+        "avgOffsetsBehindLatest": None if known is None else sum(known) / len(known),
+        "sumOffsetsBehindLatest": None if known is None else sum(known),
     }
+
+
+def _topic_metrics(partitions: Mapping[int, int | None]) -> dict[str, Any]:
+    known = _all_known(partitions.values())
+    return {
+        "offsetsBehindLatest": {str(p): partitions[p] for p in sorted(partitions)},
+        "maxOffsetsBehindLatest": None if known is None else max(known),
+        "sumOffsetsBehindLatest": None if known is None else sum(known),
+    }
+
+
+def _all_known(behind: Iterable[int | None]) -> list[int] | None:
+    """Return the lags; None if one of them is unknown."""
+    lags = list(behind)
+    known = [offsets for offsets in lags if offsets is not None]
+    return known if len(known) == len(lags) else None
 
 
 # --- Batch queries --------------------------------------------------------------------------------
@@ -538,7 +575,7 @@ def plan_read(
         initial_positions=snapshot.initial_positions,
     )
     positions = context.start_positions.positions
-    ends, end_losses = _ends(options.end or LogicalOffset.LATEST, context, fetcher)
+    ends, end_losses = _ends(options.end or LogicalOffset.LATEST, context, fetcher, service)
     losses = (*context.start_positions.losses, *end_losses)
     report_data_loss(
         losses,
@@ -619,7 +656,7 @@ def _check_order(options: KafkaOptions, context: BatchContext, ends: Ends) -> No
 
 
 def _ends(
-    bound: Bound, context: BatchContext, fetcher: OffsetFetcher
+    bound: Bound, context: BatchContext, fetcher: OffsetFetcher, service: KafkaService
 ) -> tuple[Ends, list[DataLoss]]:
     """Return the first offset that is not read in each partition, and the losses. A time later than
     every record's means the latest offset."""
@@ -630,10 +667,14 @@ def _ends(
     answers = fetcher.fetch_bounds(times)
     if untimed := sorted(times.keys() - answers.keys()):
         raise unknown_offsets_error(untimed, "offset by time")
+    logs = {ssp: offsets_of(context.metadata, ssp).end for ssp in partitions}
+    named = {ssp: point for ssp, point in bounds.items() if isinstance(point, int)}
+    beyond = {ssp: point for ssp, point in named.items() if point > logs[ssp]}
+    logs |= _confirmed_ends(beyond, fetcher, service)
     ends: dict[SystemStreamPartition, int] = {}
     losses: list[DataLoss] = []
     for ssp in partitions:
-        point, latest = bounds[ssp], offsets_of(context.metadata, ssp).end
+        point, latest = bounds[ssp], logs[ssp]
         if isinstance(point, int) and point > latest:
             losses.append(
                 DataLoss(
@@ -645,3 +686,15 @@ def _ends(
         requested = point if isinstance(point, int) else answers.get(ssp)
         ends[ssp] = latest if requested is None else min(requested, latest)
     return ends, losses
+
+
+def _confirmed_ends(named: Ends, fetcher: OffsetFetcher, service: KafkaService) -> Ends:
+    """Return the ends of logs that end before the `named` offsets, requested again until none does:
+    the answer of a broker may be behind for a moment."""
+    if not named:
+        return {}
+    answers = fetcher.confirm(
+        lambda: service.list_offsets(named.keys(), LogicalOffset.LATEST),
+        lambda answers: different_offsets(named, answers),
+    )
+    return {ssp: end for ssp, end in answers.items() if end is not None}

@@ -22,6 +22,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Final, TypeVar
 
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError
@@ -145,8 +146,9 @@ class OffsetFetcher:
         attempts = self._options.fetch_offset_attempts
         if self._frozen is not None or not self._is_due():
             attempts = max(attempts, 2)
-        for attempt in range(1, attempts + 1):
-            last = attempt == attempts
+        before: frozenset[str] = frozenset()
+        for attempt in count(1):
+            last = attempt >= attempts
             try:
                 snapshot = self._fetch_once(start, known, retry=attempt > 1, last=last)
             except AccessError as error:
@@ -157,8 +159,9 @@ class OffsetFetcher:
                 self._pause("access refused", Detail(error))
                 continue
             doubts = self._new(snapshot.unconfirmed)
-            if not doubts or last:
+            if self._is_settled(doubts, before, attempt, last=last):
                 break
+            before = frozenset(doubts)
             self._pause("unconfirmed metadata", abbreviate(doubts))
         self._selection_confirmed = True
         self._confirmed = frozenset(snapshot.unconfirmed)
@@ -180,12 +183,16 @@ class OffsetFetcher:
     def confirm(self, request: Callable[[], T], doubts: Callable[[T], Collection[str]]) -> T:
         """Repeat a request until its answer has no `doubts`, and return the answer: after all
         attempts, the last one. What the last fetch has confirmed is no doubt."""
-        for _ in range(self._options.fetch_offset_attempts - 1):
+        before: frozenset[str] = frozenset()
+        for attempt in count(1):
             answer = request()
-            if not (new := self._new(doubts(answer))):
-                return answer
+            new = self._new(doubts(answer))
+            last = attempt >= self._options.fetch_offset_attempts
+            if self._is_settled(new, before, attempt, last=last):
+                break
+            before = frozenset(new)
             self._pause("unconfirmed metadata", abbreviate(new))
-        return request()
+        return answer
 
     def fetch_bounds(self, bounds: Mapping[SystemStreamPartition, OffsetSpec]) -> Offsets:
         """Fetch the offset of each partition's spec: None for a time later than every record's.
@@ -211,6 +218,16 @@ class OffsetFetcher:
         """Return the doubts that the last fetch has not confirmed."""
         return [doubt for doubt in doubts if doubt not in self._confirmed]
 
+    def _is_settled(
+        self, doubts: Collection[str], before: Collection[str], attempt: int, *, last: bool
+    ) -> bool:
+        """Return whether an answer is final: it has no doubts, or those that stay after all
+        attempts. A doubt that the attempt `before` did not have has been seen once: it gets more,
+        up to as many again, since leaders that move one after the other raise one each."""
+        most = self._options.fetch_offset_attempts
+        stay = most == 1 or attempt >= 2 * most or set(doubts) <= set(before)
+        return not doubts or (last and stay)
+
     def _pause(self, problem: str, found: object) -> None:
         _log.warning("%s, retrying: %s", problem, found)
         self._sleep(self._options.fetch_offset_retry_interval_ms / 1000)
@@ -229,8 +246,10 @@ class OffsetFetcher:
         oldest = self._oldest(start, topics, partitions, refresh=refresh)
         first = self._is_first(start)
         bounds = bounds_by_partition(self._options.start, partitions) if first else {}
-        times = self._offsets_at(times_in(bounds))
         ends = self._ends(partitions, known, recreated, first=first)
+        # After the ends: a partition without a record at its start time begins at its end, before
+        # any record that comes in between.
+        times = self._offsets_at(times_in(bounds))
         metadata = build_metadata(topics, partitions, oldest, ends)
         unknown = partitions_without_end(partitions, metadata)
         if unknown and last:
@@ -383,8 +402,7 @@ class OffsetFetcher:
         self, bounds: PartitionBounds, times: Offsets, metadata: Metadata
     ) -> tuple[Positions, list[SystemStreamPartition]]:
         """Return the start of a new query in each partition, and the partitions for which a start
-        time is an error. Ends were listed after `times`, except in a run that stops at the latest
-        offsets."""
+        time is an error."""
         initial_positions: dict[SystemStreamPartition, int] = {}
         late: list[SystemStreamPartition] = []
         for ssp, bound in bounds.items():

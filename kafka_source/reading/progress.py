@@ -196,4 +196,5 @@ def to_data_loss(
         found=found,
         expected=expected,
         recreated=recreated,
+        unread=range_.ssp.stream if status.topic is None else None,
     )

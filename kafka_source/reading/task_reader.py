@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -26,7 +26,14 @@ from spark_ssp.kafka_source.client.admin_connection import run_in_thread
 from spark_ssp.kafka_source.client.api import KafkaService, TopicDescription
 from spark_ssp.kafka_source.client.error_translation import LIMIT_STEP, ErrorKind
 from spark_ssp.kafka_source.model.ranges import PartitionRange, TaskRange
-from spark_ssp.kafka_source.model.topic import Assign, LogicalOffset, Subscribe, TopicId, kafka_name
+from spark_ssp.kafka_source.model.topic import (
+    Assign,
+    IsolationLevel,
+    LogicalOffset,
+    Subscribe,
+    TopicId,
+    kafka_name,
+)
 from spark_ssp.kafka_source.options.client_properties import GROUP_ID, ClientProperties
 from spark_ssp.kafka_source.options.property_names import NO_LIMIT, RECEIVE_BYTES
 from spark_ssp.kafka_source.options.values import KafkaOptions
@@ -173,7 +180,10 @@ class TopicIdChecker:
         """Return the brokers' service, with a cached connection."""
         with self._lock:
             if options.client not in self._services:
-                self._services[options.client] = self.connect(options)
+                # A check asks where logs end: with read_committed, an open transaction would look
+                # like a truncated log.
+                uncommitted = replace(options, isolation_level=IsolationLevel.READ_UNCOMMITTED)
+                self._services[options.client] = self.connect(uncommitted)
             return self._services[options.client]
 
     def unconfirmed(
@@ -492,6 +502,6 @@ class GenerationReader:
             expected="the records that the brokers have reported",
             next_step=f"{limited}check that the partition has a leader and the brokers can be "
             "reached; raise pollTimeout if they are slow, or if kafka.isolation.level is "
-            "read_committed and long aborted transactions, which contain no readable "
-            "record, end the range",
+            "read_committed and the range has a transaction that is still open, or ends with long "
+            "aborted ones, which contain no readable record",
         )

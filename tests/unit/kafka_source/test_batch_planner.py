@@ -88,6 +88,20 @@ def test_a_few_large_records_among_small_ones_are_in_the_estimate(kafka: FakeKaf
         assert size <= 2 * (4 << 20)
 
 
+@pytest.mark.parametrize("gap", [range(40_000), range(20_000, 60_000)])
+def test_a_sample_without_records_lets_no_batch_grow_without_bound(
+    kafka: FakeKafka, gap: range
+) -> None:
+    """As at the head of a compacted topic: thousands of offsets without a record, then all."""
+    kafka.fill("orders", 100_000)
+    query = FakeQuery(kafka, kafka_options(maxBytesPerTrigger="1m"), record_bytes=500)
+    query.without_records = gap
+    while batch := query.batch():
+        ((_, _, start, end),) = batch
+        records = len(range(start, end)) - len(range(max(start, gap.start), min(end, gap.stop)))
+        assert records * query.record_bytes <= 10.5 * (1 << 20)
+
+
 def test_a_backlog_is_sampled_for_each_batch_that_its_limit_ends(kafka: FakeKafka) -> None:
     kafka.fill("orders", 2_000)
     query = FakeQuery(kafka, kafka_options(maxBytesPerTrigger="100k"), record_bytes=200)
@@ -492,6 +506,44 @@ def test_lag_is_what_the_planned_batch_leaves(kafka: FakeKafka) -> None:
     query.batch()
     kafka.fill("orders", 0, 7)
     assert query.planner.lag() == {"orders": {0: 0, 1: 0}}, "as of the last look"
+
+
+def test_the_lag_of_a_missing_topic_is_unknown(kafka: FakeKafka) -> None:
+    kafka.create(1, name="clicks")
+    kafka.fill("clicks", 900)
+    options = kafka_options(
+        subscribe="orders,clicks", failOnDataLoss="false", maxOffsetsPerTrigger="10"
+    )
+    query = FakeQuery(kafka, options)
+    query.batch()
+    kafka.hidden.add("clicks")
+    query.pass_time()
+    query.batch()
+    found = lag_metrics(query.planner.lag())
+    assert found is not None
+    assert found["topics"]["orders"]["sumOffsetsBehindLatest"] == 0
+    assert found["topics"]["clicks"]["offsetsBehindLatest"] == {"0": None}
+    assert found["topics"]["clicks"]["maxOffsetsBehindLatest"] is None
+    assert found["sumOffsetsBehindLatest"] is found["maxOffsetsBehindLatest"] is None
+
+
+@pytest.mark.parametrize(("recreated", "unread"), [(True, 400), (False, 100)])
+def test_the_lag_of_a_delayed_batch_is_that_of_its_start(recreated: bool, unread: int) -> None:
+    kafka = FakeKafka()
+    kafka.create(1, name="orders")
+    kafka.fill("orders", 500)
+    query = FakeQuery(kafka, kafka_options(minOffsetsPerTrigger="1000", failOnDataLoss="false"))
+    query.batch()
+    if recreated:
+        kafka.delete("orders")
+        kafka.create(1, name="orders")
+        kafka.fill("orders", 400)
+    else:
+        kafka.fill("orders", 700)
+        kafka.expire("orders", 0, 1100)
+    query.pass_time()
+    assert query.batch() is None
+    assert query.planner.lag() == {"orders": {0: unread}}
 
 
 # --- Losses ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from spark_ssp.common.errors import DataLossError, InvalidOptionsError, ServiceU
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.grouping.identifiers import EpochMillis
 from spark_ssp.kafka_source.batch_planner import plan_read
-from spark_ssp.kafka_source.model.topic import AtTime
+from spark_ssp.kafka_source.model.topic import AtTime, IsolationLevel
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import QueryKind
 from tests.support.fakes.kafka_fake import FakeKafka
@@ -58,6 +58,30 @@ def ranges(
         for task_range in found
         for part in task_range.partitions
     }
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("startingOffsets", '{"orders": {"0": 9, "1": 0}}'),
+        ("endingOffsets", '{"orders": {"0": 10, "1": 10}}'),
+    ],
+)
+def test_one_answer_that_is_behind_is_no_loss(
+    kafka: FakeKafka, option: str, value: str, fail: str
+) -> None:
+    """As from a new leader that does not know yet how far its log is replicated."""
+    log = kafka.log(ssp("orders", 0))
+    log.open_since, kafka.isolation = 8, IsolationLevel.READ_COMMITTED
+
+    def catch_up() -> None:
+        if kafka.calls[-1] == "offsets latest":
+            log.open_since = None
+
+    kafka.meanwhile = catch_up
+    found = ranges(kafka, None, **{option: value, "failOnDataLoss": fail})
+    assert [end for _, _, end in found.values()] == [10, 10]
 
 
 @pytest.mark.parametrize(

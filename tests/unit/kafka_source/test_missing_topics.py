@@ -233,6 +233,23 @@ def test_a_batch_that_was_planned_before_is_read_without_the_dropped_topic() -> 
     assert _streams(ranges) == {"orders-eu", "orders-us"}
 
 
+def test_a_task_keeps_its_number_without_the_dropped_topic() -> None:
+    """Sinks recognize the rows of a batch that runs again by the number of their task."""
+    history = History(options=kafka_options(subscribe=",".join(NAMES), grouper="ssp"))
+    start = history.query.offset
+    end = history.query.planner.next_offset(start, None)
+    assert end is not None
+    planned = history.query.planner.ranges(start, end)
+    options = dropped("orders", subscribe="orders-eu,orders-us", grouper="ssp")
+    history.query.restart(options)
+    again = history.query.planner.ranges(start, end)
+    assert _streams(again) == {"orders-eu", "orders-us"}
+    for before, after in zip(planned, again, strict=True):
+        kept = [part for part in before.partitions if part.ssp.stream != "orders"]
+        assert after.partitions == tuple(kept)
+        assert (after.task, after.number) == (before.task, before.number)
+
+
 def _streams(ranges: Sequence[object]) -> set[str]:
     return {part.ssp.stream for task in ranges for part in task.partitions}  # type: ignore[attr-defined]
 

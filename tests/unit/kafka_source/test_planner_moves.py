@@ -10,6 +10,7 @@ from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kafka_source.model.topic import LogicalOffset
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions
+from spark_ssp.kafka_source.planning.spark_checkpoint import decode_any
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import ssp
@@ -134,6 +135,20 @@ def test_a_topic_with_an_accepted_id_is_read_on_at_the_same_offsets(kafka: FakeK
     query.restart(accepting)
     with pytest.raises(DataLossError, match=r"created again \(id id-3\)"):
         query.batch()
+
+
+def test_an_unfinished_batch_after_a_checkpoint_of_sparks_source_has_the_accepted_id(
+    kafka: FakeKafka,
+) -> None:
+    kafka.fill("orders", 5, 5)
+    query = FakeQuery(kafka, like_spark())
+    start = query.offset = decode_any({"orders": {"0": 4, "1": 5}})
+    end = query.planner.next_offset(start, None)
+    assert end is not None
+    query.kafka = moved_to(2, 7, 5)
+    query.restart(like_spark(acceptTopicIds='{"orders": "id-2"}'))
+    (range_,) = query.planner.ranges(start, end)
+    assert [(part.topic_id, part.start, part.end) for part in range_.partitions] == [("id-2", 4, 5)]
 
 
 def test_an_accepted_id_with_nothing_new_to_read_is_recorded(kafka: FakeKafka) -> None:

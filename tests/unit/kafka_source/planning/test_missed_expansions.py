@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import pytest
 
+from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.grouping.identifiers import SystemStreamPartition
+from spark_ssp.kafka_source.client.api import TimedOffset
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.plan_batch import Expansion, suspected_counts
 from tests.support.fakes.kafka_fake import FakeKafka
@@ -81,6 +85,27 @@ def test_a_topic_that_is_quiet_after_the_last_expansion_hides_nothing(
         caplog.clear()
         (line,) = told(caplog, 4, 6, 8, 16, seed=seed, pause_at_last_ms=300_000)
         assert "if it had 6 partitions in between" in line
+
+
+def test_a_request_that_serves_only_the_warning_fails_no_query(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kafka = FakeKafka()
+    kafka.create(4, name="orders")
+    query = FakeQuery(kafka)
+    query.counts()
+    kafka.expand("orders", 8)
+    Traffic(kafka, 7).put(60)
+
+    def first_records(*_: object) -> Mapping[SystemStreamPartition, TimedOffset | None]:
+        raise ServiceUnavailableError("orders-4", found="no answer", expected="one", next_step="")
+
+    monkeypatch.setattr(kafka, "first_records", first_records)
+    query.pass_time()
+    assert query.counts() == [60]
+    assert [one.levelname for one in caplog.records if "expansion was missed" in one.message] == [
+        "WARNING"
+    ]
 
 
 @pytest.mark.parametrize("counts", [(4, 8), (2, 4, 8), (4, 8, 12), (2, 6, 12), (1, 2, 3), (5, 40)])

@@ -15,7 +15,7 @@ from spark_ssp.common.errors import (
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import OffsetSpec, TopicDescription
 from spark_ssp.kafka_source.model.offset import Offset
-from spark_ssp.kafka_source.model.topic import AtTime, LogicalOffset, TopicId
+from spark_ssp.kafka_source.model.topic import AtTime, IsolationLevel, LogicalOffset, TopicId
 from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import ssp
@@ -250,6 +250,56 @@ def test_a_partition_without_an_answer_by_time_is_not_at_its_end(
     with pytest.raises(ServiceUnavailableError, match=r"timed-0: .*the offset by time of every"):
         query.batch()
     assert query.time.slept == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("tolerated", [False, True])
+def test_leaders_that_are_behind_one_after_the_other_are_no_loss(tolerated: bool) -> None:
+    """As in a rolling restart: each attempt has another partition's stale end, seen once."""
+    kafka = FakeKafka(IsolationLevel.READ_COMMITTED)
+    kafka.create(3, name="orders")
+    kafka.fill("orders", 10, 10, 10)
+    options = kafka_options(failOnDataLoss="false" if tolerated else "true")
+    query = FakeQuery(kafka, options)
+    query.batch()
+    logs = [kafka.log(ssp("orders", number)) for number in range(3)]
+    behind = iter([*logs[1:], None])
+    logs[0].open_since = 9
+
+    def next_leader() -> None:
+        if kafka.calls[-1] == "offsets latest":
+            for log in logs:
+                log.open_since = None
+            if (one := next(behind, None)) is not None:
+                one.open_since = 9
+
+    kafka.meanwhile = next_leader
+    query.pass_time()
+    assert query.batch() is None
+    assert query.planner.losses == 0
+    assert query.time.slept == [1.0] * options.fetch_offset_attempts
+
+
+def test_a_start_by_time_misses_no_record_that_comes_between_the_requests(
+    kafka: FakeKafka,
+) -> None:
+    options = kafka_options(
+        startingTimestamp="1000", startingOffsetsByTimestampStrategy="latest", subscribe="clicks"
+    )
+    kafka.create(1, name="clicks")
+    kafka.put("clicks", [Record(value=b"", partition=0, time_ms=500)])
+    calls: list[str] = []
+
+    def arrive() -> None:
+        if kafka.calls[-1] in ("offsets 1000", "offsets latest") and not calls:
+            kafka.put("clicks", [Record(value=b"", partition=0, time_ms=1500)])
+            calls.append(kafka.calls[-1])
+
+    kafka.meanwhile = arrive
+    query = FakeQuery(kafka, options)
+    first, second = query.batch(), query.batch()
+    assert calls
+    found = [*(first or []), *(second or [])]
+    assert found == [(found[0][0], ssp("clicks", 0), 1, 2)]
 
 
 @pytest.mark.parametrize("tolerated", [False, True])

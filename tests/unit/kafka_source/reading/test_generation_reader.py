@@ -17,6 +17,7 @@ from spark_ssp.kafka_source.client.api import OffsetSpec, TimedOffset, TopicDesc
 from spark_ssp.kafka_source.client.error_translation import ErrorKind
 from spark_ssp.kafka_source.model.ranges import PartitionRange
 from spark_ssp.kafka_source.model.topic import LogicalOffset, Selection, TopicId
+from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
     all_columns,
@@ -32,6 +33,7 @@ from spark_ssp.kafka_source.reading.task_reader import (
     TopicIdChecker,
     _check_topic_ids,
 )
+from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import ManualTime, kafka_options
 from tests.support.kafka.reading import part, task
 
@@ -335,6 +337,22 @@ def test_before_reading_an_old_id_is_asked_for_again(fail: str) -> None:
     else:
         assert _check_topic_ids((PLANNED,), options, another, time.sleep) == ()
     assert len(time.slept) == 1 + CONFIRMATIONS - 1
+
+
+def test_a_check_of_a_log_sees_beyond_an_open_transaction() -> None:
+    """With read_committed the end of a log is before it, which would look like a truncation."""
+
+    def connect(options: KafkaOptions) -> FakeKafka:
+        kafka = FakeKafka(options.isolation_level)
+        kafka.create(1, name="orders")
+        kafka.fill("orders", 100)
+        kafka.log(PLANNED.ssp).open_since = 50
+        return kafka
+
+    options = kafka_options(kafka_isolation_level="read_committed")
+    assert connect(options).list_offsets([PLANNED.ssp], LogicalOffset.LATEST) == {PLANNED.ssp: 50}
+    checked = TopicIdChecker(connect=connect).service(options)
+    assert checked.list_offsets([PLANNED.ssp], LogicalOffset.LATEST) == {PLANNED.ssp: 100}
 
 
 @dataclass
