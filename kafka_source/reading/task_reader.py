@@ -424,7 +424,8 @@ class GenerationReader:
             else:
                 self._doubts.pop(ssp, None)
             confirmed = self._doubts[ssp] >= CONFIRMATIONS
-            certain = (last and reason is not StallReason.RECREATED) or {
+            repeated = reason not in (StallReason.DELETED, StallReason.TRUNCATED) or confirmed
+            certain = (last and repeated and reason is not StallReason.RECREATED) or {
                 StallReason.OK: False,
                 StallReason.INCOMPLETE: False,
                 # It may be hidden for a while, and tolerated records would be left for good: not
@@ -480,8 +481,13 @@ class GenerationReader:
         advances = self.progress.advances
         reason = ""
         try:
-            statuses = check.result(_LAST_CHECK_S)
-            self._apply(statuses, self._recreated(statuses), last=True)
+            for _ in range(CONFIRMATIONS):
+                statuses = check.result(_LAST_CHECK_S)
+                self._apply(statuses, self._recreated(statuses), last=True)
+                if not any(0 < seen < CONFIRMATIONS for seen in self._doubts.values()):
+                    break
+                self.sleep(CONFIRM_INTERVAL_S)
+                check = self._start_check()
         except NotYetError:
             pass
         except ServiceUnavailableError as error:

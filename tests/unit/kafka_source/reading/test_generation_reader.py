@@ -321,6 +321,22 @@ def test_a_topic_that_is_hidden_for_a_while_is_read_if_deletions_are_tolerated(
     assert time.now - began >= 60
 
 
+@pytest.mark.parametrize("hidden", [1, CONFIRMATIONS - 1, CONFIRMATIONS])
+def test_after_a_short_timeout_a_deletion_is_confirmed_too(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hidden: int
+) -> None:
+    """A broker that has just started does not know the topic yet."""
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
+    brokers = Brokers([None] * hidden + ["new"])
+    if hidden < CONFIRMATIONS:
+        with pytest.raises(ServiceUnavailableError, match="pollTimeout"):
+            read(brokers, ManualTime(), after=10_000, fail="false", timeout="512ms")
+        assert not caplog.messages
+    else:
+        read(brokers, ManualTime(), after=10_000, fail="false", timeout="512ms")
+        assert "deleted" in caplog.text
+
+
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_before_reading_an_old_id_is_asked_for_again(fail: str) -> None:
     options, time = kafka_options(failOnDataLoss=fail), ManualTime()
