@@ -52,7 +52,8 @@ def test_the_wheel_holds_what_the_allowlist_says_and_nothing_else(wheel: Path) -
     assert {name.split("/")[0].removesuffix(".py") for name in found - metadata} == TOP_LEVEL
 
 
-@pytest.mark.timeout(600)  # it starts another Spark
+@pytest.mark.long  # it installs two environments and starts another Spark
+@pytest.mark.timeout(600)
 def test_a_query_runs_with_the_wheel_and_what_it_declares(wheel: Path, tmp_path: Path) -> None:
     """Beside files named like the product's modules."""
     bare = Environment(tmp_path / "bare", wheel)
