@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
@@ -80,6 +80,10 @@ class ShardMap:
         # Big-endian, so that they compare as the numbers do.
         self._first = [shard.hash_range.first.to_bytes(HASH_BYTES) for shard in listed]
         self._ids = [shard.shard_id for shard in listed]
+        self.ranges: Mapping[ShardId, HashRange] = {
+            shard.shard_id: shard.hash_range for shard in listed
+        }
+        """Their hash keys."""
         self._by_key = _PlaceByKey(self._first)
         # The smallest integer type: NumPy sorts it many times as fast.
         self._type = np.min_scalar_type(len(listed))

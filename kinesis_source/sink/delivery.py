@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from spark_ssp.common.errors import ServiceUnavailableError
+from spark_ssp.common.errors import ServiceUnavailableError, UnsupportedError
 from spark_ssp.common.times import seconds_text
 from spark_ssp.grouping.identifiers import HashRange, ShardId, hash_of
 from spark_ssp.kinesis_source.model.shard import PutEntries, PutOutcome
@@ -152,8 +152,8 @@ class StreamDelivery:
         self._timeout = timeout
         self._random = random
         self._shard_map = shard_map
-        self._ranges: Mapping[ShardId, HashRange] = {}
-        """The hash keys of the shards since the last reshard."""
+        self._ranges = shard_map.ranges
+        """The hash keys of all shards that were listed."""
         self._share = share
         known = {} if pacers is None else pacers
         self._queues = {
@@ -230,11 +230,12 @@ class StreamDelivery:
     ) -> None:
         """Use another prediction: the stream was resharded. `ranges` are the hash keys of all
         shards, also of closed ones; `packing` has the new shards already. Raises UnsupportedError
-        if keys no longer decide the shard of an aggregate."""
+        if keys no longer decide the shard of an aggregate, or the stream is another one."""
+        self._check_same_stream(ranges)
         self.wake_at = _NOW
         before = self._queues
         self._shard_map = shard_map
-        self._ranges = ranges
+        self._ranges = {**self._ranges, **ranges}
         self._queues = {
             shard: ShardQueue(
                 before[shard].pacer if shard in before else ShardPacer(now, share=self._share)
@@ -248,14 +249,31 @@ class StreamDelivery:
         for run, packed, shard in misplaced:
             if self._fits(packed, shard):
                 self._stored(run, packed)
-            elif shard not in ranges:
+            elif shard not in self._ranges:
                 self._misplaced.append((run, packed, shard))
             else:
-                self._check_placed_by_key(packed, ranges[shard])
+                self._check_placed_by_key(packed, self._ranges[shard])
                 self.metrics.repeats[MOVED] += 1
                 self._pack_again(run, packed, None)
         if not self._misplaced:
             self._outdated_since = None
+
+    def _check_same_stream(self, ranges: Mapping[ShardId, HashRange]) -> None:
+        """Raise UnsupportedError if a shard has other hash keys than before: a recreated stream has
+        the shard ids of the former one, so aggregates that were packed for the former hash keys may
+        count as stored, and readers drop their rows."""
+        if self._packing is None:
+            return
+        for shard, hash_range in ranges.items():
+            if self._ranges.get(shard, hash_range) != hash_range:
+                raise UnsupportedError(
+                    f"stream {self._stream}, shard {shard}",
+                    found="other hash keys than before, with aggregation=true: the stream was "
+                    "deleted and created again while the task wrote to it",
+                    expected="the stream that the task began with",
+                    next_step="start the query again, which writes the batch for the present "
+                    "shards; stop queries before a stream that they write to is created again",
+                )
 
     def _check_placed_by_key(self, packed: PackedRecord, stored_in: HashRange) -> None:
         """Raise UnsupportedError if a shard has stored an aggregate whose hash key it does not

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -109,11 +109,12 @@ def _prepare(
         return options, columns, None
     service = connect(options.connection)
     within = options.delivery_timeout_ms / 1000
-    target = TARGETS.get(options.stream, options.connection, service, within=within)
+    target = TARGETS.get(
+        options.stream, options.connection, service, with_current_shards=True, within=within
+    )
     if options.is_aggregating:
         target.check_aggregation()
-    shards = service.list_shards(options.stream, within=within)
-    return options, columns, replace(target, shards=shards)
+    return options, columns, target
 
 
 def _write(
@@ -128,7 +129,14 @@ def _write(
     writer = RecordWriter(
         service=service,
         target_of=lambda stream: (
-            target or TARGETS.get(stream, options.connection, service, within=within)
+            target
+            or TARGETS.get(
+                stream,
+                options.connection,
+                service,
+                with_current_shards=options.is_aggregating,
+                within=within,
+            )
         ),
         columns=columns,
         options=options,

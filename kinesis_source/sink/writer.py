@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
@@ -109,24 +109,29 @@ class TargetCache:
         connection: ConnectionOptions,
         service: KinesisWriter,
         *,
+        with_current_shards: bool = False,
         within: float | None = None,
     ) -> Target:
-        """Return the target, described within the last minute. `within`: the seconds for which
-        throttling of each call is waited out. Raises the errors of `KinesisService.describe`."""
+        """Return the target, described within the last minute. `with_current_shards`: its shards
+        are listed now, for aggregates; an outdated listing only affects the pace of other records.
+        `within`: the seconds for which throttling of each call is waited out. Raises the errors of
+        `KinesisService.describe`."""
         place = (connection, stream)
         with self._lock:
             described, target = self._kept.get(place, (0.0, None))
-            if target is not None and self.monotonic() - described < _DESCRIPTION_KEPT_S:
+            if target is None or self.monotonic() - described >= _DESCRIPTION_KEPT_S:
+                target = Target(
+                    stream=stream,
+                    description=service.describe(stream, within=within),
+                    shards=service.list_shards(stream, within=within),
+                )
+                self._kept.pop(place, None)
+                self._kept[place] = (self.monotonic(), target)
+                if len(self._kept) > _MAX_TARGETS:
+                    del self._kept[next(iter(self._kept))]
                 return target
-            target = Target(
-                stream=stream,
-                description=service.describe(stream, within=within),
-                shards=service.list_shards(stream, within=within),
-            )
-            self._kept.pop(place, None)
-            self._kept[place] = (self.monotonic(), target)
-            if len(self._kept) > _MAX_TARGETS:
-                del self._kept[next(iter(self._kept))]
+        if with_current_shards:
+            return replace(target, shards=service.list_shards(stream, within=within))
         return target
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import boto3
 import pyarrow as pa
 import pytest
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_ssp.common.errors import (
     InvalidRowsError,
@@ -19,12 +20,13 @@ from spark_ssp.common.errors import (
     SspError,
     UnsupportedError,
 )
-from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import StreamName, hash_of
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.deaggregation import open_aggregate
 from spark_ssp.kinesis_source.model.shard import StreamDescription, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
+from spark_ssp.kinesis_source.sink.table_sink import KinesisBatchWriter
 from spark_ssp.kinesis_source.sink.writer import TargetCache
 from spark_ssp.testing.kinesis import Distribution, EmbeddedKinesis, StreamMode
 from spark_ssp.testing.kinesis.state.faults import (
@@ -110,6 +112,15 @@ def test_rows_become_records_of_moto() -> None:
 
 
 # --- The limits and faults of the real service ----------------------------------------------------
+
+
+def connection_of(kinesis: EmbeddedKinesis) -> dict[str, str]:
+    return {
+        "region": "us-east-1",
+        "endpointUrl": kinesis.endpoint_url,
+        "awsAccessKeyId": "local",
+        "awsSecretAccessKey": "local",
+    }
 
 
 def number_of_rows(data: bytes) -> int:
@@ -213,6 +224,31 @@ def test_a_stream_whose_keys_are_ignored_from_now_on_refuses_aggregates(
     with pytest.raises(UnsupportedError):
         writer(connected, stream=stream, is_aggregating=True).write(batches())
     assert len(kinesis.state.records("demand")) < 1_000
+
+
+@pytest.mark.parametrize("by_column", [False, True], ids=["option", "column"])
+def test_a_stream_is_created_again_between_two_batches(
+    kinesis: EmbeddedKinesis, *, by_column: bool
+) -> None:
+    """The process remembers the former shards, which had the same ids."""
+    part, options = rows(range(1_000), keys=1_000), connection_of(kinesis) | {"aggregation": "true"}
+    if by_column:
+        part = part.append_column("stream", pa.array(["orders"] * part.num_rows))
+    else:
+        options["streamName"] = "orders"
+    for shards in (2, 3):
+        if shards == 3:
+            kinesis.state.delete_stream("orders")
+        kinesis.state.create_stream("orders", shards=shards)
+        KinesisBatchWriter(options, from_arrow_schema(part.schema)).write(iter([part]))
+    found: list[bytes] = []
+    for shard in kinesis.state.stream("orders").shards(kinesis.state.clock.now_ms()):
+        for record in kinesis.state.records("orders", shard.shard_id):
+            aggregate = open_aggregate(record.data)
+            assert aggregate is not None
+            assert all(hash_of(key) in shard.hash_range for key in aggregate.partition_keys)
+            found += aggregate.data
+    assert sorted(map(int, found)) == list(range(1_000))
 
 
 @pytest.mark.parametrize("distribution", Distribution)

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import ServiceUnavailableError, UnsupportedError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
 from spark_ssp.kinesis_source.model.deaggregation import open_aggregate
 from spark_ssp.kinesis_source.model.shard import PutOutcome, Shard
@@ -48,6 +49,8 @@ def shards_of(layout: int) -> list[Shard]:
 
 
 MAPS = {layout: ShardMap(shards_of(layout)) for layout in LAYOUTS}
+IDS = [*MAPS[2].shards, *MAPS[4].shards[2:]]
+"""The shard ids of a stream of four shards that has replaced one of two."""
 RANGES = {each.shard_id: each.hash_range for layout in LAYOUTS for each in shards_of(layout)}
 
 
@@ -365,6 +368,26 @@ def test_aggregates_in_shards_without_their_hash_keys_fail_the_task() -> None:
     assert delivery.is_outdated
     with pytest.raises(UnsupportedError, match="AUTO"):
         delivery.replace_shards(MAPS[4], RANGES, 0.2)
+
+
+@pytest.mark.parametrize("is_aggregating", [True, False])
+def test_aggregates_for_the_former_shards_of_a_recreated_stream_fail_the_task(
+    *, is_aggregating: bool
+) -> None:
+    """Those that count as stored may be in shards that do not have the keys of their rows."""
+    packing = Packing(MAPS[2], AggregateLimits(record_bytes=1 << 20)) if is_aggregating else None
+    delivery = _delivery(is_ordered=False, layout=2, packing=packing)
+    add(delivery, ("a", 8), ("b", 8))
+    other = [replace(each, shard_id=ids) for each, ids in zip(shards_of(4), IDS, strict=True)]
+    ranges = {each.shard_id: each.hash_range for each in other}
+    if is_aggregating:
+        with pytest.raises(UnsupportedError, match=IDS[0]):
+            delivery.replace_shards(ShardMap(other), ranges, 0.1)
+    else:
+        delivery.replace_shards(ShardMap(other), ranges, 0.1)
+        request = delivery.take(0.1)
+        assert request is not None
+        assert request.entries.count == 2
 
 
 def test_records_that_the_service_places_have_one_queue() -> None:
