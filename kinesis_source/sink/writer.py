@@ -429,6 +429,8 @@ class RecordWriter:
     """The time of the last listing of the shards."""
     _listing: set[StreamRef] = field(default_factory=set)
     """Streams whose shards are being listed."""
+    _turn: int = 0
+    """The place among the deliveries of the stream whose turn it is."""
     _in_flight: int = 0
     """The number of requests under way."""
     _bytes_in_flight: int = 0
@@ -546,9 +548,13 @@ class RecordWriter:
         most = self.options.max_requests_in_flight
         if self._in_flight >= most or not window.allows_request(in_flight):
             return _LONGEST_WAIT_S
-        for stream, delivery in deliveries.items():
+        every = list(deliveries.items())
+        for number in range(self._turn, self._turn + len(every)):
+            stream, delivery = every[number % len(every)]
             request = delivery.take(now, window.request_bytes)
             if request is not None:
+                # Else the first streams would use the whole link, or all requests in flight.
+                self._turn = (number + 1) % len(every)
                 self._in_flight += 1
                 self._bytes_in_flight += request.size
                 return Call(

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from spark_ssp.grouping.identifiers import ShardId, StreamName
-from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
+from spark_ssp.kinesis_source.client.api import KinesisWriter
 from spark_ssp.kinesis_source.model.deaggregation import WriteId
 from spark_ssp.kinesis_source.model.shard import PutEntries, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
@@ -39,7 +39,7 @@ def rows(numbers: range, keys: int = 50) -> pa.RecordBatch:
 
 
 def writer(
-    service: Boto3Kinesis,
+    service: KinesisWriter,
     columns: SinkColumns = COLUMNS,
     *,
     stream: StreamRef | None = ORDERS,
@@ -58,7 +58,7 @@ def writer(
 
 
 def write(
-    service: Boto3Kinesis, *batches: pa.RecordBatch, **options: Any
+    service: KinesisWriter, *batches: pa.RecordBatch, **options: Any
 ) -> dict[StreamName, DeliveryMetrics]:
     return writer(service, **options).write(batches)
 
