@@ -261,7 +261,7 @@ def repeat_keys(aggregate: Aggregate, stream: StreamName) -> Sequence[str] | Non
     """Return the repeat key of each user record of an aggregate in `stream`, by its number:
     `<source>/<stream>:<batch>:<task>:<hash>:<count>`. None if the aggregate has no valid repeat
     keys, or those of another stream."""
-    first, *others = (_tags(record) for record in aggregate.message.records)
+    first, *others = (tags_of(record) for record in aggregate.message.records)
     write = _WRITE.fullmatch(first.get(WRITE_TAG, ""))
     counts = [tags.get(COUNT_TAG, "0") for tags in (first, *others)]
     if write is None or write[1] != stream or not all(map(_COUNT.fullmatch, counts)):
@@ -275,8 +275,9 @@ def repeat_keys(aggregate: Aggregate, stream: StreamName) -> Sequence[str] | Non
     ]
 
 
-def _tags(record: Record) -> dict[str, str]:
-    """Return the tags that are text: some protobuf versions return others as bytes."""
+def tags_of(record: Record) -> dict[str, str]:
+    """Return the tags of a user record that are text: some protobuf versions return others as
+    bytes."""
     return {
         tag.key: tag.value
         for tag in record.tags

@@ -41,6 +41,8 @@ from spark_ssp.kinesis_source.model.deaggregation import (
     RowCounter,
     WriteId,
     has_aggregate_magic,
+    open_aggregate,
+    tags_of,
 )
 from spark_ssp.kinesis_source.model.shard import Shard
 from spark_ssp.kinesis_source.sink.columns import Rows
@@ -169,13 +171,6 @@ class PackedRecord:
         """The bytes that the service counts: data and partition key."""
         return len(self.data) + len(self.partition_key.encode())
 
-    def fits(self, shard: HashRange) -> bool:
-        """Return whether all rows are read from a shard with these hash keys. If not, readers drop
-        some or all of them, and all have to be put again."""
-        return not self.is_aggregate or all(
-            hash_of(row.partition_key, row.explicit_hash_key) in shard for row in self.rows
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AggregateLimits:
@@ -221,6 +216,27 @@ def take_record(
         rows=taken,
         is_aggregate=True,
     )
+
+
+def rows_of(aggregate: bytes) -> list[Row]:
+    """Return the rows of an aggregate that `take_record` made, with their repeats if it has repeat
+    keys. An aggregate that waits is kept only as bytes: the objects of a small row take ten times
+    as much memory."""
+    opened = open_aggregate(aggregate)
+    if opened is None:
+        raise AssertionError("a record that is not an aggregate")
+    hash_keys = (None if key is None else str(key) for key in opened.explicit_hash_keys)
+    repeats = (
+        int(tags_of(record).get(COUNT_TAG, "0")) if record.tags else 0
+        for record in opened.message.records
+    )
+    return list(map(Row, opened.partition_keys, hash_keys, opened.data, repeats))
+
+
+def are_read_from(shard: HashRange, rows: Iterable[Row]) -> bool:
+    """Return whether all rows of an aggregate are read from a shard with these hash keys. If not,
+    readers drop some or all of them, and all have to be put again."""
+    return all(hash_of(row.partition_key, row.explicit_hash_key) in shard for row in rows)
 
 
 def group_by_shard(rows: Iterable[Row], shard_map: ShardMap) -> dict[ShardId, deque[Row]]:

@@ -27,9 +27,11 @@ from spark_ssp.grouping.identifiers import HashRange, ShardId, hash_of
 from spark_ssp.kinesis_source.model.shard import PutEntries, PutOutcome
 from spark_ssp.kinesis_source.sink.aggregation import (
     ANY_SHARD,
-    PackedRecord,
     Packing,
+    Row,
     ShardMap,
+    are_read_from,
+    rows_of,
     unsupported_aggregates,
 )
 from spark_ssp.kinesis_source.sink.columns import Rows
@@ -168,7 +170,7 @@ class StreamDelivery:
         """By key with a record that is queued or in flight: the records that must follow, one in
         each run, whose explicit hash keys may place them in other shards."""
         self._packing = packing
-        self._misplaced: list[tuple[RecordRun, PackedRecord, ShardId]] = []
+        self._misplaced: list[tuple[RecordRun, ShardId]] = []
         """Aggregates with the shards that stored them, which were not predicted."""
 
     @property
@@ -246,15 +248,15 @@ class StreamDelivery:
             for run, since in queue.take_all():
                 self._place_again(run, since)
         misplaced, self._misplaced = self._misplaced, []
-        for run, packed, shard in misplaced:
-            if self._fits(packed, shard):
-                self._stored(run, packed)
-            elif shard not in self._ranges:
-                self._misplaced.append((run, packed, shard))
-            else:
-                self._check_placed_by_key(packed, self._ranges[shard])
+        for run, shard in misplaced:
+            if shard not in self._ranges:
+                self._misplaced.append((run, shard))
+            elif rows := self._dropped_rows(run, shard):
+                self._check_placed_by_key(rows[0], self._ranges[shard])
                 self.metrics.repeats[MOVED] += 1
-                self._pack_again(run, packed, None)
+                self._pack_again(run, rows, None)
+            else:
+                self._stored(run)
         if not self._misplaced:
             self._outdated_since = None
 
@@ -275,10 +277,11 @@ class StreamDelivery:
                     "shards; stop queries before a stream that they write to is created again",
                 )
 
-    def _check_placed_by_key(self, packed: PackedRecord, stored_in: HashRange) -> None:
-        """Raise UnsupportedError if a shard has stored an aggregate whose hash key it does not
-        have, which no reshard explains: the next shard would be as wrong, without end."""
-        if hash_of(packed.partition_key, packed.explicit_hash_key) not in stored_in:
+    def _check_placed_by_key(self, first: Row, stored_in: HashRange) -> None:
+        """Raise UnsupportedError if a shard has stored an aggregate whose hash key, that of its
+        first row, it does not have, which no reshard explains: the next shard would be as wrong,
+        without end."""
+        if hash_of(first.partition_key, first.explicit_hash_key) not in stored_in:
             raise unsupported_aggregates(
                 self._stream, "aggregates in shards that do not have their hash keys"
             )
@@ -304,23 +307,24 @@ class StreamDelivery:
         packed again."""
         for place, part in run.split(self._places(run).tolist()):
             shard = self._shard_map.shards[place]
-            if part.packed is None or self._fits(part.packed, shard):
-                self._queues[shard].add_first(part, since)
+            if rows := self._dropped_rows(part, shard):
+                self._pack_again(part, rows, since)
             else:
-                self._pack_again(part, part.packed, since)
+                self._queues[shard].add_first(part, since)
 
-    def _fits(self, packed: PackedRecord, shard: ShardId) -> bool:
-        """Return whether all rows of a record are read from a shard."""
-        if shard in self._ranges:
-            return packed.fits(self._ranges[shard])
-        return not packed.is_aggregate
+    def _dropped_rows(self, run: RecordRun, shard: ShardId) -> Sequence[Row]:
+        """Return the rows to pack again if readers of a listed shard drop some or all of them."""
+        if run.aggregated is None:
+            return ()
+        rows = rows_of(run.data)
+        return () if are_read_from(self._ranges[shard], rows) else rows
 
-    def _pack_again(self, run: RecordRun, packed: PackedRecord, since: float | None) -> None:
+    def _pack_again(self, run: RecordRun, rows: Sequence[Row], since: float | None) -> None:
         if self._packing is None:
             raise AssertionError("a record that was not packed")
         self.pending -= 1
         self.pending_bytes -= run.size
-        for record in self._packing.repack(packed.rows):
+        for record in self._packing.repack(rows):
             new = encode_entry(record)
             self._count(new)
             self._queue_of(new).add_first(new, since)
@@ -471,25 +475,20 @@ class StreamDelivery:
         """Count records as stored, except aggregates in other shards than the predicted one. Each
         aggregate is a run. The shards of other records are not needed."""
         for number, run in enumerate(runs):
-            if run.packed is None:
-                self._count_stored(run.count, run.size, rows=run.count)
-            elif (shard := shards[number]) is None or shard == predicted:
-                self._stored(run, run.packed)
+            if run.aggregated is None or (shard := shards[number]) in (None, predicted):
+                self._stored(run)
             else:
-                self._misplaced.append((run, run.packed, shard))
+                self._misplaced.append((run, shard))
             if self._is_ordered:
                 for each in run.keys:
                     self._release(each.partition_key)
 
-    def _stored(self, run: RecordRun, packed: PackedRecord) -> None:
-        self._count_stored(1, run.size, rows=len(packed.rows))
-
-    def _count_stored(self, records: int, size: int, *, rows: int) -> None:
-        self.pending -= records
-        self.pending_bytes -= size
-        self.metrics.rows += rows
-        self.metrics.records += records
-        self.metrics.bytes += size
+    def _stored(self, run: RecordRun) -> None:
+        self.pending -= run.count
+        self.pending_bytes -= run.size
+        self.metrics.rows += run.count if run.aggregated is None else run.aggregated
+        self.metrics.records += run.count
+        self.metrics.bytes += run.size
 
     def _release(self, key: str | None) -> None:
         """Let the next record of the key follow."""

@@ -48,7 +48,12 @@ class Keys(msgspec.Struct, gc=False, rename="pascal"):
     explicit_hash_key: str | None = None
 
 
+class _Entry(msgspec.Struct, gc=False, rename="pascal"):
+    data: bytes
+
+
 _KEYS: Final = msgspec.json.Decoder(list[Keys])
+_ENTRY: Final = msgspec.json.Decoder(_Entry)
 
 
 @dataclass(slots=True, eq=False)
@@ -67,8 +72,8 @@ class RecordRun:
     """The number of records."""
     size: int
     """The bytes that the service counts: data and partition keys."""
-    packed: PackedRecord | None = None
-    """The rows of the only record, if it is packed."""
+    aggregated: int | None = None
+    """The number of rows of the only record, if it is an aggregate; else each record is a row."""
 
     @property
     def entries(self) -> memoryview:
@@ -79,6 +84,11 @@ class RecordRun:
     def keys(self) -> Sequence[Keys]:
         """The keys of each record, decoded."""
         return _KEYS.decode(b"".join((b"[", self.entries[:-1], b"]")))
+
+    @property
+    def data(self) -> bytes:
+        """The data of the only record, decoded."""
+        return _ENTRY.decode(self.entries[:-1]).data
 
     def part(self, begin: int, end: int) -> RecordRun:
         """Return some of its records; there is one or more."""
@@ -115,7 +125,7 @@ class RecordRun:
         if len(entries) == len(self.text):
             return self
         offsets, sizes = self.offsets - self.offsets[0], self.sizes - self.sizes[0]
-        return RecordRun(bytes(entries), offsets, sizes, self.count, self.size, self.packed)
+        return RecordRun(bytes(entries), offsets, sizes, self.count, self.size, self.aggregated)
 
 
 def encode_entry(record: PackedRecord) -> RecordRun:
@@ -124,8 +134,9 @@ def encode_entry(record: PackedRecord) -> RecordRun:
     if record.explicit_hash_key is not None:
         fields["ExplicitHashKey"] = record.explicit_hash_key
     text = msgspec.json.encode(fields) + b","
+    aggregated = len(record.rows) if record.is_aggregate else None
     return RecordRun(
-        text, np.array([0, len(text)]), np.array([0, record.size]), 1, record.size, record
+        text, np.array([0, len(text)]), np.array([0, record.size]), 1, record.size, aggregated
     )
 
 

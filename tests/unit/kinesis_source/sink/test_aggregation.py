@@ -38,7 +38,9 @@ from spark_ssp.kinesis_source.sink.aggregation import (
     PackedRecord,
     Row,
     ShardMap,
+    are_read_from,
     group_by_shard,
+    rows_of,
     take_record,
 )
 from tests.support.kcl.kpl import new_message, seal
@@ -158,6 +160,9 @@ def test_the_rows_are_read_in_order(
             assert aggregate.explicit_hash_keys == [
                 None if row.explicit_hash_key is None else int(row.explicit_hash_key)
                 for row in record.rows
+            ]
+            assert rows_of(record.data) == [
+                row if write is not None else row._replace(repeat=0) for row in record.rows
             ]
 
 
@@ -345,24 +350,20 @@ def test_no_row_is_dropped_from_the_shard_of_its_aggregate_also_after_a_reshard(
             for record in packed:
                 stored = hash_of(record.partition_key, record.explicit_hash_key)
                 assert shard_of(shard_map, stored) == shard_id
-                assert record.fits(own)
+                assert are_read_from(own, record.rows)
                 repacked += record.rows
         rows = repacked
 
 
-def test_an_aggregate_fits_a_shard_with_all_of_its_rows() -> None:
+def test_an_aggregate_is_read_from_a_shard_with_all_of_its_rows() -> None:
     lower, upper = (shard.hash_range for shard in shards_of([0, 1 << 127]))
     # MD5 of "a" is 0cc1…, of "b" 92eb…: the two are in different halves of the hash space.
     of_lower, of_upper = Row("a", None, b"x"), Row("b", None, b"y")
-    (straddling,) = pack([of_lower, of_upper])
-    assert not straddling.fits(lower)
-    assert not straddling.fits(upper)
-    (inside,) = pack([of_upper, of_upper])
-    assert (inside.fits(lower), inside.fits(upper)) == (False, True)
-    (explicit,) = pack([of_upper._replace(explicit_hash_key="0"), of_lower])
-    assert (explicit.fits(lower), explicit.fits(upper)) == (True, False)
-    (unchanged,) = pack([of_upper])
-    assert unchanged.fits(lower)
+    placed = of_upper._replace(explicit_hash_key="0")
+    assert [
+        (are_read_from(lower, rows), are_read_from(upper, rows))
+        for rows in ([of_lower, of_upper], [of_upper, of_upper], [placed, of_lower])
+    ] == [(False, False), (False, True), (True, False)]
 
 
 def test_the_user_records_are_numbered_in_the_order_of_the_rows() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Sequence
 from random import Random
@@ -237,6 +238,28 @@ def test_each_row_of_an_aggregate_is_read_from_the_shard_that_stored_it(
         assert set(found.values()) == {1}
     assert delivery.metrics.rows == len(rows)
     assert (delivery.pending, delivery.pending_bytes) == (0, 0)
+
+
+@pytest.mark.parametrize("size", [8, 200])
+def test_the_rows_of_waiting_aggregates_take_the_memory_of_their_text(size: int) -> None:
+    """`pending_bytes` limits the memory of a task. The text is base64, a third more."""
+
+    def filled() -> StreamDelivery:
+        packing = Packing(MAPS[1], AggregateLimits(record_bytes=1 << 20))
+        delivery = _delivery(is_ordered=False, packing=packing)
+        for first in range(0, 20_000, 2_000):
+            add(delivery, *((f"key-{row}", size) for row in range(first, first + 2_000)))
+        return delivery
+
+    filled()  # fills caches
+    tracemalloc.start()
+    try:
+        delivery = filled()
+        used, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert delivery.pending_bytes > 20_000 * size
+    assert used < 1.6 * delivery.pending_bytes
 
 
 @pytest.mark.parametrize("size", [10, 5_000])
