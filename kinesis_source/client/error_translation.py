@@ -156,9 +156,18 @@ def translate(error: Exception, call: ApiCall, *, attempts: int) -> SspError:
         kind = ExpiredTokenError
     elif code in _REFUSALS and isinstance(call.position, AtTimestamp) and _says(error, "timestamp"):
         kind = FutureTimeError
+    if call.sends_records:
+        return kind(
+            call.subject,
+            found=f"{code} on {call.operation}",
+            expected=f"records that {call.place} accepts",
+            next_step="if the MaxRecordSizeInKiB of the stream was lowered within the last minute, "
+            "write again with smaller records; else make the stream's name, region and endpointUrl "
+            "name one stream of one service",
+        )
     return kind(
         call.subject,
-        found=f"{code if call.sends_records else quoted(error)} on {call.operation}",
+        found=f"{quoted(error)} on {call.operation}",
         expected=f"a request that {call.place} accepts",
         next_step="make streamName, streamARN, region and endpointUrl name one stream of one "
         "service",

@@ -270,7 +270,7 @@ class Packing:
         self, shard_map: ShardMap, limits: AggregateLimits, write: WriteId | None = None
     ) -> None:
         self.shard_map = shard_map
-        self._limits = limits
+        self.limits = limits
         self._write = write
         self._counter = None if write is None else RowCounter()
 
@@ -288,7 +288,7 @@ class Packing:
         packed = []
         for group in group_by_shard(rows, self.shard_map).values():
             while group:
-                packed.append(take_record(group, self._limits, self._write))
+                packed.append(take_record(group, self.limits, self._write))
         return packed
 
 

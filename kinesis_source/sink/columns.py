@@ -39,6 +39,10 @@ class SinkColumns:
         return frozenset(index for index in every if index is not None)
 
 
+class RecordTooLargeError(InvalidRowsError):
+    """A row is larger than the stream's limit."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLimits:
     """The rules of a stream for its records. `max_bytes` counts data and key."""
@@ -111,7 +115,7 @@ def checked_rows(
     batch: pa.RecordBatch, columns: SinkColumns, limits: RecordLimits, rows: Iterable[int]
 ) -> Rows:
     """Return the rows of a batch. `rows` are their numbers in the task. Raises InvalidRowsError if
-    one cannot be a record of the stream."""
+    one cannot be a record of the stream, RecordTooLargeError for its size."""
     data = batch.column(columns.data)
     keys = batch.column(columns.partition_key)
     _check_no_nulls("data", data, rows)
@@ -132,6 +136,7 @@ def checked_rows(
             expected=f"at most {limits.max_bytes} bytes, the MaxRecordSizeInKiB of the stream",
             next_step="write smaller records, or raise the limit of the stream "
             "(UpdateMaxRecordSize)",
+            error=RecordTooLargeError,
         )
     hash_keys = None
     if columns.explicit_hash_key is not None:
@@ -224,9 +229,16 @@ def _check_hash_keys(column: Any, rows: Iterable[int]) -> None:
 
 
 def _check(
-    name: str, wrong: Any, rows: Iterable[int], *, found: Any, expected: str, next_step: str
+    name: str,
+    wrong: Any,
+    rows: Iterable[int],
+    *,
+    found: Any,
+    expected: str,
+    next_step: str,
+    error: type[InvalidRowsError] = InvalidRowsError,
 ) -> None:
-    """Raise InvalidRowsError for the first row that is wrong, and name the number of them."""
+    """Raise the error for the first row that is wrong, and name the number of them."""
     if not pc.any(wrong).as_py():  # nulls are not wrong
         return
     wrong = pc.fill_null(wrong, False)
@@ -234,7 +246,7 @@ def _check(
     place = pc.index(wrong, True).as_py()
     row = list(rows)[place]
     others = f", and {count - 1} more rows of its batch" if count > 1 else ""
-    raise InvalidRowsError(
+    raise error(
         f"column {name}",
         found=f"{found(place)} in row {row} of the task{others}",
         expected=expected,

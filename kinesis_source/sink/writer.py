@@ -20,6 +20,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 
 import pyarrow as pa
 
+from spark_ssp.common import structs
 from spark_ssp.common.errors import SspError
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
@@ -35,6 +36,7 @@ from spark_ssp.kinesis_source.sink.aggregation import (
 )
 from spark_ssp.kinesis_source.sink.columns import (
     RecordLimits,
+    RecordTooLargeError,
     Rows,
     SinkColumns,
     checked_rows,
@@ -405,7 +407,7 @@ class RecordWriter:
     the first share of each shard; `monotonic` is in seconds, `random` is uniform in [0, 1).
 
     The lock of `CallThreads` guards its private fields, except that the thread of the task adds
-    streams without it: their deliveries and packings.
+    streams without it, their deliveries and packings, and changes the limits of packings.
     """
 
     service: KinesisWriter
@@ -420,7 +422,8 @@ class RecordWriter:
     _deliveries: Mapping[StreamRef, StreamDelivery] = field(default_factory=dict)
     """Replaced when a stream is added: the threads iterate over it."""
     _targets: dict[StreamRef, Target] = field(default_factory=dict)
-    """Described once for the task: the service allows few descriptions."""
+    """Described once for the task, since the service allows few descriptions, and again for a row
+    that is too large: the limit may have been raised since."""
     _packings: dict[StreamRef, Packing] = field(default_factory=dict)
     _warned: dict[tuple[StreamRef, str], tuple[float, int, int]] = field(default_factory=dict)
     """By kind of failed request: the time of the last warning, and the requests and records since.
@@ -479,11 +482,10 @@ class RecordWriter:
         checked = []
         for name, (part, numbers) in split_by_stream(batch, self.columns, first_row).items():
             stream = self._stream(name)
-            target = self._targets.get(stream)
-            if target is None:
-                target = self._targets[stream] = self.target_of(stream)
-            rows = checked_rows(part, self.columns, target.limits, numbers)
-            checked.append((self._delivery(target), rows))
+            if stream not in self._targets:
+                self._targets[stream] = self.target_of(stream)
+            rows = self._checked(stream, part, numbers)
+            checked.append((self._delivery(self._targets[stream]), rows))
         for delivery, rows in checked:
             if self.options.is_aggregating:
                 # The more rows are packed at once, the larger the aggregates of each shard.
@@ -491,6 +493,19 @@ class RecordWriter:
             else:
                 for part in rows.parts(_ROWS, _BYTES):
                     yield delivery, part
+
+    def _checked(self, stream: StreamRef, part: pa.RecordBatch, numbers: Iterable[int]) -> Rows:
+        target = self._targets[stream]
+        try:
+            return checked_rows(part, self.columns, target.limits, numbers)
+        except RecordTooLargeError:
+            within = self.options.delivery_timeout_ms / 1000
+            most = self.service.describe(stream, within=within).max_record_bytes
+        description = structs.replace(target.description, max_record_bytes=most)
+        target = self._targets[stream] = replace(target, description=description)
+        if (packing := self._packings.get(stream)) is not None:
+            packing.limits = replace(packing.limits, record_bytes=most)
+        return checked_rows(part, self.columns, target.limits, numbers)
 
     def _stream(self, name: str | None) -> StreamRef:
         if name is not None:

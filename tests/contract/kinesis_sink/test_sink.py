@@ -374,7 +374,7 @@ def test_streams_that_cannot_be_listed_fail_within_the_delivery_timeout(
         (Refusal(code="ResourceNotFoundException"), r"\[stream-not-found\]"),
         (
             Refusal(code="ValidationException", message="Value 's3cret' at 'records.1.member'"),
-            r"found ValidationException on PutRecords",
+            r"found ValidationException on PutRecords.*MaxRecordSizeInKiB",
         ),
     ],
 )

@@ -6,7 +6,9 @@ import threading
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pytest
 
+from spark_ssp.common.errors import InvalidRowsError
 from spark_ssp.grouping.identifiers import (
     MAX_HASH_KEY,
     EpochMillis,
@@ -14,6 +16,7 @@ from spark_ssp.grouping.identifiers import (
     SequenceNumber,
     ShardId,
 )
+from spark_ssp.kinesis_source.model.deaggregation import WriteId, open_aggregate
 from spark_ssp.kinesis_source.model.shard import (
     PutEntries,
     PutOutcome,
@@ -21,7 +24,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamDescription,
     StreamRef,
 )
-from tests.support.kinesis.sink_writer import NAMED, batch, writer
+from tests.support.kinesis.sink_writer import NAMED, ORDERS, Entry, batch, entries_of, writer
 
 SHARD = Shard(
     shard_id=ShardId("shardId-000000000000"),
@@ -32,14 +35,21 @@ SHARD = Shard(
 
 
 class Service:
-    """Streams of one shard. `put` has the stream of each request."""
+    """Streams of one shard. `put` has the stream of each request, `stored` the entries."""
 
-    def __init__(self) -> None:
+    def __init__(self, *limits: int) -> None:
+        """`limits` has the most bytes of a record in each description."""
         self.put: list[str] = []
+        self.stored: list[Entry] = []
+        self.limits = list(limits)
 
     def describe(self, stream: StreamRef, *, within: float | None = None) -> StreamDescription:
         return StreamDescription(
-            name=stream.name, arn=f"arn:{stream.name}", created=EpochMillis(0), retention_ms=1
+            name=stream.name,
+            arn=f"arn:{stream.name}",
+            created=EpochMillis(0),
+            retention_ms=1,
+            max_record_bytes=self.limits.pop(0) if self.limits else 1 << 20,
         )
 
     def list_shards(
@@ -49,6 +59,7 @@ class Service:
 
     def put_records(self, stream: StreamRef, entries: PutEntries) -> PutOutcome:
         self.put.append(stream.name)
+        self.stored += entries_of(entries)
         return PutOutcome(shards=[SHARD.shard_id] * entries.count, codes=[None] * entries.count)
 
 
@@ -70,3 +81,20 @@ def test_streams_take_turns() -> None:
     writer(service, NAMED, stream=None, max_requests_in_flight=1).write(batches())
     assert service.put[:4] == ["first", "second", "third", "first"]
     assert len(service.put) > 5, "the first stream has more rows than two requests take"
+
+
+@pytest.mark.parametrize("first", [10, 1_500], ids=["later batch", "first batch"])
+def test_a_row_over_the_limit_is_compared_with_the_present_one(first: int) -> None:
+    """The driver and the process keep a description for a minute, a task for as long as it runs."""
+    service, sizes = Service(1_000, 2_000, 3_000), [first, 1_900, 1_900, 2_900]
+    write = WriteId(source="q", stream=ORDERS.name, batch=0, task=0)
+    aggregating = writer(service, is_aggregating=True, write_id=lambda _: write)
+    aggregating.write(batch([bytes(size)], ["k"]) for size in sizes)
+    assert service.limits == []
+    found = [open_aggregate(entry.data) for entry in service.stored]
+    # A row that fits is packed, for its repeat key.
+    assert [each and list(map(len, each.data)) for each in found] == [[size] for size in sizes]
+    service = Service(1_000, 2_000)
+    with pytest.raises(InvalidRowsError, match="2000"):
+        writer(service).write([batch([bytes(3_000)], ["k"])])
+    assert service.limits == []
