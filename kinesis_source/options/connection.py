@@ -73,12 +73,7 @@ def stream_problems(
             next_step="name the stream to read",
         )
     if by_name and by_arn:
-        yield OptionProblem(
-            option=reading.name("streamName"),
-            found=f"{reading.name('streamName')} together with streamARN",
-            expected="one of them",
-            next_step=f"remove {reading.name('streamName')} or streamARN",
-        )
+        yield name_and_arn_problem(reading)
         return
     for stream, count in sorted(Counter(stream.name for stream in streams).items()):
         if count > 1:
@@ -88,6 +83,17 @@ def stream_problems(
                 expected="streams of different names, since offsets identify them by name",
                 next_step="read them in separate queries",
             )
+
+
+def name_and_arn_problem(reading: OptionReading) -> OptionProblem:
+    """Return the problem of both streamName and streamARN."""
+    name = reading.name("streamName")
+    return OptionProblem(
+        option=name,
+        found=f"{name} together with streamARN",
+        expected="one of them",
+        next_step=f"remove {name} or streamARN",
+    )
 
 
 # --- Region ---------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def split_by_stream(
         numbers,
         found=lambda _: "text that is not the name of a stream",
         expected="1 to 128 letters, digits, dots, hyphens and underscores",
-        next_step="correct the column, or name the stream by the option streamName or streamARN",
+        next_step="correct the column, or filter such rows out",
     )
     split = {}
     for name in pc.unique(names).to_pylist():

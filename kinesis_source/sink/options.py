@@ -27,6 +27,7 @@ from spark_ssp.kinesis_source.options.compatibility import SINK_OPTIONS_WITHOUT_
 from spark_ssp.kinesis_source.options.connection import (
     connection_of,
     credential_problems,
+    name_and_arn_problem,
     region_problems,
     streams_of,
     warn,
@@ -146,7 +147,9 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
 def _stream_problems(
     reading: OptionReading, streams: tuple[StreamRef, ...]
 ) -> Iterator[OptionProblem]:
-    if len(streams) > 1:
+    if reading.given("streamName") and reading.given("streamARN"):
+        yield name_and_arn_problem(reading)
+    elif len(streams) > 1:
         yield OptionProblem(
             option=reading.given_names("streamName", "streamARN")[0],
             found=f"{len(streams)} streams",

@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import pyarrow as pa
 
 from spark_ssp.common import structs
-from spark_ssp.common.errors import SspError
+from spark_ssp.common.errors import SspError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
 from spark_ssp.kinesis_source.model.deaggregation import WriteId
@@ -450,6 +450,16 @@ class RecordWriter:
         self._window = self.learned.window(connection)
         try:
             self._write(batches)
+        except StreamNotFoundError as error:
+            if self.columns.stream is None:  # an option names it
+                raise
+            raise StreamNotFoundError(
+                error.subject,
+                found=error.found,
+                expected="the name of an existing stream in the column stream",
+                next_step="correct the column or create the stream, else check region and "
+                "endpointUrl",
+            ) from error
         finally:
             self.learned.keep_window(connection, self._window)
             now = self.monotonic()

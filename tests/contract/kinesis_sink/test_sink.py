@@ -18,6 +18,7 @@ from spark_ssp.common.errors import (
     InvalidRowsError,
     ServiceUnavailableError,
     SspError,
+    StreamNotFoundError,
     UnsupportedError,
 )
 from spark_ssp.grouping.identifiers import StreamName, hash_of
@@ -371,7 +372,7 @@ def test_streams_that_cannot_be_listed_fail_within_the_delivery_timeout(
         (Refusal(code="KMSThrottlingException"), r"KMSThrottling.*every attempt.*quotas of KMS"),
         (DropConnection(), r"ConnectionClosedError for a record.*check the network"),
         (Refusal(code="KMSAccessDeniedException"), r"allow kms:GenerateDataKey on"),
-        (Refusal(code="ResourceNotFoundException"), r"\[stream-not-found\]"),
+        (Refusal(code="ResourceNotFoundException"), r"\[stream-not-found\].*check streamName"),
         (
             Refusal(code="ValidationException", message="Value 's3cret' at 'records.1.member'"),
             r"found ValidationException on PutRecords.*MaxRecordSizeInKiB",
@@ -427,7 +428,7 @@ def test_a_batch_is_checked_before_any_of_it_is_sent(
     [
         (["orders", None], "column stream: found null in row 1 of the task"),
         (["orders", "s3cret stream"], "found text that is not the name of a stream in row 1 "),
-        (["orders", "absent"], r"\[stream-not-found\] stream absent"),
+        (["orders", "absent"], r"\[stream-not-found\] stream absent: .* column stream"),
     ],
 )
 def test_no_row_is_sent_if_one_names_no_stream(
@@ -437,6 +438,18 @@ def test_no_row_is_sent_if_one_names_no_stream(
         write(connected, batch(["a", "b"], ["k", "k"], names), columns=NAMED, stream=None)
     assert "s3cret" not in str(caught.value)
     assert data_of(kinesis) == []
+
+
+def test_a_stream_of_the_column_that_is_deleted_under_the_task(
+    kinesis: EmbeddedKinesis, connected: Boto3Kinesis
+) -> None:
+    """The option streamName, which others advise to correct, would send all rows to one stream."""
+    kinesis.faults.add(
+        Refusal(code="ResourceNotFoundException"), operation="PutRecords", count=None
+    )
+    with pytest.raises(StreamNotFoundError, match="column stream") as caught:
+        write(connected, batch(["a"], ["k"], ["orders"]), columns=NAMED, stream=None)
+    assert "streamName" not in str(caught.value)
 
 
 def test_the_limit_of_a_key_is_one_of_characters(

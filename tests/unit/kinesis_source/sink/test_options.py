@@ -53,6 +53,8 @@ def test_an_aggregate_may_contain_the_identity_of_its_rows() -> None:
     ("given", "expected"),
     [
         ({"streamName": "a,b"}, r"streamName: found 2 streams"),
+        ({"streamName": "orders", "streamARN": ARN}, r"streamName together with streamARN"),
+        ({"streamARN": f"{ARN},{ARN}s"}, r"streamARN: found 2 streams"),
         ({"ordering": "shard"}, r"ordering: found 'shard'; expected none or key"),
         ({"orderng": "key"}, r"did you mean ordering\?"),
         ({"deliveryTimeout": "1ms"}, r"deliveryTimeout"),
