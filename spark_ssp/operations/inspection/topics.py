@@ -100,6 +100,8 @@ def latest_offsets(
 
 _FIRST_MARK_MS: Final = 4_000
 _LAST_MARK_MS: Final = 1_000 * 24 * 3_600_000
+_CLOCK_SKEW_MS: Final = 60_000
+"""How far the clock of a healthy producer may be ahead."""
 
 Place = tuple[SystemStreamPartition, int]
 """An offset in a partition."""
@@ -114,7 +116,10 @@ def record_ages(
     are requested, each twice as far as the one before, until the record is among those since then:
     a few requests for all partitions together. The age is that of the first one, which is the
     record or one before it. `marks` are ages that are requested too, so that a comparison with one
-    of them is exact. A record that has no time is absent.
+    of them is exact.
+
+    Absent are a record that has no time, and one at or after a record whose time is in the future:
+    that one is the first since every time.
     """
     pending = set(places)
     steps = set(marks)
@@ -131,6 +136,7 @@ def record_ages(
         for place in sorted(pending):
             first = answers.get(place[0])
             if first is not None and first.offset <= place[1]:
-                found[place] = max(0, now_ms - first.time_ms)
-        pending -= found.keys()
+                pending.remove(place)
+                if first.time_ms <= now_ms + _CLOCK_SKEW_MS:
+                    found[place] = max(0, now_ms - first.time_ms)
     return found

@@ -117,6 +117,25 @@ def test_a_record_without_a_time_has_no_age() -> None:
     assert part.committed == Behind(ms=None, offsets=1)
 
 
+@pytest.mark.parametrize(("offset", "known"), [(0, True), (1, False), (40, False)])
+def test_a_time_in_the_future_hides_the_ages_after_it(offset: int, known: bool) -> None:
+    """Brokers return that record for every time: it does not show how old the others are, and that
+    it was read already changes nothing. It is no delay of 0."""
+    kafka = FakeKafka()
+    kafka.create(1, name="orders")
+    _write(kafka, [300, -1440, *range(240, 0, -1)])
+    (part,) = _parts(kafka, _source({FIRST: offset})).values()
+    assert (part.committed.ms is not None, part.committed.offsets) == (known, 242 - offset)
+
+
+def test_the_clock_of_a_producer_may_be_a_little_ahead() -> None:
+    kafka = FakeKafka()
+    kafka.create(1, name="orders")
+    kafka.put("orders", [Record(value=b"", partition=0, time_ms=NOW + 5_000)])
+    (part,) = _parts(kafka, _source({FIRST: 0})).values()
+    assert part.committed == Behind(ms=0, offsets=1)
+
+
 @pytest.mark.parametrize(("read_before", "pace"), [(0, 3.0), (35, 0.5)])
 def test_the_pace_of_the_last_batches(kafka: FakeKafka, read_before: int, pace: float) -> None:
     """In the ten minutes before the last commit; ten records were written since as long ago."""
