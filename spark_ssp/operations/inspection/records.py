@@ -186,6 +186,8 @@ class KinesisTail:
         self._stream = stream
         self._cursors: dict[ShardId, _Cursor] = {}
         self._finished: set[ShardId] = set()
+        self._began_ms: EpochMillis | None = None
+        """The service's time at the first read."""
         self._is_whole = spans is None and shard is None
         if spans is not None:
             self._add(spans)
@@ -233,13 +235,14 @@ class KinesisTail:
     def read(self) -> Round:
         """Read a page of each shard, or of the next one of those that were chosen."""
         records: list[Record] = []
-        caught_up = True
-        for shard, cursor in sorted(self._cursors.items())[: None if self._is_whole else 1]:
+        chosen = sorted(self._cursors.items())[: None if self._is_whole else 1]
+        caught_up = len(chosen) == len(self._cursors)
+        for shard, cursor in chosen:
             page = self._page(shard, cursor)
             is_at_end = page is None or page.next_iterator is None
             if page is not None:
                 records += self._records(cursor.span, page)
-                caught_up = caught_up and page.millis_behind_latest == 0
+                caught_up = self._is_newest(page) and caught_up
                 if page.sequence_numbers:
                     cursor.position = AfterRecord(sequence_number=page.sequence_numbers[-1])
                 cursor.iterator = page.next_iterator
@@ -258,14 +261,24 @@ class KinesisTail:
             is_finished=not self._is_whole and not self._cursors,
         )
 
+    def _is_newest(self, page: RecordPage) -> bool:
+        """Return whether all records that were there at the first read have been read. Records with
+        a lag of 0 may be followed by others, or by the end of the shard; an empty page with it is
+        not."""
+        if self._began_ms is None:
+            self._began_ms = page.service_time
+        if page.millis_behind_latest > 0:
+            return False
+        return not page.arrival_ms or page.arrival_ms[-1] > self._began_ms
+
     def _is_past(self, cursor: _Cursor, page: RecordPage) -> bool:
         """Return whether no record of the span follows a page."""
         end = cursor.span.end
         if end is None:
             return False
-        if page.millis_behind_latest == 0:
-            return True
-        return isinstance(cursor.position, AfterRecord) and not is_behind(cursor.position, end)
+        if page.sequence_numbers:
+            return not is_behind(cursor.position, end)
+        return page.millis_behind_latest == 0
 
     def _page(self, shard: ShardId, cursor: _Cursor) -> RecordPage | None:
         """Return the next page; None if the shard has expired."""

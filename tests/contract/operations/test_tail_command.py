@@ -17,6 +17,8 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardEnd,
     TrimHorizon,
 )
+from spark_ssp.operations.inspection.records import KinesisTail, Round
+from spark_ssp.testing.kinesis import UnusualAnswers
 from tests.contract.operations.conftest import Cloud
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
@@ -152,6 +154,57 @@ def test_the_planned_batch_of_a_checkpoint(orders: Cloud, tmp_path: Path) -> Non
     again = orders.run(*command)
     assert (again.code, again.out) == (2, "")
     assert "[incompatible-state]" in again.err
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [UnusualAnswers(late_shard_end=True), UnusualAnswers(zero_lag=True), UnusualAnswers.all()],
+)
+def test_every_record_is_shown_whatever_lags_the_service_returns(
+    cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: UnusualAnswers
+) -> None:
+    """Of more than a page, and of the children of a split; those that come meanwhile do not keep
+    the command from its end."""
+    cloud.kinesis.state.create_stream("orders", shards=1)
+    monkeypatch.setattr(cloud.kinesis.state, "answers", answers)
+
+    def put(count: int) -> list[str]:
+        records: list[Any] = [{"Data": b"{}", "PartitionKey": "a"}] * count
+        answer = cloud.client.put_records(StreamName="orders", Records=records)
+        cloud.clock.advance(1_000)
+        return [record["SequenceNumber"] for record in answer["Records"]]
+
+    parent = [*put(500), *put(500), *put(50)]
+    checkpoint = WrittenCheckpoint(path=tmp_path)
+    for batch, number in enumerate((parent[0], parent[-1])):
+        after = AfterRecord(sequence_number=SequenceNumber(number))
+        checkpoint.plan(batch, kinesis_end({0: after}, cloud.created_ms("orders")), at_ms=1)
+    checkpoint.commit(0, at_ms=1)
+    cloud.split("orders", 0, 1 << 127)
+    every = [*parent, *put(2)]
+
+    def shown(*arguments: str) -> list[object]:
+        found = _records(cloud.run("tail", "orders", "--json", *arguments))
+        return [record["position"] for record in found]
+
+    newest = ("--from", "trim_horizon", "--no-follow")
+    assert shown(*newest) == every
+    assert shown("--shard", "0", *newest) == parent
+    assert shown("--checkpoint", str(tmp_path)) == parent[1:]
+    assert shown("--checkpoint", str(tmp_path), "--no-follow") == parent[1:]
+
+    read = KinesisTail.read
+    rounds = 0
+
+    def read_and_put(tail: KinesisTail) -> Round:
+        nonlocal rounds
+        rounds += 1
+        assert rounds < 20
+        put(1)
+        return read(tail)
+
+    monkeypatch.setattr(KinesisTail, "read", read_and_put)
+    assert set(shown(*newest)) > set(every)
 
 
 def test_follows_into_the_children_of_a_split(cloud: Cloud) -> None:
