@@ -28,7 +28,9 @@ from spark_ssp.kinesis_source.client.api import (
 )
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.client.error_translation import ApiCall, translate
+from spark_ssp.kinesis_source.model.deaggregation import last_sub
 from spark_ssp.kinesis_source.model.shard import (
+    AfterRecord,
     ConsumerArn,
     EpochMillis,
     Position,
@@ -38,6 +40,7 @@ from spark_ssp.kinesis_source.model.shard import (
     ShardIterator,
     StreamDescription,
     StreamRef,
+    is_behind,
 )
 
 _JUST_SUBSCRIBED: Final = ("ResourceInUseException", "LimitExceededException")
@@ -295,11 +298,15 @@ def _lag(
     if isinstance(position, ShardEnd):
         return 0
     try:
-        iterator = service.open_iterator(stream, shard, position)
+        # With the position's own record: of an aggregate, user records may be unread.
+        iterator = service.open_iterator(stream, shard, position, inclusive=True)
         for _ in range(_EMPTY_PAGES):
-            page = service.get_records(stream, shard, iterator, limit=1)
-            if page.arrival_ms:
-                return max(0, page.service_time - page.arrival_ms[0])
+            page = service.get_records(stream, shard, iterator, limit=2)
+            rows = zip(page.sequence_numbers, page.arrival_ms, page.data, strict=True)
+            for number, arrival_ms, data in rows:
+                last = AfterRecord(sequence_number=number, sub=last_sub(data))
+                if not isinstance(position, AfterRecord) or is_behind(position, last):
+                    return max(0, page.service_time - arrival_ms)
             if page.millis_behind_latest == 0 or page.next_iterator is None:
                 return 0
             iterator = page.next_iterator
