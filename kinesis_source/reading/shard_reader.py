@@ -143,7 +143,7 @@ class ShardReader:
             fail=options.fail_on_data_loss,
             table=options.lease_table,
         )
-        self._expected = _first_expected(range_)
+        self._expected = first_expected(range_)
         self._start = range_.start_state
         is_polled, iterator = range_.consumer is None, range_.iterator
         self._handed_over = (
@@ -558,7 +558,8 @@ class ShardReader:
         )
 
 
-def _first_expected(range_: ShardRange) -> ExpectedRecord | None:
+def first_expected(range_: ShardRange) -> ExpectedRecord | None:
+    """Return the record that must come first in a range; None if its start names none."""
     if isinstance(range_.start, AfterRecord):
         start = range_.start
         return ExpectedRecord(sequence_number=start.sequence_number, after_sub=start.sub)

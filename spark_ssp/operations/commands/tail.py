@@ -29,7 +29,7 @@ from spark_ssp.operations.arguments import (
     s3_connection,
     stream_ref,
 )
-from spark_ssp.operations.cli import Environment, Screen, write_json
+from spark_ssp.operations.cli import Environment, Screen, note, write_json
 from spark_ssp.operations.inspection.checkpoint_folder import CheckpointFolderError, open_folder
 from spark_ssp.operations.inspection.positions import record_id
 from spark_ssp.operations.inspection.records import (
@@ -198,6 +198,8 @@ def tail_command(
     with closing(tail):
         while left is None or left > 0:
             found = tail.read()
+            for text in found.notes:
+                note(text)
             for record in found.records:
                 if left == 0:
                     break

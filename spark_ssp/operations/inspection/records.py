@@ -27,8 +27,9 @@ from spark_ssp.kinesis_source.client.api import (
     ShardNotFoundError,
 )
 from spark_ssp.kinesis_source.client.boto3_client import connect
-from spark_ssp.kinesis_source.model.deaggregation import split
+from spark_ssp.kinesis_source.model.deaggregation import last_sub, split
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
+from spark_ssp.kinesis_source.model.ranges import ShardRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -41,6 +42,7 @@ from spark_ssp.kinesis_source.model.shard import (
     is_behind,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
+from spark_ssp.kinesis_source.reading.shard_reader import first_expected
 from spark_ssp.operations.inspection.positions import RecordId, partition_rows
 from spark_ssp.operations.inspection.spark_checkpoint import Source
 from spark_ssp.operations.snapshot import short_name
@@ -85,6 +87,8 @@ class Round:
     """True if every shard or partition was read up to its newest record."""
     is_finished: bool = False
     """True if no record follows."""
+    notes: tuple[str, ...] = ()
+    """Remarks on records that are left out because they have expired."""
 
 
 class Tail(Protocol):
@@ -107,6 +111,8 @@ class ShardSpan:
     shard: ShardId
     start: Position
     end: Position | None = None
+    first: RecordId | None = None
+    """The record that the service has to return first; None: it is not known."""
 
     def contains(self, position: AfterRecord) -> bool:
         """Return whether the record that a position follows is in this part."""
@@ -136,12 +142,17 @@ def shard_spans(source: Source) -> dict[StreamName, tuple[ShardSpan, ...]]:
     ranges = [one for slot in plan_ranges(before, end, streams) for one in slot.shards]
     return {
         name: tuple(
-            ShardSpan(shard=one.shard, start=one.start, end=one.end)
+            ShardSpan(shard=one.shard, start=one.start, end=one.end, first=_first(one))
             for one in sorted(ranges, key=lambda one: one.key)
             if one.stream.name == name
         )
         for name in sorted(streams)
     }
+
+
+def _first(range_: ShardRange) -> RecordId | None:
+    expected = first_expected(range_)
+    return None if expected is None else RecordId(number=int(expected.sequence_number))
 
 
 def partition_spans(source: Source) -> dict[StreamName, PartitionSpans]:
@@ -165,6 +176,8 @@ class _Cursor:
     span: ShardSpan
     position: Position
     iterator: ShardIterator | None = None
+    is_begun: bool = False
+    """Whether its first record has been read, or noted as missing."""
 
 
 class KinesisTail:
@@ -206,7 +219,7 @@ class KinesisTail:
                 expected="a shard of the stream, by id or number",
                 next_step=f"spark-ssp shards {stream.name} lists them",
             )
-        self._add([ShardSpan(shard=named[0], start=self._start)])
+        self._add([ShardSpan(shard=named[0], start=self._start, first=start.record)])
 
     def _position(self, start: Start) -> Position:
         if start.record is not None:
@@ -235,14 +248,21 @@ class KinesisTail:
     def read(self) -> Round:
         """Read a page of each shard, or of the next one of those that were chosen."""
         records: list[Record] = []
+        notes: list[str] = []
         chosen = sorted(self._cursors.items())[: None if self._is_whole else 1]
         caught_up = len(chosen) == len(self._cursors)
         for shard, cursor in chosen:
             page = self._page(shard, cursor)
             is_at_end = page is None or page.next_iterator is None
-            if page is not None:
+            if page is None:
+                notes.append(f"{self._stream.name}/{shard} has expired: its records are left out")
+            else:
                 records += self._records(cursor.span, page)
-                caught_up = self._is_newest(page) and caught_up
+                is_newest = self._is_newest(page)
+                caught_up = caught_up and is_newest
+                if not cursor.is_begun and (page.sequence_numbers or is_at_end or is_newest):
+                    cursor.is_begun = True
+                    notes += self._missing(cursor.span, page)
                 if page.sequence_numbers:
                     cursor.position = AfterRecord(sequence_number=page.sequence_numbers[-1])
                 cursor.iterator = page.next_iterator
@@ -259,7 +279,22 @@ class KinesisTail:
             records=tuple(records),
             is_caught_up=caught_up,
             is_finished=not self._is_whole and not self._cursors,
+            notes=tuple(notes),
         )
+
+    def _missing(self, span: ShardSpan, page: RecordPage) -> tuple[str, ...]:
+        """Return a remark if the first page of a span does not begin with its first record."""
+        first = span.first
+        if first is None:
+            return ()
+        numbers = page.sequence_numbers
+        if numbers and int(numbers[0]) == first.number and first.sub <= last_sub(page.data[0]):
+            return ()
+        remark = (
+            f"{self._stream.name}/{span.shard} has no record {first}: it has expired, or was never "
+            "there, and records after it may have expired too"
+        )
+        return (remark,)
 
     def _is_newest(self, page: RecordPage) -> bool:
         """Return whether all records that were there at the first read have been read. Records with

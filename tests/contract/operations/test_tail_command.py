@@ -156,6 +156,45 @@ def test_the_planned_batch_of_a_checkpoint(orders: Cloud, tmp_path: Path) -> Non
     assert "[incompatible-state]" in again.err
 
 
+def test_records_that_have_expired_are_noted(cloud: Cloud, tmp_path: Path) -> None:
+    """As is a shard that has expired, and a user record that an aggregate does not have."""
+    cloud.kinesis.state.create_stream("orders", shards=2)
+    other = 1 << 127
+    kept = [cloud.put("orders", "a", 0) for _ in range(2)]
+    ended = cloud.put("orders", "b", other)
+    cloud.split("orders", 1, other + 1)
+    created_ms = cloud.created_ms("orders")
+    checkpoint = WrittenCheckpoint(path=tmp_path)
+
+    def after(number: str) -> AfterRecord:
+        return AfterRecord(sequence_number=SequenceNumber(number))
+
+    def shown(*arguments: str) -> tuple[list[object], list[str]]:
+        run = cloud.run("tail", "orders", "--json", *arguments)
+        return [record["position"] for record in _records(run)], run.err.splitlines()
+
+    checkpoint.plan(0, kinesis_end({0: after(kept[0]), 1: after(ended)}, created_ms), at_ms=1)
+    checkpoint.commit(0, at_ms=1)
+    checkpoint.plan(1, kinesis_end({0: after(kept[1]), 1: ShardEnd()}, created_ms), at_ms=1)
+    planned = ("--checkpoint", str(tmp_path))
+    first = ("--no-follow", "--shard", "0", "--from", kept[0])
+    assert shown(*planned) == ([kept[1]], [])
+    assert shown(*first) == (kept, [])
+    cloud.clock.advance(25 * 3_600_000)
+    positions, (gap, gone) = shown(*planned)
+    assert positions == []
+    assert kept[0] in gap
+    assert "shardId-000000000001 has expired" in gone
+    positions, (gap,) = shown(*first)
+    assert (positions, kept[0] in gap) == ([], True)
+    kept.append(cloud.put("orders", "a", 0))
+    positions, (gap,) = shown(*first)
+    assert (positions, kept[0] in gap) == (kept[2:], True)
+    assert shown("--no-follow", "--shard", "0", "--from", kept[2]) == (kept[2:], [])
+    positions, (gap,) = shown("--no-follow", "--shard", "0", "--from", f"{kept[2]}/1")
+    assert (positions, f"{kept[2]}/1" in gap) == ([], True)
+
+
 @pytest.mark.parametrize(
     "answers",
     [UnusualAnswers(late_shard_end=True), UnusualAnswers(zero_lag=True), UnusualAnswers.all()],
