@@ -292,7 +292,8 @@ def _start(
         now = describe_topics(topics, kafka.options)
         known = [ssp for ssp in before.positions if ssp.stream in now]
         notes = kafka_positions(before, topics, now, latest_offsets(known, kafka.options))
-        return replace(kafka_start(before, topics, now), notes=(*skipped, *notes))
+        start = kafka_start(before, topics, now)
+        return replace(start, notes=(*skipped, *notes, *start.notes))
     raise CheckpointFolderError(
         f"source {source.index} of {found.location}",
         found="no committed batch with a position",

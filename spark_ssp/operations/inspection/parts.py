@@ -63,7 +63,13 @@ from spark_ssp.operations.inspection.lease_table import (
     shard_leases,
     without_namesakes,
 )
-from spark_ssp.operations.inspection.positions import Earlier, ShardRow, partition_rows, shard_rows
+from spark_ssp.operations.inspection.positions import (
+    Earlier,
+    ShardRow,
+    has_whole_topics,
+    partition_rows,
+    shard_rows,
+)
 from spark_ssp.operations.inspection.spark_checkpoint import Source
 from spark_ssp.operations.inspection.streams import (
     ListedStream,
@@ -425,16 +431,14 @@ def _changed(
 def _added(
     known: Collection[SystemStreamPartition], topics: Mapping[StreamName, TopicDescription]
 ) -> list[SystemStreamPartition]:
-    """Return the partitions that the query does not have yet, of the topics of which it has all
-    others: with `assign` it may read only some."""
-    counts: dict[StreamName, int] = {}
-    for ssp in known:
-        counts[ssp.stream] = counts.get(ssp.stream, 0) + 1
+    """Return the partitions that the query does not have yet."""
+    if not has_whole_topics(known):
+        return []
     return [
-        partition_of(name, number)
-        for name, count in sorted(counts.items())
-        if name in topics and partition_of(name, count - 1) in known
-        for number in range(count, topics[name].partition_count)
+        ssp
+        for name in sorted({ssp.stream for ssp in known} & topics.keys())
+        for number in range(topics[name].partition_count)
+        if (ssp := partition_of(name, number)) not in known
     ]
 
 

@@ -24,7 +24,7 @@ from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
-from spark_ssp.kafka_source.model.topic import kafka_name
+from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import (
@@ -42,7 +42,7 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
 from spark_ssp.operations.inspection.checkpoint_folder import CheckpointFolderError, Folder, damaged
-from spark_ssp.operations.inspection.positions import RecordId
+from spark_ssp.operations.inspection.positions import RecordId, has_whole_topics
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
     parse_offset,
@@ -367,25 +367,47 @@ def kafka_start(
     topics: Collection[StreamName],
     found: Mapping[StreamName, TopicDescription] | None = None,
 ) -> StartOptions:
-    """Return `subscribe` and `startingOffsets` for `topics`. `found`: the topics as they are now;
-    partitions without a position start at their oldest record."""
+    """Return `subscribe` and `startingOffsets` for `topics`, or `assign` if the query reads only
+    some of their partitions. `found`: the topics as they are now; partitions that were added start
+    at their oldest record."""
     starts: dict[str, dict[str, int]] = {topic: {} for topic in sorted(topics)}
     for ssp, position in sorted(offset.positions.items()):
         if ssp.stream in starts:
             starts[ssp.stream][str(ssp.partition)] = position
-    for topic, own in starts.items():
-        now = None if found is None else found.get(StreamName(topic))
-        for number in range(0 if now is None else now.partition_count):
-            own.setdefault(str(number), -2)
-    note = (
-        "no broker was asked whether these are still the topics that the query read: if one was "
-        "deleted and created again, the other query skips records. A partition that was added "
-        "since is not in startingOffsets: add it with -2, its oldest record. Give "
-        "--bootstrap-servers, which checks the one and does the other"
-    )
+    is_whole = has_whole_topics(offset.positions)
+    options = {"subscribe": ",".join(starts)}
+    if not is_whole:
+        assigned = {topic: [int(number) for number in own] for topic, own in starts.items()}
+        options = {"assign": json.dumps(assigned)}
+    notes: list[str] = []
+    if found is None:
+        notes.append(
+            "no broker was asked whether these are still the topics that the query read: if one "
+            "was deleted and created again, the other query skips records. Give "
+            "--bootstrap-servers, which checks it"
+        )
+        if is_whole:
+            notes.append(
+                "a partition that was added since is not in startingOffsets: add it with -2, its "
+                "oldest record. --bootstrap-servers does it"
+            )
+    elif is_whole:
+        added = [
+            partition_of(StreamName(topic), number)
+            for topic, own in starts.items()
+            for number in range(found[StreamName(topic)].partition_count)
+            if str(number) not in own
+        ]
+        for ssp in added:
+            starts[ssp.stream][str(ssp.partition)] = -2
+        if added:
+            names = ", ".join(map(kafka_name, added))
+            notes.append(
+                f"added since, and started at their oldest record: {names}. If the query has the "
+                "option assign, leave them out and write assign instead of subscribe"
+            )
     return StartOptions(
-        options={"subscribe": ",".join(starts), "startingOffsets": json.dumps(starts)},
-        notes=() if found is not None else (note,),
+        options={**options, "startingOffsets": json.dumps(starts)}, notes=tuple(notes)
     )
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
-from spark_ssp.kafka_source.model.topic import partition_of
+from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.operations.health import Behind, Part, Reader, Verdict
 from spark_ssp.operations.inspection.parts import kafka_parts
@@ -170,7 +170,18 @@ def test_an_added_partition_is_unread(kafka: FakeKafka) -> None:
     _write(kafka, [30, 20], partition=2)
     part = _parts(kafka, _source({FIRST: 60, SECOND: 0}))["orders-2"]
     assert (part.reader, part.committed.offsets) == (Reader.WAITING, 2)
-    assert "orders-2" not in _parts(kafka, _source({SECOND: 0}))  # it may read only some
+
+
+@pytest.mark.parametrize("assigned", [{1}, {0, 2}, {1, 2}])
+def test_other_partitions_than_those_of_assign_are_not_unread(
+    kafka: FakeKafka, assigned: set[int]
+) -> None:
+    """Nor those of another topic of the query, of which it has the first ones."""
+    kafka.expand("orders", 4)
+    kafka.create(2, name="clicks")
+    known = [*(partition_of(ORDERS, n) for n in assigned), partition_of(StreamName("clicks"), 0)]
+    parts = _parts(kafka, _source(dict.fromkeys(known, 0)))
+    assert parts.keys() == {kafka_name(ssp) for ssp in known}
 
 
 def test_topics_that_are_not_those_of_the_checkpoint(kafka: FakeKafka) -> None:

@@ -1,0 +1,54 @@
+"""The options of a query that starts where another one has stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+
+import pytest
+
+from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kafka_source.client.api import TopicDescription
+from spark_ssp.kafka_source.model.topic import Assign, Subscribe, partition_of
+from spark_ssp.kafka_source.options.parse import parse_options
+from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
+from spark_ssp.operations.inspection.starting_position import StartOptions, kafka_start
+
+ORDERS, CLICKS = StreamName("orders"), StreamName("clicks")
+BROKERS = {"kafka.bootstrap.servers": "localhost:9092"}
+FOUND = {name: TopicDescription(partition_count=4) for name in (ORDERS, CLICKS)}
+
+
+def _start(orders: Collection[int], clicks: Collection[int], *, asks_brokers: bool) -> StartOptions:
+    ssps = [partition_of(ORDERS, n) for n in orders] + [partition_of(CLICKS, n) for n in clicks]
+    offset = SparkOffset(positions={ssp: 100 + ssp.partition for ssp in ssps})
+    return kafka_start(offset, [ORDERS, CLICKS], FOUND if asks_brokers else None)
+
+
+@pytest.mark.parametrize("asks_brokers", [False, True])
+@pytest.mark.parametrize("orders", [(0, 2), (1,), (1, 2)])
+def test_a_query_of_some_partitions_starts_with_the_same_ones(
+    orders: tuple[int, ...], asks_brokers: bool
+) -> None:
+    """Of the other topic too, of which it has the first ones."""
+    start = _start(orders, (0, 1), asks_brokers=asks_brokers)
+    expected = [(CLICKS, 0), (CLICKS, 1), *((ORDERS, n) for n in orders)]
+    assert parse_options({**BROKERS, **start.options}).selection == Assign(
+        partitions=tuple(partition_of(name, number) for name, number in expected)
+    )
+    assert json.loads(start.options["startingOffsets"]) == {
+        "clicks": {"0": 100, "1": 101},
+        "orders": {str(number): 100 + number for number in orders},
+    }
+    assert len(start.notes) == (0 if asks_brokers else 1)
+
+
+@pytest.mark.parametrize("asks_brokers", [False, True])
+def test_a_query_of_whole_topics_subscribes(asks_brokers: bool) -> None:
+    start = _start((0, 1), range(4), asks_brokers=asks_brokers)
+    assert parse_options({**BROKERS, **start.options}).selection == Subscribe(
+        topics=(CLICKS, ORDERS)
+    )
+    added = {"2": -2, "3": -2} if asks_brokers else {}
+    assert json.loads(start.options["startingOffsets"])["orders"] == {"0": 100, "1": 101, **added}
+    assert len(start.notes) == (1 if asks_brokers else 2)
