@@ -202,14 +202,16 @@ def s3_connection(given: Given) -> ConnectionOptions:
     return replace(connection(given), endpoint_url=None)
 
 
-def stream_ref(stream: str) -> StreamRef:
-    """Return a stream given by name or ARN. Raises InvalidOptionsError."""
+def stream_ref(stream: str, given: Given) -> StreamRef:
+    """Return a stream given by name or ARN: one that the options of a query name, as they do.
+    Raises InvalidOptionsError."""
     option = "streamARN" if stream.startswith("arn:") else "streamName"
     reading = read_options(KINESIS_OPTIONS, {option: stream})
     problems = [*reading.problems, *stream_problems(reading, streams_of(reading))]
     if problems:
         raise InvalidOptionsError(_SOURCE, problems)
-    return streams_of(reading)[0]
+    (named,) = streams_of(reading)
+    return named if named.arn is not None else stream_references(given).get(named.name, named)
 
 
 def stream_references(given: Given) -> dict[StreamName, StreamRef]:

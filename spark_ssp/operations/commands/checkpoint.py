@@ -69,7 +69,7 @@ from spark_ssp.operations.inspection.starting_position import (
     read_awslabs,
     without_dropped,
 )
-from spark_ssp.operations.inspection.streams import ListedStream, list_streams
+from spark_ssp.operations.inspection.streams import ListedStream, References, list_streams
 from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
 from spark_ssp.operations.snapshot import task_text
 
@@ -260,27 +260,26 @@ def _start(
     aws: Given,
     kafka: Given,
 ) -> StartOptions:
+    references = stream_references(aws)
     if origin == "awslabs":
         foreign = read_awslabs(folder, found, only_source(found, number, own=False).index)
         without_dropped([foreign.stream], dropped)
-        listing = list_streams([foreign.stream], connection(aws))[foreign.stream]
+        streams = list_streams([foreign.stream], connection(aws), references)
         planned = None if found.last is None else found.last.planned_ms
-        notes = check_not_younger(listing.description, planned)
-        listings = {foreign.stream: listing.shards}
+        notes = check_not_younger(streams[foreign.stream].description, planned)
         by_stream = {foreign.stream: foreign.positions}
-        positions, skipped = after_in_shards(by_stream, listings, skips)
-        start = kinesis_start(positions, listings)
+        positions, skipped = after_in_shards(by_stream, streams, skips)
+        start = kinesis_start(positions, streams, references)
         return replace(start, notes=(*notes, *skipped, *start.notes))
     source = only_source(found, number)
     if isinstance(source.committed, Offset) and source.committed.streams:
         names = without_dropped(source.committed.streams, dropped)
-        streams = {name: _listed(name, aws) for name in names}
+        streams = {name: _listed(name, aws, references) for name in names}
         positions = kinesis_positions(
             source.committed, {name: stream.description for name, stream in streams.items()}
         )
-        listings = {name: stream.shards for name, stream in streams.items()}
-        positions, skipped = after_in_shards(positions, listings, skips)
-        start = kinesis_start(positions, listings)
+        positions, skipped = after_in_shards(positions, streams, skips)
+        start = kinesis_start(positions, streams, references)
         return replace(start, notes=(*skipped, *start.notes))
     if isinstance(source.committed, KafkaOffset | SparkOffset) and source.committed.positions:
         topics = without_dropped({ssp.stream for ssp in source.committed.positions}, dropped)
@@ -302,9 +301,9 @@ def _start(
     )
 
 
-def _listed(name: StreamName, aws: Given) -> ListedStream:
+def _listed(name: StreamName, aws: Given, references: References) -> ListedStream:
     try:
-        return list_streams([name], connection(aws))[name]
+        return list_streams([name], connection(aws), references)[name]
     except StreamNotFoundError as error:
         raise deleted_stream(error, name) from error
 

@@ -32,6 +32,7 @@ from spark_ssp.operations.arguments import (
     connection,
     dynamodb_connection,
     options_file,
+    stream_references,
     to_millis,
     wait_between_readings,
     wait_option,
@@ -55,7 +56,7 @@ from spark_ssp.operations.inspection.lease_table import (
     shard_leases,
     streams_of,
 )
-from spark_ssp.operations.inspection.streams import ListedStream, lags_of, list_streams
+from spark_ssp.operations.inspection.streams import ListedStream, References, lags_of, list_streams
 from spark_ssp.operations.snapshot import short_name
 
 
@@ -67,6 +68,7 @@ class _Settings:
     max_lag_ms: int | None
     failover_ms: int
     kinesis: ConnectionOptions
+    references: References
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,7 @@ def leases_command(
         max_lag_ms=max_lag,
         failover_ms=failover,
         kinesis=connection(aws),
+        references=stream_references(aws),
     )
     rows = LeaseTable(application, table or application, dynamodb_connection(aws))
     pauses: Iterable[int | None] = [None]
@@ -190,13 +193,13 @@ def leases_command(
 
 def _read(settings: _Settings, table: TableRows, observed: ObservedTable) -> _Reading:
     names = tuple(StreamName(name) for name in settings.streams) or streams_of(table.rows.leases)
-    streams = {name: _listed(name, settings.kinesis) for name in names}
+    streams = {name: _listed(name, settings) for name in names}
     shards = shard_leases(
         observed,
         {name: None if stream is None else stream.shards for name, stream in streams.items()},
     )
     if settings.with_lag:
-        shards = _with_lags(shards, streams, settings.kinesis)
+        shards = _with_lags(shards, streams, settings)
     limit, shards_read = settings.max_lag_ms, _readable(shards)
     judged = [] if limit is None else [(row, exceeds(row.lag_ms, limit)) for row in shards_read]
     return _Reading(
@@ -209,9 +212,9 @@ def _read(settings: _Settings, table: TableRows, observed: ObservedTable) -> _Re
     )
 
 
-def _listed(name: StreamName, connection: ConnectionOptions) -> ListedStream | None:
+def _listed(name: StreamName, settings: _Settings) -> ListedStream | None:
     try:
-        return list_streams([name], connection)[name]
+        return list_streams([name], settings.kinesis, settings.references)[name]
     except StreamNotFoundError:
         return None
 
@@ -223,7 +226,7 @@ def _readable(rows: Iterable[ShardLease]) -> list[ShardLease]:
 def _with_lags(
     rows: list[ShardLease],
     streams: Mapping[StreamName, ListedStream | None],
-    connection: ConnectionOptions,
+    settings: _Settings,
 ) -> list[ShardLease]:
     positions = {
         ShardKey(stream=row.stream, shard=row.shard): position
@@ -233,7 +236,7 @@ def _with_lags(
         and row.reader is not Reader.ENDED
         and (position := row.position) is not None
     }
-    lags = lags_of(positions, connection)
+    lags = lags_of(positions, settings.kinesis, settings.references)
     return [
         row
         if row.stream is None

@@ -41,7 +41,7 @@ def shards_command(stream: str, oldest: bool, as_json: bool, aws: Given) -> None
     For the lag of a query or a KCL application, see `leases`.
     """
     options = connection(aws)
-    reference = stream_ref(stream)
+    reference = stream_ref(stream, aws)
     found = read_stream(reference, options)
     ages: dict[ShardId, int | None] = {}
     if oldest:
@@ -49,7 +49,8 @@ def shards_command(stream: str, oldest: bool, as_json: bool, aws: Given) -> None
         positions = {
             ShardKey(stream=name, shard=shard.shard_id): TrimHorizon() for shard in found.shards
         }
-        ages = {key.shard: age for key, age in lags_of(positions, options).items()}
+        lags = lags_of(positions, options, {name: reference})
+        ages = {key.shard: age for key, age in lags.items()}
     if as_json:
         write_json(_document(found, ages))
     else:

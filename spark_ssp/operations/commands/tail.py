@@ -28,6 +28,7 @@ from spark_ssp.operations.arguments import (
     options_file,
     s3_connection,
     stream_ref,
+    stream_references,
 )
 from spark_ssp.operations.cli import Environment, Screen, note, write_json
 from spark_ssp.operations.inspection.checkpoint_folder import CheckpointFolderError, open_folder
@@ -192,7 +193,7 @@ def tail_command(
     else:
         if partition is not None:
             raise click.UsageError("--partition is of Kafka: give --shard, or --bootstrap-servers")
-        tail = KinesisTail(stream_ref(stream), connection(aws), start, shard=shard)
+        tail = KinesisTail(stream_ref(stream, aws), connection(aws), start, shard=shard)
     screen = Screen()
     left = most
     with closing(tail):
@@ -228,10 +229,11 @@ def _planned(
     name = _only(path, {*shards, *partitions}, stream)
     if name in shards and isinstance(source.planned, Offset):
         spans: tuple[ShardSpan, ...] = shards[name]
-        found_now = describe_streams([name], connection(aws)).get(name)
+        kinesis, references = connection(aws), stream_references(aws)
+        found_now = describe_streams([name], kinesis, references).get(name)
         if found_now is not None and found_now.created != source.planned.streams[name].created:
             raise _recreated(f"stream {name}")
-        return KinesisTail(stream_ref(name), connection(aws), Start(), spans=spans)
+        return KinesisTail(stream_ref(name, aws), kinesis, Start(), spans=spans)
     offsets: PartitionSpans = partitions[name]
     if not kafka.options:
         raise click.UsageError(f"{name} is a topic: give --bootstrap-servers")

@@ -35,6 +35,7 @@ from spark_ssp.operations.arguments import (
     kafka_options,
     options_file,
     s3_connection,
+    stream_references,
     to_millis,
 )
 from spark_ssp.operations.cli import (
@@ -62,7 +63,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     read_checkpoint,
     read_kept_batch,
 )
-from spark_ssp.operations.inspection.streams import describe_streams, lags_of
+from spark_ssp.operations.inspection.streams import References, describe_streams, lags_of
 from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
 from spark_ssp.operations.live_page.page import page
 from spark_ssp.operations.live_page.server import Timelines, start_server
@@ -166,8 +167,12 @@ def watch_command(
         leases = LeaseTable(application, table or application, dynamodb_connection(aws))
     measure = None
     if lag:
-        kinesis = connection(aws)
-        measure = partial(measure_status, kinesis=kinesis, kafka=kafka.options)
+        measure = partial(
+            measure_status,
+            kinesis=connection(aws),
+            references=stream_references(aws),
+            kafka=kafka.options,
+        )
     if token_file is not None:
         token = token_file.read().strip()
     timelines = Timelines(Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after))
@@ -417,7 +422,9 @@ def _with_owner(shard: ShardSnapshot, lease: Lease | None) -> ShardSnapshot:
 # --- Lag, as the status that the query's reader reports -------------------------------------------
 
 
-def measure_status(end: Any, kinesis: ConnectionOptions, kafka: Mapping[str, str]) -> Status | None:
+def measure_status(
+    end: Any, kinesis: ConnectionOptions, references: References, kafka: Mapping[str, str]
+) -> Status | None:
     """Return the lag of each shard or partition behind the end offset of a batch, a document; None
     for a source of another package. Streams and topics that were deleted, or created again, have
     none. `kafka`: options of the Kafka source.
@@ -425,14 +432,16 @@ def measure_status(end: Any, kinesis: ConnectionOptions, kafka: Mapping[str, str
     Raises SspError if the service or the brokers cannot be read.
     """
     if kinesis_offset.is_offset(end):
-        return _kinesis_status(kinesis_offset.decode(end), kinesis)
+        return _kinesis_status(kinesis_offset.decode(end), kinesis, references)
     if kafka_offset.is_offset(end):
         return _kafka_status(kafka_offset.decode(end), kafka)
     return None
 
 
-def _kinesis_status(end: kinesis_offset.Offset, connection: ConnectionOptions) -> Status:
-    streams = describe_streams(end.streams, connection)
+def _kinesis_status(
+    end: kinesis_offset.Offset, connection: ConnectionOptions, references: References
+) -> Status:
+    streams = describe_streams(end.streams, connection, references)
     positions = {
         key: state.position
         for key, state in end.states.items()
@@ -441,7 +450,7 @@ def _kinesis_status(end: kinesis_offset.Offset, connection: ConnectionOptions) -
         and streams[key.stream].created == end.streams[key.stream].created
     }
     lags: dict[StreamName, dict[ShardId, int]] = {}
-    for key, lag in lags_of(positions, connection).items():
+    for key, lag in lags_of(positions, connection, references).items():
         if lag is not None:
             lags.setdefault(key.stream, {})[key.shard] = lag
     return {stream: progress_entry(found) for stream, found in lags.items()}

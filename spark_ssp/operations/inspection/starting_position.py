@@ -34,7 +34,6 @@ from spark_ssp.kinesis_source.model.shard import (
     Latest,
     Position,
     SequenceNumber,
-    Shard,
     ShardEnd,
     StreamDescription,
     TrimHorizon,
@@ -47,6 +46,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
     parse_offset,
 )
+from spark_ssp.operations.inspection.streams import ListedStream, References
 from spark_ssp.operations.snapshot import short_name
 
 _METADATA: Final = "metadata"
@@ -136,7 +136,7 @@ class Skip:
 
 def after_in_shards(
     positions: Mapping[StreamName, StreamPositions],
-    listings: Mapping[StreamName, Sequence[Shard]],
+    streams: Mapping[StreamName, ListedStream],
     skips: Sequence[Skip],
 ) -> tuple[dict[StreamName, StreamPositions], tuple[str, ...]]:
     """Return the positions with those of `skips` instead, also of listed shards that the query has
@@ -145,7 +145,7 @@ def after_in_shards(
         return dict(positions), ()
     found: dict[StreamName, dict[ShardId, Position | Latest]] = {}
     for name, shards in positions.items():
-        listed = {shard.shard_id: shard for shard in listings[name]}
+        listed = {shard.shard_id: shard for shard in streams[name].shards}
         unread = dict.fromkeys(listed.keys() - ancestors(listed, shards.keys()), TrimHorizon())
         found[name] = {**unread, **shards}
     known: dict[str, ShardKey] = {}
@@ -268,13 +268,15 @@ def kinesis_positions(
 
 def kinesis_start(
     positions: Mapping[StreamName, StreamPositions],
-    listings: Mapping[StreamName, Sequence[Shard]],
+    streams: Mapping[StreamName, ListedStream],
+    references: References,
 ) -> StartOptions:
-    """Return `streamName` and `startingPosition`. The listings are those of now."""
+    """Return `startingPosition`, and `streamName`, or `streamARN` if `references` have the ARN of a
+    stream. The listings are those of now."""
     notes: list[str] = []
     by_stream: dict[str, dict[str, Any]] = {}
     for stream, known in positions.items():
-        by_id = {shard.shard_id: shard for shard in listings[stream]}
+        by_id = {shard.shard_id: shard for shard in streams[stream].shards}
         finished = ancestors(by_id, known.keys())
         by_stream[stream] = {
             shard: _point(known[shard])
@@ -289,9 +291,12 @@ def kinesis_start(
         ]
     names = sorted(positions)
     document: dict[str, Any] = by_stream[names[0]] if len(names) == 1 else by_stream
+    selection = {"streamName": ",".join(names)}
+    if any(name in references and references[name].arn is not None for name in names):
+        selection = {"streamARN": ",".join(streams[name].description.arn for name in names)}
     return StartOptions(
         options={
-            "streamName": ",".join(names),
+            **selection,
             "startingPosition": json.dumps({**document, "default": "trim_horizon"}),
         },
         notes=tuple(notes),

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
 from spark_ssp.common.aws.clients import create_client
@@ -56,7 +55,6 @@ _EMPTY_PAGES: Final = 20
 References = Mapping[StreamName, StreamRef]
 """Streams by the name that offsets and lease tables have: one of another account needs its ARN. A
 stream that is not in it is requested by its name."""
-BY_NAME: Final[References] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,9 +66,7 @@ class ListedStream:
 
 
 def list_streams(
-    names: Iterable[StreamName],
-    connection: ConnectionOptions,
-    references: References = BY_NAME,
+    names: Iterable[StreamName], connection: ConnectionOptions, references: References
 ) -> dict[StreamName, ListedStream]:
     """Describe and list streams. Needs kinesis:DescribeStreamSummary and kinesis:ListShards."""
     service = connect(connection)
@@ -88,14 +84,14 @@ def _reference(name: StreamName, references: References) -> StreamRef:
 
 
 def describe_streams(
-    names: Iterable[StreamName], connection: ConnectionOptions
+    names: Iterable[StreamName], connection: ConnectionOptions, references: References
 ) -> dict[StreamName, StreamDescription]:
     """Describe those of the streams that exist. Needs kinesis:DescribeStreamSummary."""
     service = connect(connection)
     found = {}
     for name in names:
         with suppress(StreamNotFoundError):
-            found[name] = service.describe(StreamRef(name=name))
+            found[name] = service.describe(_reference(name, references))
     return found
 
 
@@ -207,7 +203,7 @@ class _StreamCalls(ServiceCalls):
 def lags_of(
     positions: Mapping[ShardKey, Position],
     connection: ConnectionOptions,
-    references: References = BY_NAME,
+    references: References,
 ) -> dict[ShardKey, int | None]:
     """Return the lag of each position in milliseconds; None for a shard that has expired, and for a
     position of another stream. Raises SspError if one could not be measured."""
@@ -220,7 +216,7 @@ def lags_of(
 def try_lags(
     positions: Mapping[ShardKey, Position],
     connection: ConnectionOptions,
-    references: References = BY_NAME,
+    references: References,
 ) -> tuple[dict[ShardKey, int | None], list[SspError]]:
     """Return the lags, as `lags_of` does, and one error of each stream of which a shard could not
     be measured: such a shard has None too."""
@@ -261,7 +257,7 @@ def _ask_each(
 def first_records(
     positions: Mapping[ShardKey, Position],
     connection: ConnectionOptions,
-    references: References = BY_NAME,
+    references: References,
 ) -> tuple[dict[ShardKey, SequenceNumber | None], list[SspError]]:
     """Return the first record at each position or after it; None without one. Left out are shards
     that have expired, positions of another stream, and shards that could not be read: the errors

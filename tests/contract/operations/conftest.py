@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
 
-from spark_ssp.kinesis_source.client.boto3_client import disconnect
+from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis, disconnect
+from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
 from tests.support.operations.command import Run, run
 
@@ -97,6 +99,21 @@ def services() -> Iterator[tuple[EmbeddedKinesis, ManualClock]]:
 def cloud(services: tuple[EmbeddedKinesis, ManualClock]) -> Iterator[Cloud]:
     """Empty services."""
     yield from open_cloud(services, "us-east-1")
+
+
+@pytest.fixture
+def asked_arns(monkeypatch: pytest.MonkeyPatch) -> set[str | None]:
+    """The ARNs by which streams are requested; None for one that is requested by its name."""
+    asked = set[str | None]()
+    for name in ("describe", "list_shards", "open_iterator", "get_records"):
+
+        def asking(service: Any, stream: StreamRef, *rest: Any, _call: Any, **more: Any) -> Any:
+            asked.add(stream.arn)
+            return _call(service, stream, *rest, **more)
+
+        call = getattr(Boto3Kinesis, name)
+        monkeypatch.setattr(Boto3Kinesis, name, partialmethod(asking, _call=call))
+    return asked
 
 
 def open_cloud(services: tuple[EmbeddedKinesis, ManualClock], region: str) -> Iterator[Cloud]:

@@ -51,11 +51,11 @@ def test_a_stream_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPat
         **{key: TrimHorizon() for key in keys},
         ended: ShardEnd(),
     }
-    lags, errors = try_lags(positions, ConnectionOptions())
+    lags, errors = try_lags(positions, ConnectionOptions(), {})
     assert lags == {**dict.fromkeys(keys), ended: 0}
     assert ([error.subject for error in errors], service.calls) == (["00"], 3)
     with pytest.raises(ServiceUnavailableError):
-        lags_of(positions, ConnectionOptions())
+        lags_of(positions, ConnectionOptions(), {})
 
 
 @given(
@@ -86,4 +86,4 @@ def test_the_lag_is_the_age_of_the_first_unread_user_record(
     expected = clock.now_ms() - users[read][1] if read < len(users) else 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(streams, "connect", lambda _: InProcessKinesis(state))
-        assert lags_of({key(0): position}, ConnectionOptions()) == {key(0): expected}
+        assert lags_of({key(0): position}, ConnectionOptions(), {}) == {key(0): expected}
