@@ -49,6 +49,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
 from spark_ssp.operations.inspection.streams import ListedStream, References
 from spark_ssp.operations.snapshot import short_name
 
+_DEFAULT: Final = StreamName("default")
 _METADATA: Final = "metadata"
 _LONG: Final = 18
 _MILLIS: Final = 14
@@ -272,7 +273,17 @@ def kinesis_start(
     references: References,
 ) -> StartOptions:
     """Return `startingPosition`, and `streamName`, or `streamARN` if `references` have the ARN of a
-    stream. The listings are those of now."""
+    stream. The listings are those of now. Raises UnsupportedError for several streams of which one
+    is named as the start of all others in that option."""
+    if len(positions) > 1 and _DEFAULT in positions:
+        raise UnsupportedError(
+            f"stream {_DEFAULT}",
+            found=f"a stream named {_DEFAULT} beside others: in startingPosition that is the start "
+            "of shards without their own",
+            expected="streams of other names, or this one alone",
+            next_step=f"leave it out by {_drop([_DEFAULT])}, and read it by a query of its own: "
+            "--drop of the other streams gives its options",
+        )
     notes: list[str] = []
     by_stream: dict[str, dict[str, Any]] = {}
     for stream, known in positions.items():
@@ -297,7 +308,7 @@ def kinesis_start(
     return StartOptions(
         options={
             **selection,
-            "startingPosition": json.dumps({**document, "default": "trim_horizon"}),
+            "startingPosition": json.dumps({**document, _DEFAULT: "trim_horizon"}),
         },
         notes=tuple(notes),
     )

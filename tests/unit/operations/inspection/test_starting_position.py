@@ -7,12 +7,20 @@ from collections.abc import Collection
 
 import pytest
 
-from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.common.errors import UnsupportedError
+from spark_ssp.grouping.identifiers import EpochMillis, ShardId, StreamName
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.topic import Assign, Subscribe, partition_of
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
-from spark_ssp.operations.inspection.starting_position import StartOptions, kafka_start
+from spark_ssp.kinesis_source.model.shard import StreamDescription, TrimHorizon
+from spark_ssp.operations.inspection.starting_position import (
+    StartOptions,
+    kafka_start,
+    kinesis_start,
+)
+from spark_ssp.operations.inspection.streams import ListedStream
+from tests.support.kinesis.planning import listed
 
 ORDERS, CLICKS = StreamName("orders"), StreamName("clicks")
 BROKERS = {"kafka.bootstrap.servers": "localhost:9092"}
@@ -52,3 +60,26 @@ def test_a_query_of_whole_topics_subscribes(asks_brokers: bool) -> None:
     added = {"2": -2, "3": -2} if asks_brokers else {}
     assert json.loads(start.options["startingOffsets"])["orders"] == {"0": 100, "1": 101, **added}
     assert len(start.notes) == (1 if asks_brokers else 2)
+
+
+def test_a_stream_named_as_the_default_of_the_option_has_to_be_alone() -> None:
+    """Beside others, its positions would be read as the start of all other shards."""
+
+    def start(*names: str) -> StartOptions:
+        found = {StreamName(name): _stream(name) for name in names}
+        positions = {name: {ShardId("shardId-000000000000"): TrimHorizon()} for name in found}
+        return kinesis_start(positions, found, {})
+
+    alone = json.loads(start("default").options["startingPosition"])
+    assert alone.keys() == {"shardId-000000000000", "default"}
+    both = json.loads(start("orders", "clicks").options["startingPosition"])
+    assert both.keys() == {"clicks", "orders", "default"}
+    with pytest.raises(UnsupportedError):
+        start("orders", "default")
+
+
+def _stream(name: str) -> ListedStream:
+    description = StreamDescription(
+        name=StreamName(name), arn=f"arn:{name}", created=EpochMillis(1), retention_ms=1
+    )
+    return ListedStream(description=description, shards=(listed(0),))
