@@ -270,7 +270,7 @@ def _start(
         by_stream = {foreign.stream: foreign.positions}
         positions, skipped = after_in_shards(by_stream, streams, skips)
         start = kinesis_start(positions, streams, references)
-        return replace(start, notes=(*notes, *skipped, *start.notes))
+        return replace(start, notes=(*notes, *foreign.notes, *skipped, *start.notes))
     source = only_source(found, number)
     if isinstance(source.committed, Offset) and source.committed.streams:
         names = without_dropped(source.committed.streams, dropped)

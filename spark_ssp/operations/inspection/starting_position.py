@@ -31,7 +31,6 @@ from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
-    Latest,
     Position,
     SequenceNumber,
     ShardEnd,
@@ -56,7 +55,7 @@ _MILLIS: Final = 14
 _SEQUENCE: Final = 129
 """The digits of a number of 64 bits, of a time and of a sequence number, at most."""
 T = TypeVar("T")
-StreamPositions = Mapping[ShardId, Position | Latest]
+StreamPositions = Mapping[ShardId, Position]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +143,7 @@ def after_in_shards(
     not begun, and remarks. Raises InvalidOptionsError."""
     if not skips:
         return dict(positions), ()
-    found: dict[StreamName, dict[ShardId, Position | Latest]] = {}
+    found: dict[StreamName, dict[ShardId, Position]] = {}
     for name, shards in positions.items():
         listed = {shard.shard_id: shard for shard in streams[name].shards}
         unread = dict.fromkeys(listed.keys() - ancestors(listed, shards.keys()), TrimHorizon())
@@ -159,14 +158,14 @@ def after_in_shards(
     for skip in skips:
         key = skip.found_in(known)
         before = found[key.stream][key.shard]
-        if not isinstance(before, Latest) and not is_behind(before, skip.record.after):
+        if not is_behind(before, skip.record.after):
             raise skip.behind(_position_text(before))
         notes.append(skip.note(str(key), f"after {_position_text(before)}"))
         found[key.stream][key.shard] = skip.record.after
     return dict(found), tuple(notes)
 
 
-def _position_text(position: Position | Latest) -> str:
+def _position_text(position: Position) -> str:
     match position:
         case AfterRecord(sequence_number=number, sub=sub):
             return str(RecordId(number=int(number), sub=max(0, sub)))
@@ -174,8 +173,6 @@ def _position_text(position: Position | Latest) -> str:
             return time_text(millis)
         case ShardEnd():
             return "the end of the shard"
-        case Latest():
-            return "LATEST"
     return "TRIM_HORIZON"
 
 
@@ -314,7 +311,7 @@ def kinesis_start(
     )
 
 
-def _point(position: Position | Latest) -> Any:
+def _point(position: Position) -> Any:
     match position:
         case AfterRecord(sequence_number=number, sub=sub):
             point: dict[str, Any] = {"after_sequence_number": number}
@@ -323,7 +320,7 @@ def _point(position: Position | Latest) -> Any:
             return {"at_timestamp": millis}
         case TrimHorizon():
             return "trim_horizon"
-        case ShardEnd() | Latest():
+        case ShardEnd():
             return "latest"
 
 
@@ -435,7 +432,8 @@ class AwslabsPositions:
     """The positions after the last committed batch of one source."""
 
     stream: StreamName
-    positions: Mapping[ShardId, Position | Latest]
+    positions: StreamPositions
+    notes: tuple[str, ...]
 
 
 def read_awslabs(folder: Folder, checkpoint: Checkpoint, source: int) -> AwslabsPositions:
@@ -479,13 +477,33 @@ def read_awslabs(folder: Folder, checkpoint: Checkpoint, source: int) -> Awslabs
         if not isinstance(end, dict):
             raise damaged(checkpoint.location, f"{path}/{file}", "no JSON object", "a position")
         ends[ShardId(file)] = end
+    stream = StreamName(str(metadata["streamName"]))
+    entries = {
+        shard: {**starts.get(shard, {}), **ends.get(shard, {})}
+        for shard in sorted(starts.keys() | ends.keys())
+    }
+    at_latest = [shard for shard, entry in entries.items() if entry.get("iteratorType") == "LATEST"]
     return AwslabsPositions(
-        stream=StreamName(str(metadata["streamName"])),
+        stream=stream,
         positions={
-            shard: _position(name, shard, {**starts.get(shard, {}), **ends.get(shard, {})})
-            for shard in sorted(starts.keys() | ends.keys())
+            shard: _position(name, shard, entry, last.planned_ms)
+            for shard, entry in entries.items()
         },
+        notes=_at_latest(stream, at_latest, last.planned_ms),
     )
+
+
+def _at_latest(
+    stream: StreamName, shards: Sequence[ShardId], planned_ms: int | None
+) -> tuple[str, ...]:
+    if not shards or planned_ms is None:
+        return ()
+    remark = (
+        f"LATEST in {stream}/{', '.join(shards)} names no record: these shards start at the "
+        f"planning of the last batch, {time_text(planned_ms)} by the driver's clock, and some "
+        "records may come twice"
+    )
+    return (remark,)
 
 
 def _parse(text: str | None) -> dict[str, Any] | None:
@@ -501,14 +519,17 @@ def _is_number(text: str, longest: int) -> bool:
     return text.isascii() and text.isdecimal() and len(text) <= longest
 
 
-def _position(name: str, shard: ShardId, entry: Mapping[str, Any]) -> Position | Latest:
+def _position(
+    name: str, shard: ShardId, entry: Mapping[str, Any], planned_ms: int | None
+) -> Position:
     kind, text = str(entry.get("iteratorType")), str(entry.get("iteratorPosition", ""))
     sub = str(entry.get("subSequenceNumber", "-1"))
     match kind:
         case "TRIM_HORIZON":
             return TrimHorizon()
-        case "LATEST":
-            return Latest()
+        case "LATEST" if planned_ms is not None and _is_number(str(planned_ms), _MILLIS):
+            # The shard has given no record yet. LATEST of now would leave out those since then.
+            return AtTimestamp(millis=EpochMillis(planned_ms))
         case "SHARD_END":
             return ShardEnd()
         case "AT_TIMESTAMP" if _is_number(text, _MILLIS):
@@ -520,6 +541,7 @@ def _position(name: str, shard: ShardId, entry: Mapping[str, Any]) -> Position |
     raise UnsupportedError(
         f"{shard} in {name}",
         found=f"the position {kind} {text}"[:200],
-        expected="TRIM_HORIZON, LATEST, AT_TIMESTAMP, AFTER_SEQUENCE_NUMBER or SHARD_END",
+        expected="TRIM_HORIZON, AT_TIMESTAMP, AFTER_SEQUENCE_NUMBER or SHARD_END, or LATEST in a "
+        "batch whose time is known",
         next_step="start the other query at_timestamp shortly before the last batch",
     )

@@ -215,6 +215,17 @@ def test_positions_of_awslabs_connector(stream: EmbeddedKinesis, tmp_path: Path)
     younger = run(*arguments, *_connected(stream), environment=KEYS)
     assert (younger.code, younger.out) == (2, "")
     assert "created again since the checkpoint" in younger.err
+    end = tmp_path / "c" / "sources" / "0" / "shard-source" / "4" / "shardId-000000000001"
+    end.write_text('{"iteratorType": "LATEST", "iteratorPosition": ""}')
+    planned_ms = _created(stream) + 1
+    log.write_text(log.read_text().replace('": 5}', f'": {planned_ms}}}'))
+    at_latest = run(*arguments, *_connected(stream), environment=KEYS)
+    points = json.loads(at_latest.document()["startingPosition"])
+    assert points["shardId-000000000001"] == {"at_timestamp": planned_ms}
+    assert "LATEST in orders/shardId-000000000001" in at_latest.err
+    log.write_text(log.read_text().replace(f'{{"batchTimestampMs": {planned_ms}}}', "{}"))
+    unknown = run(*arguments, *_connected(stream), environment=KEYS)
+    assert (unknown.code, unknown.out) == (2, "")
     elsewhere = str(_awslabs(tmp_path / "d", with_ends=False))
     refused = run("checkpoint", elsewhere, *arguments[2:], *_connected(stream), environment=KEYS)
     assert refused.code == 2
