@@ -42,7 +42,6 @@ from spark_ssp.common.times import time_text
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
-    Latest,
     Position,
     ShardEnd,
 )
@@ -151,7 +150,7 @@ class Screen:
         ]
         return sum(least) + _GAP * (len(least) - 1) <= self._console.width
 
-    def position(self, position: Position | Latest | None) -> str:
+    def position(self, position: Position | None) -> str:
         """Return the text of a position, shortened if the width is limited."""
         match position:
             case None:
@@ -162,8 +161,6 @@ class Screen:
                 return time_text(millis)
             case ShardEnd():
                 return "SHARD_END"
-            case Latest():
-                return "LATEST"
         return "TRIM_HORIZON"
 
     def number(self, text: str) -> str:

@@ -16,7 +16,7 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import Offset, encode_state
-from spark_ssp.kinesis_source.model.shard import Latest, Position, ShardState
+from spark_ssp.kinesis_source.model.shard import Position, ShardState
 from spark_ssp.operations.arguments import (
     Given,
     aws_options,
@@ -500,10 +500,6 @@ def _source_document(source: Source, measured: _Measured | None) -> dict[str, An
     return document
 
 
-def position_json(position: Position | Latest | None) -> Any:
+def position_json(position: Position | None) -> Any:
     """Return a position as an offset has it."""
-    if position is None:
-        return None
-    if isinstance(position, Latest):
-        return {"at": "LATEST"}
-    return encode_state(ShardState(position=position))
+    return None if position is None else encode_state(ShardState(position=position))

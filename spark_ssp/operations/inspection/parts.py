@@ -34,7 +34,6 @@ from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
-    Latest,
     Position,
     Retention,
     SequenceNumber,
@@ -181,7 +180,7 @@ def _own_shards(
                 shard,
                 stream,
                 reader=Reader.WAITING if row.state == "waiting" else Reader.QUERY,
-                committed=_known(row.committed),
+                committed=row.committed,
                 planned=row.planned,
                 is_lost=shard not in listed,
             )
@@ -217,7 +216,7 @@ def _shared_shards(
         if lease.stream != name or lease.state is State.ENDED:
             continue
         row = rows.get(lease.shard)
-        before = None if row is None else _known(row.committed)
+        before = None if row is None else row.committed
         committed = lease.position
         if before is not None and (committed is None or is_behind(committed, before)):
             committed = before
@@ -292,10 +291,6 @@ def _shard(
         is_lost=is_lost,
         is_own=is_own,
     )
-
-
-def _known(position: Position | Latest | None) -> Position | None:
-    return None if isinstance(position, Latest) else position
 
 
 def _measured(

@@ -15,7 +15,6 @@ from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
-    Latest,
     Position,
     SequenceNumber,
     ShardEnd,
@@ -62,7 +61,7 @@ class ShardRow:
     shard: str
     slot: int | None
     """None while it waits, and for a shard that another worker has taken."""
-    committed: Position | Latest | None
+    committed: Position | None
     """After the last committed batch; None if the query had not begun to read it."""
     planned: Position | None
     """After the batch that a restart runs again."""
