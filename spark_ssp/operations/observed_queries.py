@@ -15,6 +15,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import Final
 
 from spark_ssp.common.logs import count_of
@@ -56,7 +57,10 @@ _PACE_POINTS: Final = 30
 """The points of the history by which the pace is measured: at least five minutes."""
 
 PartKey = tuple[str, str]
-"""A stream or topic, and a shard or partition of it."""
+"""A stream or topic, and a shard or partition of it, in one source: several sources of a query may
+read one stream."""
+StreamKey = tuple[int, str]
+"""The number of a source in the reports, and a stream or topic that it reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +68,7 @@ class Point:
     """A query's delays after a trigger."""
 
     time_ms: int
-    delays: Mapping[str, int]
+    delays: Mapping[StreamKey, int]
     """The largest planned delay by stream or topic, where it is known."""
 
 
@@ -96,8 +100,8 @@ class ObservedQuery:
     """The failed runs before this one since a batch was committed."""
     unread_since: Mapping[tuple[str, Reader], int] = field(default_factory=dict)
     """The streams that have free or stale leases, and since when."""
-    delays: Mapping[PartKey, Delay] = field(default_factory=dict)
-    """The planned delays of partitions, from the history."""
+    delays: tuple[Mapping[PartKey, Delay], ...] = ()
+    """The planned delays of partitions, from the history, for each source of the snapshot."""
 
     @property
     def label(self) -> str:
@@ -281,9 +285,9 @@ _PHASES: Final = (
 
 
 def query_facts(
-    query: ObservedQuery, paces: Mapping[str, Pace], limits: Limits, now_ms: int
+    query: ObservedQuery, paces: Mapping[StreamKey, Pace], limits: Limits, now_ms: int
 ) -> Query:
-    """Return the values by which the health of a query is assessed. `paces`: by stream or topic."""
+    """Return the values by which the health of a query is assessed."""
     process = Process.RUNNING
     if not query.is_running:
         process = Process.ENDED if query.failure is None else Process.FAILED
@@ -300,9 +304,9 @@ def query_facts(
     is_in_batch = phase is Phase.BATCH
     parts = tuple(
         part
-        for source in snapshot.sources
+        for number, source in enumerate(snapshot.sources)
         for stream in source.streams
-        for part in _parts(query, source, stream, paces.get(stream.name), limits, now_ms)
+        for part in _parts(query, number, stream, paces.get((number, stream.name)), limits, now_ms)
     )
     reads_nothing = not parts and not _is_spare(snapshot)
     return Query(
@@ -366,7 +370,7 @@ def _first(
 
 def _parts(
     query: ObservedQuery,
-    source: SourceSnapshot,
+    number: int,
     stream: StreamSnapshot,
     pace: Pace | None,
     limits: Limits,
@@ -374,14 +378,19 @@ def _parts(
 ) -> Iterator[Part]:
     snapshot = query.snapshot
     assert snapshot is not None
+    format_ = snapshot.sources[number].format
     since_ms = max(0, now_ms - snapshot.time_ms) if query.is_running else None
     for shard in stream.shards:
         if shard.state is ReadState.ENDED:
             continue
-        delay = _planned(query, source.format, stream, shard)
-        offsets = shard.lag if source.format is SourceFormat.KAFKA else None
+        delay = (
+            query.delays[number].get((stream.name, shard.shard))
+            if format_ is SourceFormat.KAFKA
+            else _planned(stream, shard)
+        )
+        offsets = shard.lag if format_ is SourceFormat.KAFKA else None
         yield Part(
-            name=part_name(source.format, stream.name, shard.shard),
+            name=part_name(format_, stream.name, shard.shard),
             reader=Reader.WAITING if shard.state is ReadState.WAITING else Reader.QUERY,
             committed=Behind(ms=_committed_ms(delay, since_ms, limits), offsets=offsets),
             planned=Behind(ms=_committed_ms(delay, 0, limits), offsets=offsets),
@@ -456,11 +465,8 @@ def _committed_ms(delay: Delay | None, since_ms: int | None, limits: Limits) -> 
     return None if delay.is_bound and found <= limits.max_delay_ms else found
 
 
-def _planned(
-    query: ObservedQuery, format_: SourceFormat, stream: StreamSnapshot, shard: ShardSnapshot
-) -> Delay | None:
-    if format_ is SourceFormat.KAFKA:
-        return query.delays.get((stream.name, shard.shard))
+def _planned(stream: StreamSnapshot, shard: ShardSnapshot) -> Delay | None:
+    """Return the planned delay of a shard of Kinesis."""
     lag = stream.not_shown_max_lag if shard.lag is None else shard.lag  # an upper bound
     return None if lag is None else Delay(ms=lag)
 
@@ -501,62 +507,68 @@ class History:
 
     def __init__(self) -> None:
         self.points: deque[Point] = deque(maxlen=_HISTORY_POINTS)
-        self.ends: dict[PartKey, Ends] = {}
+        self.ends: list[dict[PartKey, Ends]] = []
+        """For each source: two may read topics of one name, also on other brokers."""
 
-    def add(self, snapshot: QuerySnapshot) -> dict[PartKey, Delay]:
+    def add(self, snapshot: QuerySnapshot) -> tuple[dict[PartKey, Delay], ...]:
         """Add a report, unless the last one is too near, and return the planned delays of Kafka's
-        partitions in milliseconds, as far as they are known."""
+        partitions in milliseconds, as far as they are known, for each source."""
         if self.points and snapshot.time_ms < self.points[-1].time_ms:  # the clock was set back
             self.points.clear()
             self.ends.clear()
-        delays = partition_delays(snapshot, self.ends)
+        if len(self.ends) != len(snapshot.sources):  # one had no offset before: the numbers change
+            self.points.clear()
+            self.ends = [{} for _ in snapshot.sources]
+        delays = tuple(map(partition_delays, snapshot.sources, self.ends, repeat(snapshot.time_ms)))
         if not self.points or snapshot.time_ms - self.points[-1].time_ms >= _HISTORY_PERIOD_MS:
             self.points.append(_point(snapshot, delays))
-            for key, _, end in _partitions(snapshot):
-                self.ends.setdefault(key, Ends()).add(snapshot.time_ms, end)
+            for source, ends in zip(snapshot.sources, self.ends, strict=True):
+                for key, _, end in _partitions(source):
+                    ends.setdefault(key, Ends()).add(snapshot.time_ms, end)
         return delays
 
 
-def partition_delays(snapshot: QuerySnapshot, ends: Mapping[PartKey, Ends]) -> dict[PartKey, Delay]:
-    """Return the planned delays of Kafka's partitions that are known."""
+def partition_delays(
+    source: SourceSnapshot, ends: Mapping[PartKey, Ends], now_ms: int
+) -> dict[PartKey, Delay]:
+    """Return the planned delays of a source's partitions of Kafka that are known."""
     found: dict[PartKey, Delay] = {}
-    for key, position, end in _partitions(snapshot):
+    for key, position, end in _partitions(source):
         if position >= end:
             found[key] = Delay(ms=0)
         elif key in ends:
-            found[key] = ends[key].delay(position, snapshot.time_ms)
+            found[key] = ends[key].delay(position, now_ms)
     return found
 
 
-def _partitions(snapshot: QuerySnapshot) -> Iterator[tuple[PartKey, int, int]]:
+def _partitions(source: SourceSnapshot) -> Iterator[tuple[PartKey, int, int]]:
     """Yield each partition of Kafka with its position and its end."""
-    for source in snapshot.sources:
-        if source.format is not SourceFormat.KAFKA:
-            continue
-        for topic in source.streams:
-            for shard in topic.shards:
-                if shard.position is not None and shard.lag is not None:
-                    key = topic.name, shard.shard
-                    yield key, shard.position, shard.position + shard.lag
+    if source.format is not SourceFormat.KAFKA:
+        return
+    for topic in source.streams:
+        for shard in topic.shards:
+            if shard.position is not None and shard.lag is not None:
+                key = topic.name, shard.shard
+                yield key, shard.position, shard.position + shard.lag
 
 
-def _point(snapshot: QuerySnapshot, delays: Mapping[PartKey, Delay]) -> Point:
-    by_stream: dict[str, int] = {}
-    for (stream, _), delay in delays.items():
-        by_stream[stream] = max(delay.ms, by_stream.get(stream, 0))
-    for stream in {stream for (stream, _), delay in delays.items() if delay.is_bound}:
-        del by_stream[stream]
-    for source in snapshot.sources:
-        if source.format is SourceFormat.KINESIS:
-            by_stream |= {
-                stream.name: stream.max_lag
-                for stream in source.streams
-                if stream.max_lag is not None
-            }
-    return Point(time_ms=snapshot.time_ms, delays=by_stream)
+def _point(snapshot: QuerySnapshot, delays: Sequence[Mapping[PartKey, Delay]]) -> Point:
+    found: dict[StreamKey, int] = {}
+    for number, (source, of_source) in enumerate(zip(snapshot.sources, delays, strict=True)):
+        for stream in source.streams:
+            if source.format is SourceFormat.KINESIS:
+                largest = stream.max_lag
+            else:
+                keys = [(stream.name, shard.shard) for shard in stream.shards]
+                known = [of_source[key] for key in keys if key in of_source]
+                is_bound = any(delay.is_bound for delay in known)
+                largest = None if is_bound else max((one.ms for one in known), default=None)
+            if largest is not None:
+                found[number, stream.name] = largest
+    return Point(time_ms=snapshot.time_ms, delays=found)
 
 
-def paces_of(history: Sequence[Point]) -> dict[str, Pace]:
+def paces_of(history: Sequence[Point]) -> dict[StreamKey, Pace]:
     """Return the pace of each stream or topic over the last points, in milliseconds of the stream
     for each millisecond: writers write one, and a query whose delay shrinks reads more."""
     if len(history) < 2:

@@ -83,7 +83,7 @@ class Timelines:
     def publish(self, snapshot: QuerySnapshot) -> None:
         """Add the snapshot of a trigger."""
         query = self._observed.get(snapshot.run_id)
-        delays = {} if query is None else query.delays
+        delays = () if query is None else query.delays
         with self._lock:
             timeline = self._timeline(snapshot.query_id, snapshot.run_id)
             timeline.add(snapshot, delays, self._limits.max_delay_ms)

@@ -6,9 +6,10 @@ batches. A span keeps its level: later ones do not change it."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from itertools import chain, repeat
 from typing import Final
 
 from spark_ssp.common.logs import abbreviate, count_of
@@ -235,9 +236,12 @@ class QueryTimeline:
         """Rows dropped by the watermark, since the first snapshot."""
         self.events: deque[Event] = deque(maxlen=_MAX_EVENTS)
 
-    def add(self, snapshot: QuerySnapshot, delays: Mapping[PartKey, Delay], limit_ms: int) -> None:
+    def add(
+        self, snapshot: QuerySnapshot, delays: Sequence[Mapping[PartKey, Delay]], limit_ms: int
+    ) -> None:
         """Add the snapshot of a trigger; one that is older than the newest of its run is ignored.
-        `delays`: those of Kafka's partitions. `limit_ms`: the limit of a healthy query's delay."""
+        `delays`: those of Kafka's partitions that are known, for each source. `limit_ms`: the limit
+        of a healthy query's delay."""
         before = self.snapshot
         if self.run_id == snapshot.run_id and is_older(snapshot, before):
             return
@@ -252,11 +256,12 @@ class QueryTimeline:
         formats = [source.format for source in snapshot.sources]
         if formats != [source.format for source in self.sources]:
             self.sources = [SourceTimeline(each) for each in formats]
-        for timeline, source in zip(self.sources, snapshot.sources, strict=True):
+        every = zip(self.sources, snapshot.sources, chain(delays, repeat({})), strict=False)
+        for timeline, source, known in every:
             if timeline.latest is not None:
                 for text in events_between(timeline.latest, source):
                     self.note(snapshot.time_ms, text)
-            timeline.add(snapshot, source, delays, limit_ms)
+            timeline.add(snapshot, source, known, limit_ms)
 
     def note(self, time_ms: int, text: str) -> None:
         """Add an event."""

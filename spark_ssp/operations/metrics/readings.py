@@ -223,19 +223,20 @@ def health_readings(query: ObservedQuery, health: Health, *, series: int) -> Ite
         if millis is not None:
             yield Reading(metric, labels, millis / 1000 if math.isfinite(millis) else math.inf)
     sources = query.snapshot.sources if query.snapshot is not None else ()
-    for topic in (one for source in sources for one in source.streams):
-        delays = {
-            shard.shard: query.delays[topic.name, shard.shard].ms / 1000
-            for shard in topic.shards
-            if (topic.name, shard.shard) in query.delays
-        }
-        if not delays:
-            continue
-        yield Reading(catalogue.STREAM_DELAY, (*labels, topic.name), max(delays.values()))
-        for shard in with_series(topic, series):
-            if shard.shard in delays:
-                shown = (*labels, topic.name, shard.shard)
-                yield Reading(catalogue.SHARD_DELAY, shown, delays[shard.shard])
+    for source, known in zip(sources, query.delays, strict=True):
+        for topic in source.streams:
+            delays = {
+                shard.shard: known[topic.name, shard.shard].ms / 1000
+                for shard in topic.shards
+                if (topic.name, shard.shard) in known
+            }
+            if not delays:
+                continue
+            yield Reading(catalogue.STREAM_DELAY, (*labels, topic.name), max(delays.values()))
+            for shard in with_series(topic, series):
+                if shard.shard in delays:
+                    shown = (*labels, topic.name, shard.shard)
+                    yield Reading(catalogue.SHARD_DELAY, shown, delays[shard.shard])
 
 
 def with_series(stream: StreamSnapshot, most: int) -> list[ShardSnapshot]:

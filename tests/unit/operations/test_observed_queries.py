@@ -3,6 +3,7 @@ one that nobody reads are never OK, and a delay grows without reports."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +23,7 @@ from spark_ssp.operations.health import (
 from spark_ssp.operations.observed_queries import (
     MAX_ENDED,
     PHASE_VALID_MS,
+    Delay,
     History,
     ObservedQueries,
     Point,
@@ -348,11 +350,12 @@ def test_the_delay_of_a_partition_bounds_the_age_of_its_oldest_unread_record(
         end += count
         history.add(kafka(now, (0, end)))
     position = min(read, end)
-    newest = kafka(now, (position, end))
-    (delay,) = partition_delays(newest, history.ends).values()
+    (newest,) = kafka(now, (position, end)).sources
+    (ends,) = history.ends
+    (delay,) = partition_delays(newest, ends, now).values()
     age = now - arrivals[position] if position < end else 0
     if delay.is_bound:
-        assert delay.ms <= age or history.ends["orders", "0"].ends[0] > position
+        assert delay.ms <= age or ends["orders", "0"].ends[0] > position
     else:
         assert age <= delay.ms <= age + 11 * SECOND or (age == delay.ms == 0)
 
@@ -361,12 +364,12 @@ def test_the_ends_of_partitions_are_kept_for_so_many_reports() -> None:
     history = History()
     for number in range(400):
         history.add(kafka(START + number * 10 * SECOND, (0, number)))
-    ends = history.ends["orders", "0"]
+    ends = history.ends[0]["orders", "0"]
     assert (len(ends.ends), len(ends.times), ends.ends[-1]) == (360, 360, 399)
 
 
 def test_a_pace_needs_two_reports() -> None:
-    one = Point(time_ms=START, delays={"orders": 0})
+    one = Point(time_ms=START, delays={(0, "orders"): 0})
     assert paces_of([]) == paces_of([one]) == paces_of([one, one]) == {}
 
 
@@ -374,6 +377,48 @@ def test_a_delay_that_is_only_bounded_has_no_pace() -> None:
     queries = observed(*(kafka(START + n * MINUTE, (100 + n, 500)) for n in range(12)))
     ((_, found),) = queries.assessed(LIMITS, START + 11 * MINUTE)
     assert (found.verdict, found.outlook.until_caught_up_ms) == (Verdict.BEHIND, 11 * MINUTE)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+@pytest.mark.parametrize("offset", [0, 1_000_000])
+def test_each_source_that_reads_a_topic_has_its_own_delay(slow: int, offset: int) -> None:
+    """Topics of one name on other brokers have other offsets."""
+    queries = ObservedQueries()
+    queries.started("run-1", "query", "etl", START)
+    for number in range(120):
+        now, end = START + number * MINUTE, 100 * (number + 1)
+        places = [(end + offset, end + offset)]
+        # It reads half as fast as writers write, and has all of the first report.
+        places.insert(slow, (100 + end // 2, max(end, 100 + end // 2)))
+        reports = [kafka(now, place) for place in places]
+        both = replace(reports[0], sources=tuple(one.sources[0] for one in reports))
+        queries.publish(replace(both, batch_id=number))
+        queries.observe("run-1", Phase.WAITING, now)
+    ((query, found),) = queries.assessed(LIMITS, now)
+    assert (found.verdict, found.unmeasured) == (Verdict.BEHIND, 0)
+    assert found.planned.ms == pytest.approx(HOUR, abs=2 * MINUTE)
+    assert found.outlook.until_caught_up_ms == math.inf
+    assert query.delays[1 - slow] == {("orders", "0"): Delay(ms=0)}
+
+
+def test_each_source_that_reads_a_stream_has_its_own_pace() -> None:
+    queries = ObservedQueries()
+    for n in range(9):
+        reports = [snapshot(START + n * MINUTE, lag) for lag in (HOUR - 3 * n * MINUTE, 0)]
+        both = replace(reports[0], sources=tuple(one.sources[0] for one in reports))
+        queries.publish(replace(both, batch_id=n))
+    found = health(queries, START + 8 * MINUTE)
+    assert found.verdict is Verdict.BEHIND
+    assert found.outlook.until_caught_up_ms == pytest.approx(12 * MINUTE)
+
+
+def test_a_source_without_an_offset_in_the_first_reports_shifts_no_delay() -> None:
+    late, both = kafka(START, (100, 500)), kafka(START + MINUTE, (500, 500))
+    history = History()
+    assert len(history.add(late)) == 1
+    other = kafka(START + MINUTE, (200, 900)).sources
+    found = history.add(replace(both, sources=(*other, *both.sources)))
+    assert found == ({}, {("orders", "0"): Delay(ms=0)})
 
 
 # --- What Spark says ------------------------------------------------------------------------------

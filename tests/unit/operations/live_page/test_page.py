@@ -107,7 +107,7 @@ class Session:
 def source_of(*snapshots: QuerySnapshot) -> SourceTimeline:
     query = QueryTimeline(1, "run-1")
     for one in snapshots:
-        query.add(one, {}, LIMITS.max_delay_ms)
+        query.add(one, (), LIMITS.max_delay_ms)
     (source,) = query.sources
     return source
 

@@ -38,7 +38,7 @@ LIMIT_MS = 600_000
 def followed(*snapshots: QuerySnapshot) -> QueryTimeline:
     query = QueryTimeline(1, snapshots[0].run_id)
     for each in snapshots:
-        query.add(each, {}, LIMIT_MS)
+        query.add(each, (), LIMIT_MS)
     return query
 
 
@@ -130,6 +130,17 @@ def test_parents_are_kept_when_later_reports_leave_them_out() -> None:
 def test_a_shard_that_another_task_takes_gets_a_second_bar() -> None:
     found = timeline(snapshot(0, by_id(shard(0, 0))), snapshot(1, by_id(shard(0, 3))))
     assert [(bar.task, bar.is_current) for bar in found.bars] == [("0", False), ("3", True)]
+
+
+def test_each_source_that_reads_a_topic_has_its_own_delay() -> None:
+    """The delays of a report come from its history, in the order of its sources."""
+    (source,) = snapshot(0, by_id(shard(0, 0, 7))).sources
+    topic = replace(source, format=SourceFormat.KAFKA)
+    both = replace(snapshot(0, {}), sources=(topic, topic))
+    key = topic.streams[0].name, shard_id(0)
+    query = QueryTimeline(1, both.run_id)
+    query.add(both, ({key: Delay(ms=LIMIT_MS)}, {key: Delay(ms=1)}), LIMIT_MS)
+    assert [one.delays[key].ms for one in query.sources] == [LIMIT_MS, 1]
 
 
 def test_the_time_begins_again_after_the_clock_was_set_back() -> None:
