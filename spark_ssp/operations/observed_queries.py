@@ -99,7 +99,8 @@ class ObservedQuery:
     failed_starts: int = 0
     """The failed runs before this one since a batch was committed."""
     unread_since: Mapping[tuple[str, Reader], int] = field(default_factory=dict)
-    """The streams that have free or stale leases, and since when."""
+    """The streams that have free or stale leases, or leases of which it is not known whether they
+    are stale (`Reader.UNKNOWN`), and since when."""
     delays: tuple[Mapping[PartKey, Delay], ...] = ()
     """The planned delays of partitions, from the history, for each source of the snapshot."""
 
@@ -312,7 +313,10 @@ def query_facts(
     return Query(
         process=process,
         failed_starts=query.failed_starts,
-        findings=(*_not_known(query, snapshot), *((_READS_NOTHING,) if reads_nothing else ())),
+        findings=(
+            *_not_known(query, snapshot, has_parts=bool(parts)),
+            *((_READS_NOTHING,) if reads_nothing else ()),
+        ),
         committed=_committed(snapshot),
         committed_at_ms=snapshot.end_ms,
         in_progress=snapshot.batch_id + snapshot.ran_batch if is_in_batch else None,
@@ -414,16 +418,30 @@ def _is_unread(
     return begun_ms is not None and snapshot.time_ms - begun_ms >= UNREAD_AFTER_MS
 
 
-def _not_known(query: ObservedQuery, snapshot: QuerySnapshot) -> Iterator[Finding]:
-    """Yield a finding for each stream whose shards had no reader when that was last known."""
+def _not_known(
+    query: ObservedQuery, snapshot: QuerySnapshot, *, has_parts: bool
+) -> Iterator[Finding]:
+    """Yield a finding for each stream of which it has not been known for long whether the leases of
+    other workers are stale; at once if the query has no shard, and is healthy only by others."""
     for source in snapshot.sources:
         for stream in source.streams:
-            for reader, count in _without_reader(stream).items():
-                if count is None and _is_unread(query, snapshot, stream, reader):
-                    yield unknown(
-                        f"shards of {stream.name} had no reader when the lease table was last read",
-                        "see the driver's log for why it does not read the table",
-                    )
+            if not _is_liveness_unknown(source, stream):
+                continue
+            if _is_unread(query, snapshot, stream, Reader.STALE):
+                state = f"shards of {stream.name} had no reader when the lease table was last read"
+            elif not has_parts or _is_unread(query, snapshot, stream, Reader.UNKNOWN):
+                state = f"it is not known whether the other workers of {stream.name} live"
+            else:
+                continue
+            yield unknown(state, "see the driver's log for why it does not read the lease table")
+
+
+def _is_liveness_unknown(source: SourceSnapshot, stream: StreamSnapshot) -> bool:
+    """Return whether other workers have leases of which it is not known whether they are stale."""
+    leases = stream.leases
+    if leases is None or leases.stale is not None:
+        return False
+    return bool(leases.others or leases.by_owner.keys() - {source.worker})
 
 
 def _without_reader(stream: StreamSnapshot) -> Mapping[Reader, int | None]:
@@ -443,6 +461,9 @@ def _unread_since(
                 begun_ms = known.unread_since.get((stream.name, reader))
                 if count or (count is None and begun_ms is not None):
                     found[stream.name, reader] = min(begun_ms or snapshot.time_ms, snapshot.time_ms)
+            if _is_liveness_unknown(source, stream):
+                begun_ms = known.unread_since.get((stream.name, Reader.UNKNOWN), snapshot.time_ms)
+                found[stream.name, Reader.UNKNOWN] = min(begun_ms, snapshot.time_ms)
     return found
 
 

@@ -308,6 +308,26 @@ def test_a_worker_that_holds_no_lease_is_ok_if_others_hold_them() -> None:
         assert found.findings[0].reason == "the query reads no shard and no partition"
 
 
+def test_whether_others_live_is_not_known_for_long() -> None:
+    """The table cannot be read: its last view has owners, and not whether they live."""
+    others = LeaseCounts(by_owner={"anne": 1, "bert": 2}, stale=None)
+    for lags, first in (((0,), Verdict.OK), ((), Verdict.UNKNOWN)):
+        queries = observed(snapshot(START, *lags, leases=others))
+        assert health(queries, START).verdict is first
+        queries.publish(snapshot(START + 2 * MINUTE, *lags, leases=others))
+        assert health(queries, START + 2 * MINUTE).verdict is Verdict.UNKNOWN
+        # It is read again: since when leases are stale was not known.
+        queries.publish(snapshot(START + 3 * MINUTE, *lags, leases=replace(others, stale=1)))
+        assert health(queries, START + 3 * MINUTE).verdict is Verdict.OK
+        queries.publish(snapshot(START + 4 * MINUTE, *lags, leases=others))
+        assert health(queries, START + 4 * MINUTE).verdict is Verdict.UNKNOWN
+    # No other worker has a lease.
+    one = snapshot(START, 0, leases=LeaseCounts(by_owner={"anne": 1}, stale=None))
+    alone = replace(one, sources=(replace(one.sources[0], worker="anne"),))
+    queries = observed(alone, replace(alone, time_ms=START + HOUR))
+    assert health(queries, START + HOUR).verdict is Verdict.OK
+
+
 def test_a_query_that_falls_behind_towards_the_retention_is_losing() -> None:
     slower = [snapshot(START + n * MINUTE, 20 * HOUR + n * MINUTE // 2, batch=n) for n in range(9)]
     found = health(observed(*slower), START + 8 * MINUTE)
