@@ -6,14 +6,16 @@
 
 A line `-` is a source without an offset. Spark plans a batch by writing its offsets, and restarts
 at the newest of them: if it is not committed, the batch runs again, from the offsets one batch
-earlier (`MicroBatchExecution.populateStartOffsets`).
+earlier (`MicroBatchExecution.populateStartOffsets`). It reads those of both batches, and the newest
+commit, in each start. Asynchronous progress tracking leaves batches out of both logs, and starts
+from the last one before that it has (`AsyncProgressTrackingMicroBatchExecution`).
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any, Final
@@ -160,6 +162,18 @@ def _read_logs(
             name = f"offsets/{newest}"
             planned = read_batch(folder, location, newest)
             _check_count(location, last, planned)
+        before = None if newest is None else batch_before(newest, offsets, commits)
+        if before is not None and before != committed:
+            name = f"offsets/{before}"
+            if before not in offsets:
+                raise damaged(
+                    location,
+                    name,
+                    f"no such file, while offsets/{newest} exists",
+                    "the offsets of the two newest batches, which a start reads unless progress is "
+                    "tracked asynchronously",
+                )
+            read_batch(folder, location, before)
     except CheckpointFolderError as error:
         raise _with_recovery(error, folder, location, name, offsets, commits) from None
     return Checkpoint(
@@ -170,7 +184,7 @@ def _read_logs(
         last=last,
         kept=tuple(offsets),
         sources=_sources(last, planned),
-        notes=tuple(_notes(committed, newest)),
+        notes=tuple(_notes(committed, newest, before)),
     )
 
 
@@ -330,10 +344,22 @@ def _lines(
     raise damaged(location, name, found, "version v1 of Spark's log in the first line")
 
 
+def _metadata(line: str, location: str, name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise damaged(location, name, "metadata that is not JSON", "an object")
+    return found
+
+
 def read_commit(folder: Folder, location: str, batch: int) -> None:
-    """Check a file of the commit log."""
+    """Check a file of the commit log. Its metadata may be left out."""
     name = f"commits/{batch}"
-    _lines(folder.read(name), location, name, _COMMITS)
+    lines = _lines(folder.read(name), location, name, _COMMITS)
+    if lines and (lines[0] or len(lines) > 1):
+        _metadata(lines[0], location, name)
 
 
 def read_batch(folder: Folder, location: str, batch: int) -> LoggedBatch:
@@ -342,11 +368,7 @@ def read_batch(folder: Folder, location: str, batch: int) -> LoggedBatch:
     lines = _lines(folder.read(name), location, name)
     if not lines or not lines[0].strip():
         raise damaged(location, name, "no metadata", "a line of metadata after the version")
-    try:
-        metadata: Any = json.loads(lines[0])
-        planned = metadata.get("batchTimestampMs")
-    except (ValueError, AttributeError, RecursionError):
-        raise damaged(location, name, "metadata that is not JSON", "an object") from None
+    planned = _metadata(lines[0], location, name).get("batchTimestampMs")
     offsets = [line for line in lines[1:] if line]
     cut = "a line that begins like JSON and is not, as in a file that was cut off"
     if any(line.startswith("{") and isinstance(parse_offset(line), str) for line in offsets):
@@ -380,16 +402,29 @@ def _check_count(location: str, last: LoggedBatch | None, planned: LoggedBatch) 
         )
 
 
-def _notes(committed: int | None, newest: int | None) -> list[str]:
+def batch_before(batch: int, offsets: Sequence[int], commits: Sequence[int]) -> int | None:
+    """Return the batch from whose end a start runs a batch, None for the first one: the one before,
+    or the last one in a log with gaps. A batch that is committed was not left out of the log."""
+    earlier = [n for n in offsets if n < batch - 1]
+    has_gaps = bool(earlier) and len(earlier) < batch - 1 - earlier[0]
+    if has_gaps and batch - 1 not in (*offsets, *commits):
+        return earlier[-1]
+    return batch - 1 if batch else None
+
+
+def _notes(committed: int | None, newest: int | None, before: int | None) -> Iterator[str]:
     first = -1 if committed is None else committed
-    if newest is None or newest <= first + 1:
-        return []
-    text = (
-        f"batches {first + 1} to {newest} are planned and none of them is committed: as with "
-        f"asynchronous progress tracking. A restart runs batch {newest} again, from the offsets of "
-        f"batch {newest - 1}"
-    )
-    return [text]
+    if newest is not None and newest > first + 1:
+        yield (
+            f"batches {first + 1} to {newest} are planned and none of them is committed: as with "
+            f"asynchronous progress tracking. A restart runs batch {newest} again"
+            + ("" if before is None else f", from the offsets of batch {before}")
+        )
+    elif newest is not None and before not in (None, newest - 1):
+        yield (
+            f"the batches between {before} and {newest} are not in the log: as with asynchronous "
+            "progress tracking, without which a start fails"
+        )
 
 
 # --- Recovery from damaged files ------------------------------------------------------------------
@@ -434,15 +469,14 @@ _PLANNED_ANEW: Final = (
 def find_recovery(
     offsets: Sequence[int], commits: Sequence[int], is_intact: Callable[[str], bool]
 ) -> Recovery | None:
-    """Return the newest state from which Spark can start: a committed batch, or the offsets of a
-    batch and of the one before it, which ended as this one was planned. None without one.
-    `is_intact`: by file name."""
+    """Return the newest state from which Spark can start: the offsets of a batch and of the one
+    before it, which ended as this one was planned. None without one. `is_intact`: by file name."""
     for batch in reversed(offsets):
         if not is_intact(f"offsets/{batch}"):
             continue
         is_committed = batch in commits and is_intact(f"commits/{batch}")
-        before = batch - 1
-        if is_committed or not batch or (before in offsets and is_intact(f"offsets/{before}")):
+        before = batch_before(batch, offsets, commits)
+        if before is None or (before in offsets and is_intact(f"offsets/{before}")):
             undone = [n for n in commits if n > batch or (n == batch and not is_committed)]
             ended = takewhile(
                 lambda n: not is_intact(f"commits/{n}"),

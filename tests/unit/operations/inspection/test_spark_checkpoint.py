@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
+from typing import Final
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.options.endpoints import ConnectionOptions
@@ -72,21 +78,26 @@ class PurgedFolder(RunningQuery):
 
 
 class ForgetfulQuery(RunningQuery):
-    """A checkpoint in S3, in which Spark keeps one batch, and commits another after the first few
-    listings."""
+    """A checkpoint in S3, in which Spark keeps two batches, and commits two others after the first
+    few listings."""
 
     def __init__(self, checkpoint: WrittenCheckpoint, more: int) -> None:
         super().__init__(checkpoint)
-        super().listing()
+        self._commit_two()
         self._more = more
+
+    def _commit_two(self) -> None:
+        super().listing()
+        super().listing()
 
     def listing(self, path: str = "") -> Listing:
         if path != "offsets" or not self._more:
             return self._folder.listing(path)
         self._more -= 1
-        found = super().listing(path)
-        for log in ("offsets", "commits"):
-            (self._checkpoint.path / log / str(self._next - 2)).unlink()
+        found = self._folder.listing(path)
+        self._commit_two()
+        for log, batch in product(("offsets", "commits"), (self._next - 4, self._next - 3)):
+            (self._checkpoint.path / log / str(batch)).unlink()
         return found
 
     def read(self, path: str) -> bytes:
@@ -97,12 +108,12 @@ class ForgetfulQuery(RunningQuery):
 
 def test_a_batch_that_is_deleted_while_it_is_read_is_no_damage(tmp_path: Path) -> None:
     first, second, third = (WrittenCheckpoint(path=tmp_path / name) for name in "abc")
-    assert read_checkpoint(ForgetfulQuery(first, 2), "orders").committed == 2
+    assert read_checkpoint(ForgetfulQuery(first, 2), "orders").committed == 5
     with pytest.raises(ServiceUnavailableError, match="minBatchesToRetain"):
         read_checkpoint(ForgetfulQuery(second, 99), "orders")
     folder = ForgetfulQuery(third, 0)
-    (third.path / "commits" / "0").write_text("")
-    with pytest.raises(DamagedFileError, match="commits/0"):
+    (third.path / "commits" / "1").write_text("")
+    with pytest.raises(DamagedFileError, match="commits/1"):
         read_checkpoint(folder, "orders")
 
 
@@ -115,6 +126,101 @@ def test_a_batch_that_is_purged_meanwhile_is_left_out(tmp_path: Path) -> None:
     (tmp_path / "offsets" / "4").write_text("")
     with pytest.raises(CheckpointFolderError):
         reader.read_new(10)
+
+
+# --- Damaged files --------------------------------------------------------------------------------
+
+
+OFFSETS: Final = f'v1\n{{"batchTimestampMs": 7}}\n{json.dumps(kafka_end_offset("orders", 1, 7))}'
+COMMIT: Final = 'v1\n{"nextBatchWatermarkMs": 0}'
+
+
+class Files(Folder):
+    """The files of a checkpoint, by their names."""
+
+    def __init__(self, texts: Mapping[str, str]) -> None:
+        self.texts = {"metadata": '{"id": "query-1"}', **texts}
+
+    def listing(self, path: str = "") -> Listing:
+        begin = f"{path}/" if path else ""
+        names = [name.removeprefix(begin) for name in self.texts if name.startswith(begin)]
+        files = tuple(name for name in names if "/" not in name)
+        folders = {name.partition("/")[0] for name in names} - {*files}
+        return Listing(folders=tuple(sorted(folders)), files=files)
+
+    def below(self, path: str) -> Folder:
+        raise NotImplementedError
+
+    def read(self, path: str) -> bytes:
+        return self.texts[path].encode()
+
+    def modified_ms(self, path: str) -> int | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+def batches_of(texts: Mapping[str, str], log: str) -> list[int]:
+    return sorted(int(name.split("/")[1]) for name in texts if name.startswith(log))
+
+
+def starts(texts: Mapping[str, str]) -> bool:
+    """Return whether Spark starts: `MicroBatchExecution.populateStartOffsets`."""
+    offsets, commits = batches_of(texts, "offsets"), batches_of(texts, "commits")
+    needed = {f"offsets/{n}" for n in (offsets[-1], offsets[-1] - 1) if n >= 0} if offsets else {}
+    if any(texts.get(name) != OFFSETS for name in needed):
+        return False
+    return not commits or texts[f"commits/{commits[-1]}"] == COMMIT
+
+
+@given(
+    first=st.integers(0, 3),
+    logs=st.lists(
+        st.tuples(
+            st.sampled_from([OFFSETS] * 6 + ["", 'v1\n{"batchT', OFFSETS[:-20], "\0" * 50]),
+            st.sampled_from([COMMIT] * 6 + ["", 'v1\n{"nextB', "v1\n[]", "v1\n\n{}", "\0" * 20]),
+        ),
+        min_size=1,
+        max_size=5,
+    ),
+    is_committed=st.booleans(),
+    lost=st.none() | st.integers(0, 8),
+)
+def test_a_checkpoint_from_which_spark_does_not_start_is_damaged_and_its_way_out_starts(
+    first: int, logs: list[tuple[str, str]], is_committed: bool, lost: int | None
+) -> None:
+    texts: dict[str, str] = {}
+    for batch, (offsets, commit) in enumerate(logs, first):
+        texts |= {f"offsets/{batch}": offsets, f"commits/{batch}": commit}
+    if not is_committed:
+        del texts[f"commits/{first + len(logs) - 1}"]
+    texts.pop(f"offsets/{lost}", None)
+    try:
+        read_checkpoint(Files(texts), "orders")
+    except DamagedFileError:
+        found = find_recovery(
+            batches_of(texts, "offsets"),
+            batches_of(texts, "commits"),
+            lambda name: texts.get(name) == (OFFSETS if name.startswith("offsets") else COMMIT),
+        )
+        if found is not None:
+            assert starts({n: text for n, text in texts.items() if n not in found.delete})
+    else:
+        assert starts(texts)
+
+
+def test_batches_that_asynchronous_progress_tracking_leaves_out_are_not_lost() -> None:
+    texts = {f"offsets/{n}": OFFSETS for n in (2, 4, 7)} | {f"commits/{n}": COMMIT for n in (2, 4)}
+    sparse = read_checkpoint(Files(texts), "orders")
+    assert (sparse.committed, len(sparse.notes)) == (4, 1)
+    committed = read_checkpoint(Files({**texts, "commits/7": COMMIT}), "orders")
+    assert (committed.committed, len(committed.notes)) == (7, 1)
+    with pytest.raises(DamagedFileError, match="offsets/4"):
+        read_checkpoint(Files({**texts, "offsets/4": "", "commits/7": COMMIT}), "orders")
+    # A batch that is committed was in the log.
+    with pytest.raises(DamagedFileError, match="offsets/6"):
+        read_checkpoint(Files({**texts, "commits/6": COMMIT, "commits/7": COMMIT}), "orders")
 
 
 @pytest.mark.parametrize(
@@ -136,8 +242,8 @@ def test_a_batch_that_is_purged_meanwhile_is_left_out(tmp_path: Path) -> None:
         ((42, 43, 44), (42, 43, 44), {"commits/44"}, 44, False, ("commits/44",), (44,)),
         # The start of the planned batch is gone, and so is that batch.
         (
-            (42, 43, 44),
-            (42, 43),
+            (41, 42, 43, 44),
+            (41, 42, 43),
             {"offsets/43"},
             42,
             True,
@@ -151,6 +257,19 @@ def test_a_batch_that_is_purged_meanwhile_is_left_out(tmp_path: Path) -> None:
         # Asynchronous progress tracking commits some batches only.
         ((5, 6, 7), (5,), {"offsets/7"}, 6, False, ("offsets/7",), ()),
         ((5, 6, 7), (5,), {"offsets/5"}, 7, False, (), ()),
+        # It leaves others out, and starts from the last one before.
+        ((2, 4, 7, 9), (2, 4, 7), {"offsets/9"}, 7, True, ("offsets/9",), ()),
+        # A start reads the batch before a committed one too.
+        ((4, 5, 6, 7), (4, 5, 6), {"offsets/4", "offsets/7"}, 6, True, ("offsets/7",), ()),
+        (
+            (3, 4, 5, 6, 7),
+            (3, 4, 5, 6),
+            {"offsets/5", "offsets/7"},
+            4,
+            True,
+            ("offsets/5", "offsets/6", "offsets/7", "commits/5", "commits/6"),
+            (5, 6),
+        ),
     ],
 )
 def test_the_way_out_of_a_damaged_checkpoint(
