@@ -159,6 +159,9 @@ class Part:
     """A shard or a partition."""
 
     name: str
+    source: int | None = None
+    """The number of the source that reads it; None outside of a checkpoint. Two sources of a query
+    may read a shard of one name."""
     reader: Reader
     committed: Behind = field(default_factory=Behind)
     planned: Behind = field(default_factory=Behind)

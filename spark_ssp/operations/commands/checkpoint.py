@@ -197,24 +197,24 @@ def _undocumented() -> UnsupportedError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measured:
-    """The delay of a query, in all and of each shard or partition, by name."""
+    """The delay of a query, in all and of each shard or partition, by its source and name."""
 
     health: Health
-    parts: Mapping[str, Part]
+    parts: Mapping[tuple[int | None, str], Part]
     findings: tuple[Finding, ...]
 
-    def texts(self, name: str, *, is_ended: bool = False) -> tuple[str | None, str | None]:
+    def texts(self, source: Source, row: ShardRow | PartitionRow) -> tuple[str | None, str | None]:
         """Return the committed and the planned delay of a shard or partition."""
-        if is_ended:
+        if row.state == "ended":
             return None, None
-        part = self.parts.get(name)
+        part = self.parts.get((source.index, _name(row)))
         if part is None:
             return "unknown", "unknown"
         return delay_text(part.committed), delay_text(part.planned)
 
-    def document(self, name: str) -> dict[str, Any]:
+    def document(self, source: Source, row: ShardRow | PartitionRow) -> dict[str, Any]:
         """Return the same for JSON; None: it is not known, or has ended."""
-        part = self.parts.get(name)
+        part = self.parts.get((source.index, _name(row)))
         return {
             "committedDelay": None if part is None else to_document(part.committed),
             "plannedDelay": None if part is None else to_document(part.planned),
@@ -242,7 +242,7 @@ def _measure(
     query = read_query(folder, found, around)
     return _Measured(
         health=assess(query, _LIMITS, around.now_ms),
-        parts={part.name: part for part in query.parts},
+        parts={(part.source, part.name): part for part in query.parts},
         findings=query.findings,
     )
 
@@ -384,7 +384,7 @@ def _show_source(screen: Screen, source: Source, measured: _Measured | None) -> 
                     screen.position(row.committed),
                     screen.position(row.planned),
                     row.state,
-                    *_delays(row, measured),
+                    *_delays(source, row, measured),
                 )
                 for row in shard_rows(source)
             ],
@@ -406,7 +406,7 @@ def _show_source(screen: Screen, source: Source, measured: _Measured | None) -> 
                     row.committed,
                     row.planned,
                     row.state,
-                    *_delays(row, measured),
+                    *_delays(source, row, measured),
                 )
                 for row in rows
             ],
@@ -445,10 +445,10 @@ def _name(row: ShardRow | PartitionRow) -> str:
     return f"{row.topic}-{row.partition}"
 
 
-def _delays(row: ShardRow | PartitionRow, measured: _Measured | None) -> tuple[str | None, ...]:
-    if measured is None:
-        return None, None
-    return measured.texts(_name(row), is_ended=row.state == "ended")
+def _delays(
+    source: Source, row: ShardRow | PartitionRow, measured: _Measured | None
+) -> tuple[str | None, ...]:
+    return (None, None) if measured is None else measured.texts(source, row)
 
 
 def _document(found: Checkpoint, number: int | None, measured: _Measured | None) -> dict[str, Any]:
@@ -488,13 +488,13 @@ def _source_document(source: Source, measured: _Measured | None) -> dict[str, An
                 "committed": position_json(row.committed),
                 "planned": position_json(row.planned),
             }
-            | ({} if measured is None else measured.document(_name(row)))
+            | ({} if measured is None else measured.document(source, row))
             for row in shard_rows(source)
         ]
     elif isinstance(newest, KafkaOffset | SparkOffset):
         document["topics"] = {name: {"id": known} for name, known in _topic_ids(newest).items()}
         document["partitions"] = [
-            asdict(row) | ({} if measured is None else measured.document(_name(row)))
+            asdict(row) | ({} if measured is None else measured.document(source, row))
             for row in partition_rows(source)
         ]
     return document

@@ -84,7 +84,7 @@ def read_query(folder: Folder, checkpoint: Checkpoint, around: Surroundings) -> 
             more, found = _read_source(source, before, around, is_there=is_there)
         except SspError as error:
             more, found = [], [unreadable(error, _no_delay(source))]
-        parts += more
+        parts += [replace(part, source=source.index) for part in more]
         findings += found
     return replace(batches, parts=tuple(parts), findings=tuple(findings))
 

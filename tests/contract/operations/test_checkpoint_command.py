@@ -175,6 +175,28 @@ def test_the_delay_of_the_committed_and_of_the_planned_batch(cloud: Cloud, tmp_p
     assert cloud.run(*arguments, "--as-starting-position").code == 2
 
 
+@pytest.mark.parametrize("slow", [0, 1])
+def test_each_source_that_reads_a_stream_has_its_own_delay(
+    cloud: Cloud, tmp_path: Path, slow: int
+) -> None:
+    cloud.kinesis.state.create_stream("orders", shards=1)
+    numbers = []
+    for _ in range(2):
+        numbers.append(SequenceNumber(cloud.put("orders", "key", 0)))
+        cloud.clock.advance(60_000)
+    ends = [
+        kinesis_end({0: AfterRecord(sequence_number=number)}, cloud.created_ms("orders"))
+        for number in (numbers if slow == 0 else reversed(numbers))
+    ]
+    checkpoint = WrittenCheckpoint(path=tmp_path / "c")
+    checkpoint.plan(0, ends[0], cloud.clock.now_ms(), ends[1])
+    checkpoint.commit(0, cloud.clock.now_ms())
+    found = cloud.run("checkpoint", str(checkpoint.path), "--delay", "--json").document()
+    delays = [source["shards"][0]["committedDelay"]["ms"] for source in found["sources"]]
+    assert delays[1 - slow] == 0
+    assert delays[slow] == pytest.approx(60_000, abs=2_000)
+
+
 # --- awslabs --------------------------------------------------------------------------------------
 
 

@@ -21,10 +21,12 @@ class WrittenCheckpoint:
 
     path: Path
 
-    def plan(self, batch: int, end: Mapping[str, Any], at_ms: int) -> None:
-        """Write the offsets of a batch, which ends at `end`."""
-        metadata = json.dumps({"batchTimestampMs": at_ms})
-        self._write(f"offsets/{batch}", f"v1\n{metadata}\n{json.dumps(end)}")
+    def plan(
+        self, batch: int, end: Mapping[str, Any], at_ms: int, *others: Mapping[str, Any]
+    ) -> None:
+        """Write the offsets of a batch, which ends at `end`. `others`: those of other sources."""
+        lines = ({"batchTimestampMs": at_ms}, end, *others)
+        self._write(f"offsets/{batch}", "\n".join(("v1", *map(json.dumps, lines))))
         if not (self.path / "metadata").exists():
             self._write("metadata", '{"id": "query-1"}')
 
