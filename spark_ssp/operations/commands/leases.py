@@ -83,6 +83,8 @@ class _Reading:
     lagging: tuple[ShardLease, ...]
     unmeasured: tuple[ShardLease, ...]
     """With --max-lag: shards whose lag is not known."""
+    is_judged: bool
+    """False with --max-lag if there is no shard to judge by it."""
 
     @property
     def unread(self) -> tuple[ShardLease, ...]:
@@ -94,6 +96,7 @@ class _Reading:
             self.unread
             or self.lagging
             or self.unmeasured
+            or not self.is_judged
             or self.absent
             or self.table.rows.malformed
         )
@@ -150,7 +153,7 @@ def leases_command(
     """Show the leases of APPLICATION: a query with applicationName, or a KCL application.
 
     Exit code 1 if nobody reads a shard, a stream does not exist, a row is malformed, or a lag
-    exceeds --max-lag or is not known.
+    exceeds --max-lag or is not known, as without any shard to read.
     """
     if no_lag and max_lag is not None:
         raise click.UsageError(
@@ -209,6 +212,7 @@ def _read(settings: _Settings, table: TableRows, observed: ObservedTable) -> _Re
         now_ms=observed.read_ms,
         lagging=tuple(row for row, is_late in judged if is_late),
         unmeasured=tuple(row for row, is_late in judged if is_late is None),
+        is_judged=limit is None or bool(judged),
     )
 
 
@@ -348,6 +352,8 @@ def _remarks(reading: _Reading) -> Iterable[str]:
         yield f"too far behind: {_names(reading.lagging)}"
     if reading.unmeasured:
         yield f"lag not known: {_names(reading.unmeasured)}"
+    if not reading.is_judged:
+        yield "lag not known: the table has no lease of a shard that is to be read"
     metrics = reading.table.kcl.metrics
     if metrics:
         ages = ", ".join(

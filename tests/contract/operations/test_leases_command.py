@@ -212,6 +212,16 @@ def test_max_lag(orders: Cloud) -> None:
     assert "duration" in wrong.err
 
 
+@pytest.mark.parametrize("checkpoints", [(), ("SHARD_END", "SHARD_END")])
+def test_max_lag_needs_a_shard_to_judge(cloud: Cloud, checkpoints: tuple[str, ...]) -> None:
+    cloud.table("etl", [_row(n, checkpoint) for n, checkpoint in enumerate(checkpoints)])
+    once = ("leases", "etl", "--wait", "0")
+    found = cloud.run(*once, "--max-lag", "10m")
+    assert (found.code, found.err) == (1, "")
+    assert "lag not known" in found.out
+    assert cloud.run(*once).code == 0
+
+
 def test_only_reads(orders: Cloud) -> None:
     """Nothing changes, and nothing is called that could change something."""
     before = orders.dynamodb.scan(TableName="etl")["Items"]
