@@ -29,6 +29,8 @@ FAILING_STARTS: Final = 3
 """A batch that was begun this often without a commit fails again and again."""
 _NAMED: Final = 3
 """The most shards that a reason names."""
+_CLOCK_TOLERANCE_MS: Final = 60_000
+"""Clocks of two machines differ by less. A time further in the future says nothing of an age."""
 
 
 class Verdict(StrEnum):
@@ -270,7 +272,7 @@ def assess(query: Query, limits: Limits, now_ms: int) -> Health:
         *query.findings,
         *_state_findings(query, state, stuck_in, limits, now_ms),
         *(_unread(reader, names) for reader, names in not_read.items()),
-        *_delay_findings(read, outlooks, limits, query, _age(query.planned_at_ms, now_ms)),
+        *_delay_findings(read, outlooks, limits, query, age_ms(query.planned_at_ms, now_ms)),
         *_unknown_findings(query, read, state),
     ]
     findings.sort(key=lambda finding: -finding.verdict.gravity)
@@ -282,8 +284,8 @@ def assess(query: Query, limits: Limits, now_ms: int) -> Health:
         committed=_largest(part.committed for part in read),
         planned=_largest(part.planned for part in read),
         unmeasured=len(_unmeasured(read)),
-        trigger_age_ms=_age(query.planned_at_ms, now_ms),
-        commit_age_ms=_age(query.committed_at_ms, now_ms),
+        trigger_age_ms=age_ms(query.planned_at_ms, now_ms),
+        commit_age_ms=age_ms(query.committed_at_ms, now_ms),
         outlook=Outlook(
             until_caught_up_ms=max(_known(o.until_caught_up_ms for o in outlooks), default=None),
             until_expiry_ms=min(_known(o.until_expiry_ms for o in outlooks), default=None),
@@ -349,8 +351,11 @@ def outlook(part: Part, limits: Limits) -> Outlook:
     return Outlook(until_caught_up_ms=math.inf, until_expiry_ms=left, is_losing=is_losing)
 
 
-def _age(time_ms: int | None, now_ms: int) -> int | None:
-    return None if time_ms is None else max(0, now_ms - time_ms)
+def age_ms(time_ms: int | None, now_ms: int) -> int | None:
+    """Return how long ago a time was; None if it is not known, as by a clock that is ahead."""
+    if time_ms is None or time_ms - now_ms > _CLOCK_TOLERANCE_MS:
+        return None
+    return max(0, now_ms - time_ms)
 
 
 def _known(values: Iterable[float | None]) -> list[float]:
@@ -380,7 +385,7 @@ def _state(
     if query.process is Process.ENDED:
         return State.ENDED, ()
     if query.in_progress is not None:
-        age = _age(query.planned_at_ms, now_ms)
+        age = age_ms(query.planned_at_ms, now_ms)
         if age is None:
             return State.UNKNOWN, ()
         if age <= limits.stuck_after_ms:
@@ -398,7 +403,7 @@ def _between_batches(
     although a record has waited for one: without records, Spark plans none."""
     if query.phase is Phase.WAITING:
         return State.WAITING, ()
-    idle = exceeds(_age(query.committed_at_ms, now_ms), limits.stuck_after_ms)
+    idle = exceeds(age_ms(query.committed_at_ms, now_ms), limits.stuck_after_ms)
     waits = [exceeds(part.committed.ms, limits.stuck_after_ms) for part in parts if part.is_own]
     if idle is False or (query.parts and all(wait is False for wait in waits)):
         return State.WAITING, ()
@@ -437,10 +442,10 @@ def _state_findings(
 def _stuck(query: Query, stuck_in: tuple[Phase, ...], limits: Limits, now_ms: int) -> Finding:
     limit = f"longer than {duration_text(limits.stuck_after_ms)}"
     if query.in_progress is not None:
-        age = duration_text(_age(query.planned_at_ms, now_ms) or 0)
+        age = duration_text(age_ms(query.planned_at_ms, now_ms) or 0)
         what = f"batch {query.in_progress} was planned {age} ago and is not committed, {limit}"
     else:
-        age = duration_text(_age(query.committed_at_ms, now_ms) or 0)
+        age = duration_text(age_ms(query.committed_at_ms, now_ms) or 0)
         what = (
             f"no batch was planned since batch {query.committed} was committed {age} ago, {limit}, "
             "while records wait"
@@ -571,9 +576,9 @@ def _unknown_findings(query: Query, parts: Sequence[Part], state: State) -> Iter
         yield unknown("no batch was planned yet", "look again when the query has run a batch")
     elif state is State.UNKNOWN:
         yield unknown(
-            "it is not known whether the query makes progress: the time of its last batch, or a "
-            "delay, is missing",
-            "look at the query's driver",
+            "it is not known whether the query makes progress: a delay is missing, or the time of "
+            "its last batch, or that is in the future",
+            "look at the query's driver, and at its clock",
         )
     unmeasured = [part.name for part in _unmeasured(parts) if not part.is_lost]
     if unmeasured:

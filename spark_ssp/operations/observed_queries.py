@@ -32,6 +32,7 @@ from spark_ssp.operations.health import (
     Query,
     Reader,
     Verdict,
+    age_ms,
     assess,
     unknown,
 )
@@ -383,7 +384,7 @@ def _parts(
     snapshot = query.snapshot
     assert snapshot is not None
     format_ = snapshot.sources[number].format
-    since_ms = max(0, now_ms - snapshot.time_ms) if query.is_running else None
+    since_ms = age_ms(snapshot.time_ms, now_ms) if query.is_running else None
     for shard in stream.shards:
         if shard.state is ReadState.ENDED:
             continue

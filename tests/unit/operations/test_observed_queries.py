@@ -251,6 +251,14 @@ def test_a_backlog_is_not_in_time_after_the_clock_was_set_back() -> None:
     assert health(queries, back).verdict is Verdict.UNKNOWN
 
 
+def test_a_delay_is_not_known_while_the_last_report_is_in_the_future() -> None:
+    """The clock was set back after it."""
+    queries = observed(snapshot(START, 0))
+    queries.observe("run-1", Phase.WAITING, START - HOUR)
+    found = health(queries, START - HOUR)
+    assert (found.verdict, found.committed.ms, found.unmeasured) == (Verdict.UNKNOWN, None, 1)
+
+
 def test_a_query_that_ended_without_an_error_is_not_ok() -> None:
     queries = observed(snapshot(START, 0))
     queries.ended("run-1", None, START + MINUTE)
