@@ -104,7 +104,7 @@ class CloudWatchOutput(Output):
         run = self._runs.setdefault(snapshot.run_id, _Run(snapshot=snapshot, counts=counts))
         run.snapshot, run.counts = snapshot, counts
         if run.written_at is None or self._monotonic() - run.written_at >= PERIOD_S:
-            self._write_run(run)
+            self._write_run(run, is_only=self._is_only())
 
     def tick(self) -> None:
         """Write the health of queries that were quiet for long."""
@@ -116,43 +116,53 @@ class CloudWatchOutput(Output):
             if now - self._quiet_since.setdefault(query.run_id, now) >= QUIET_S:
                 self._quiet_since[query.run_id] = now
                 bound = _Bound(self._namespace, self._now_ms())
-                self._write([bound.document({"Query": query.label}, _health(health))])
+                of_health = bound.document({"Query": query.label}, _health(health))
+                self._target.write(_lines([of_health]))
+                self._target.flush()
 
     def end(self, run_id: str) -> None:
         """Write the counts since the last lines."""
-        run = self._runs.pop(run_id, None)
-        if run is not None and run.counts != run.written:
-            self._write_run(run)
+        self._end(run_id, is_only=self._is_only())
 
     def close(self) -> None:
         """Write the counts since the last lines, and close the file if it was opened here."""
+        is_only = self._is_only()
         for run_id in list(self._runs):
-            self.end(run_id)
+            self._end(run_id, is_only=is_only)
         if self._is_own:
             self._target.close()
 
-    def _write_run(self, run: _Run) -> None:
+    def _is_only(self) -> bool:
+        return len(self._runs) <= 1
+
+    def _end(self, run_id: str, *, is_only: bool) -> None:
+        run = self._runs.pop(run_id, None)
+        if run is not None and run.counts != run.written:
+            self._write_run(run, is_only=is_only)
+
+    def _write_run(self, run: _Run, *, is_only: bool) -> None:
         increases = {
             metric: max(0, count - run.written.get(metric, 0))
             for metric, count in run.counts.items()
         }
-        run.written_at, run.written = self._monotonic(), run.counts
+        run.written_at = self._monotonic()
         self._quiet_since[run.snapshot.run_id] = run.written_at
         assessed = {query.run_id: health for query, health in self._states.assessed()}
-        self._write(
-            documents(
-                run.snapshot,
-                increases,
-                assessed.get(run.snapshot.run_id),
-                namespace=self._namespace,
-                series=self._series,
-                is_only=len(self._runs) <= 1,
-            )
+        found = documents(
+            run.snapshot,
+            increases,
+            assessed.get(run.snapshot.run_id),
+            namespace=self._namespace,
+            series=self._series,
+            is_only=is_only,
         )
-
-    def _write(self, found: Iterable[Document]) -> None:
-        self._target.write("".join(f"{json.dumps(one)}\n" for one in found))
+        self._target.write(_lines(found))
+        run.written = run.counts  # in the stream's buffer, which outlives a flush that fails
         self._target.flush()
+
+
+def _lines(found: Iterable[Document]) -> str:
+    return "".join(f"{json.dumps(one)}\n" for one in found)
 
 
 def _opened(path: Path) -> TextIO:

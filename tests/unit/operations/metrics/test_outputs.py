@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from dataclasses import replace
@@ -24,7 +25,7 @@ from spark_ssp.operations.metrics.catalogue import METRICS
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
 from spark_ssp.operations.metrics.opentelemetry import OpenTelemetryOutput
 from spark_ssp.operations.metrics.prometheus import RegistryOutput, ScrapeEndpoint
-from spark_ssp.operations.metrics.readings import QueryStates
+from spark_ssp.operations.metrics.readings import MetricsPublisher, QueryStates
 from spark_ssp.operations.observed_queries import ObservedQueries
 from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 from tests.support.kinesis.planning import shard_id
@@ -269,6 +270,57 @@ def test_every_row_is_counted_once_after_long_silence_and_at_the_end() -> None:
     output.close()
     found = [json.loads(one) for one in stream.getvalue().splitlines()]
     assert [one["Rows"] for one in found if "Rows" in one] == [40, 40, 40]
+
+
+class FullDisk(io.StringIO):
+    """A stream, of which a method fails for some time. What it has taken, it keeps."""
+
+    def __init__(self, failing: str) -> None:
+        super().__init__()
+        self._failing = failing
+        self.is_full = False
+
+    def write(self, text: str) -> int:
+        self._check("write")
+        return super().write(text)
+
+    def flush(self) -> None:
+        self._check("flush")
+
+    def _check(self, method: str) -> None:
+        if self.is_full and method == self._failing:
+            raise OSError(errno.ENOSPC, "no space")
+
+
+@pytest.mark.parametrize("failing", ["write", "flush"])
+def test_every_row_is_counted_once_after_writes_that_failed(failing: str) -> None:
+    stream, clock, states = FullDisk(failing), Clock(), QueryStates(series=10)
+    publisher = MetricsPublisher(states, {"cloudwatch": writing(stream, states, clock, series=0)})
+    for batch in range(6):
+        stream.is_full = batch in (1, 2, 3)
+        publisher.publish(trigger(batch))
+        clock.now += cloudwatch.PERIOD_S
+    publisher.close()
+    found = [json.loads(one) for one in stream.getvalue().splitlines()]
+    assert sum(one.get("Rows", 0) for one in found) == 6 * 40
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_the_last_lines_of_two_queries_are_apart(*, is_ended: bool) -> None:
+    stream, states = io.StringIO(), QueryStates(series=10)
+    output = writing(stream, states, Clock())
+    for batch in (7, 8):
+        for name in ("etl", "other"):
+            one = replace(trigger(batch, name=name), run_id=name)
+            output.publish(one, states.update(one))
+    stream.truncate(0)
+    if is_ended:
+        output.end("other")
+    else:
+        output.close()
+    found = lines(stream.getvalue().lstrip("\0"))
+    ended = {"other"} if is_ended else {"etl", "other"}
+    assert {one[1:] for one in found if one[0] == "ApplicationTracker"} == {(n,) for n in ended}
 
 
 def test_the_metrics_of_two_queries_are_apart() -> None:
