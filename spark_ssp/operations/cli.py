@@ -27,6 +27,7 @@ from importlib import import_module
 from importlib.metadata import version
 from importlib.resources import files
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, Final, TextIO
 
 import click
@@ -245,6 +246,14 @@ class FailureError(click.ClickException):
     def show(self, file: Any = None) -> None:
         """Write the message to the standard error."""
         click.echo(f"spark-ssp: {self.message}", err=True)
+
+
+def write_file(file: Path, text: str, option: str) -> None:
+    """Write a file that an option names. Raises FailureError."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise FailureError(f"{file}: {error.strerror}; name another file by {option}") from None
 
 
 class _Commands(click.Group):

@@ -44,6 +44,7 @@ from spark_ssp.operations.cli import (
     FailureError,
     Screen,
     note,
+    write_file,
     write_json,
 )
 
@@ -105,7 +106,7 @@ def acceptance_command(
         _ask()
     target = Path(f"{name}.md") if file is None else file
     began_ms = environment.now_ms()
-    _write(target, "The acceptance has not ended.\n")
+    write_file(target, "The acceptance has not ended.\n", "--report")
     with _signals_as_ctrl_c():
         proof = prove(plan, account, query_options(name, kinesis), note)
     facts = {
@@ -125,7 +126,7 @@ def acceptance_command(
         write_json({**document(proof, reached), "report": str(target)})
     else:
         _show(Screen(), proof, target)
-    _write(target, report_text(proof, facts))
+    write_file(target, report_text(proof, facts), "--report")
     if proof.interrupted and not proof.left:
         context.exit(INTERRUPTED)
     if not proof.passed:
@@ -140,13 +141,6 @@ def _ask() -> None:
         click.echo(err=True)
     if not agreed:
         raise FailureError("not confirmed, and nothing was created; --yes starts without asking")
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise FailureError(f"{file}: {error.strerror}; name another file by --report") from None
 
 
 def _show(screen: Screen, proof: Proof, file: Path) -> None:

@@ -43,6 +43,7 @@ from spark_ssp.operations.cli import (
     note,
     to_document,
     unavailable_noted,
+    write_file,
     write_json,
 )
 from spark_ssp.operations.health import Finding, Health, Limits, Query, assess, unknown
@@ -174,7 +175,7 @@ def watch_command(
             kafka=kafka.options,
         )
     if token_file is not None:
-        token = token_file.read().strip()
+        token = _token(token_file)
     timelines = Timelines(Limits(max_delay_ms=max_delay, stuck_after_ms=stuck_after))
     observed = CheckpointHealth(folder, path)
     timelines.attach(observed)
@@ -189,7 +190,7 @@ def watch_command(
             return
         if once is not None:
             content = timelines.render(environment.now_ms())
-            once.write_text(page(content), encoding="utf-8")
+            write_file(once, page(content), "--once")
             return
         server = start_server(
             timelines, host=host, port=port, token=token, now_ms=environment.now_ms
@@ -205,6 +206,15 @@ def watch_command(
         if leases is not None:
             leases.close()
         folder.close()
+
+
+def _token(file: TextIO) -> str:
+    try:
+        return file.read().strip()
+    except UnicodeDecodeError:
+        raise click.BadParameter(
+            f"{file.name}: bytes that are not UTF-8", param_hint="--token-file"
+        ) from None
 
 
 def _updates(

@@ -83,6 +83,19 @@ def test_a_file_that_is_damaged_later_is_a_verdict_until_it_is_repaired(
     assert verdicts == ["unknown", "failed", "unknown"]
 
 
+def test_a_file_that_cannot_be_used_is_named_with_its_option(
+    checkpoint: WrittenCheckpoint, tmp_path: Path
+) -> None:
+    token = tmp_path / "token"
+    token.write_bytes(b"\xff\xfe")
+    for option, file in (("--once", tmp_path / "none" / "page.html"), ("--token-file", token)):
+        found = run("watch", str(checkpoint.path), option, str(file), now_ms=NOW)
+        assert (found.code, found.out) == (2, "")
+        assert option in found.err
+        assert str(file) in found.err
+        assert "[defect]" not in found.err
+
+
 def test_the_token_comes_from_the_environment_or_a_file(
     checkpoint: WrittenCheckpoint, tmp_path: Path
 ) -> None:
