@@ -11,6 +11,7 @@ import click
 
 from spark_ssp.common.errors import SspError, StreamNotFoundError, UnsupportedError
 from spark_ssp.common.logs import count_of
+from spark_ssp.common.options.values import MAX_LONG
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
@@ -283,6 +284,7 @@ def _start(
         return replace(start, notes=(*skipped, *start.notes))
     if isinstance(source.committed, KafkaOffset | SparkOffset) and source.committed.positions:
         topics = without_dropped({ssp.stream for ssp in source.committed.positions}, dropped)
+        _check_offsets(skips)
         offsets, skipped = after_in_partitions(source.committed.positions, skips)
         before = replace(source.committed, positions=offsets)
         if not kafka.options:
@@ -299,6 +301,17 @@ def _start(
         expected="a batch that ended",
         next_step="start the other query with the same start as this one",
     )
+
+
+def _check_offsets(skips: tuple[Skip, ...]) -> None:
+    """Check the records after which partitions start. Raises InvalidOptionsError."""
+    for skip in skips:
+        if skip.record.sub or skip.record.number >= MAX_LONG:
+            raise skip.problem(
+                "which is no offset of Kafka",
+                f"an offset below {MAX_LONG}, without /n",
+                "copy the offset of the record as tail shows it",
+            )
 
 
 def _listed(name: StreamName, aws: Given, references: References) -> ListedStream:

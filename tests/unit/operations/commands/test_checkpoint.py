@@ -124,6 +124,17 @@ def test_the_starting_offsets_of_a_kafka_checkpoint() -> None:
     assert "--bootstrap-servers" in found.err
 
 
+def test_a_partition_starts_after_an_offset_and_nothing_else() -> None:
+    arguments = ("checkpoint", str(CHECKPOINTS / "kafka"), "--as-starting-position", "--after")
+    last = (1 << 63) - 1
+    found = run(*arguments, f"older-orders-0:{last - 1}").document()
+    assert json.loads(found["startingOffsets"]) == {"older-orders": {"0": last, "1": 15}}
+    for position in ("50/3", str(last), str(10**26)):
+        refused = run(*arguments, f"older-orders-0:{position}")
+        assert (refused.code, refused.out) == (2, "")
+        assert f"--after: found older-orders-0:{position}" in refused.err
+
+
 # --- Several sources, other packages --------------------------------------------------------------
 
 
