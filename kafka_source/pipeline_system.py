@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem, ServiceUnavailableError
 from spark_ssp.common.options.shared import BATCH_WRITE_ID
 from spark_ssp.common.times import seconds_text
+from spark_ssp.grouping.fixed_tasks import OnPartitionCountChange
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.client.api import TopicDescription
@@ -17,7 +18,7 @@ from spark_ssp.kafka_source.model.topic import Selection, Subscribe
 from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.parse import SOURCE, parse_options
 from spark_ssp.kafka_source.options.property_values import ISOLATION_LEVEL
-from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, GrouperName, KafkaOptions
+from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, KafkaOptions
 from spark_ssp.kafka_source.sink.options import DELIVERY_GUARANTEE, INCLUDE_REPEAT_HEADERS, Delivery
 from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS
 from spark_ssp.planner.graph.operators import SystemKind
@@ -34,6 +35,8 @@ _PAUSE_S: Final = 0.2
 _CLEANUP: Final = "cleanup.policy"
 _KEPT: Final[Mapping[str, str]] = {"retention.ms": "-1", "retention.bytes": "-1"}
 """The configuration of a topic that keeps all its records."""
+
+_ON_COUNT_CHANGE: Final = "onPartitionCountChange"
 
 _STARTS: Final = ("startingOffsets", "startingOffsetsByTimestamp", "startingTimestamp")
 
@@ -61,18 +64,19 @@ class KafkaSystem:
     """A Kafka cluster as a `System`.
 
     `options` are options of the format `kafka-ssp` for reading and writing, mainly `kafka.*`;
-    `reader` and `writer` are added for one of the two. None may name a topic or set repeat headers:
-    the pipeline names the topics, and all its streams have repeat headers, without which it could
-    not read them, unless `writer` has `deliveryGuarantee=exactly-once`.
+    `reader` and `writer` are added for one of the two. None may name a topic, set repeat headers or
+    regroup: the pipeline names the topics; all its streams have repeat headers, without which it
+    could not read them, unless `writer` has `deliveryGuarantee=exactly-once`; and its plans rely on
+    tasks that keep their keys.
 
     `replication_factor` and `topic_config` apply to topics created here; the default is the
     brokers'. A topic that fills tables keeps all its records, despite any retention in
     `topic_config`, since a stage that is added later reads it from its first record.
     `table_topic_config` overrides both for topics that only fill tables, and may enable compaction.
 
-    Raises InvalidOptionsError if options name topics or set repeat headers, or enable compaction of
-    a topic of events; the first call raises for other invalid options. `timeout_s` limits the wait
-    until all brokers know a new topic.
+    Raises InvalidOptionsError if options name topics, set repeat headers or regroup, or enable
+    compaction of a topic of events; the first call raises for other invalid options. `timeout_s`
+    limits the wait until all brokers know a new topic.
     """
 
     def __init__(
@@ -103,6 +107,7 @@ class KafkaSystem:
         problems = [
             *_naming_problems({**self._reader, **self._writer}),
             *_repeat_problems(self._writer),
+            *_task_problems(self._reader),
             *_compaction_problems(self._topic_config),
         ]
         if problems:
@@ -140,12 +145,14 @@ class KafkaSystem:
         self._wait_for_count(stream, deadline)
         self._known_to_exist.add(stream)
 
-    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        """Implement `System.reader_format`. A plan relies on tasks that keep their keys, so tasks
-        are fixed by partition unless the options set another grouper."""
-        options = dict(self._reader)
-        if KAFKA_OPTIONS.left_out(options, "grouper") == options:
-            options["grouper"] = GrouperName.PARTITION.value
+    def reader_format(
+        self, stream: str, *, from_start: bool = False, keep_tasks: bool = True
+    ) -> SparkFormat:
+        """Implement `System.reader_format`. The grouper is left to the options and the checkpoint:
+        a query that another release, or other options, started keeps the tasks that it has."""
+        change = OnPartitionCountChange.KEEP if keep_tasks else OnPartitionCountChange.REGROUP
+        options = KAFKA_OPTIONS.left_out(self._reader, _ON_COUNT_CHANGE)
+        options[_ON_COUNT_CHANGE] = change.value
         if from_start:
             options = KAFKA_OPTIONS.left_out(options, *_STARTS)
             options["startingOffsets"] = "earliest"
@@ -266,4 +273,18 @@ def _repeat_problems(writer: Mapping[str, str]) -> Iterator[OptionProblem]:
                 expected="the pipeline's setting: it writes repeat headers, by which its stages "
                 "drop duplicates",
                 next_step="remove it",
+            )
+
+
+def _task_problems(reader: Mapping[str, str]) -> Iterator[OptionProblem]:
+    names = KAFKA_OPTIONS.spellings(_ON_COUNT_CHANGE)
+    for name in sorted(reader):
+        value = reader[name].strip().lower()
+        if name.strip().lower() in names and value != OnPartitionCountChange.KEEP:
+            yield OptionProblem(
+                option=name,
+                found=repr(reader[name]),
+                expected="keep: a plan relies on tasks that keep their keys, except for broadcast "
+                "inputs, which the pipeline reads with regroup itself",
+                next_step="remove it; a query that regrouped before keeps the tasks that it has",
             )

@@ -86,8 +86,11 @@ class KinesisSystem:
                 pass
             return
 
-    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        """Return the format and options that read the stream."""
+    def reader_format(
+        self, stream: str, *, from_start: bool = False, keep_tasks: bool = True
+    ) -> SparkFormat:
+        """Return the format and options that read the stream. `keep_tasks` has no effect: shards
+        move between tasks."""
         options = dict(self._options)
         if from_start:
             options = KINESIS_OPTIONS.left_out(options, "startingPosition")

@@ -85,10 +85,14 @@ class System(Protocol):
         count. In both cases `partition_count` returns its count from then on."""
         ...
 
-    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
+    def reader_format(
+        self, stream: str, *, from_start: bool = False, keep_tasks: bool = True
+    ) -> SparkFormat:
         """Return the format and options by which Spark reads the stream. `from_start`: a new query
         starts with the oldest record, regardless of the system's options, as required for
-        intermediate streams and those that fill tables."""
+        intermediate streams and those that fill tables. `keep_tasks`: a key stays in its task when
+        partitions are added, as in the plan; without it, as for a broadcast stream, any change of
+        the count is accepted."""
         ...
 
     def writer_format(self, stream: str) -> SparkFormat:

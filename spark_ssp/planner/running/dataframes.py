@@ -159,7 +159,9 @@ class _Frames:
             case Input():
                 whole = Use.SIDE_INPUT if operator.bootstrap else use
                 with Refusal(self.graph.pipeline, operator).on_errors_of_services():
-                    return self.access.read(operator.stream, whole)
+                    return self.access.read(
+                        operator.stream, whole, keep_tasks=not operator.broadcast
+                    )
             case PartitionBy():
                 return self._read_back(operator, use)
             case JoinTable():
@@ -533,10 +535,10 @@ class StreamAccess:
     spark: SparkSession
     services: Services
 
-    def read(self, stream: StreamId, use: Use) -> DataFrame:
+    def read(self, stream: StreamId, use: Use, *, keep_tasks: bool) -> DataFrame:
         """Read an external stream with the columns of its format."""
         found = self.services[stream.system].reader_format(
-            stream.stream, from_start=use is not Use.LINE
+            stream.stream, from_start=use is not Use.LINE, keep_tasks=keep_tasks
         )
         return self._load(found, found.options, use)
 

@@ -198,16 +198,21 @@ def test_a_topic_is_read_with_the_options_of_the_system() -> None:
     plain = system.reader_format("orders")
     assert (plain.format, plain.options) == (
         "kafka-ssp",
-        {**LOCAL, **reader, "subscribe": "orders", "grouper": "partition"},
+        {**LOCAL, **reader, "subscribe": "orders", "onPartitionCountChange": "keep"},
     )
-    by_ssp = KafkaSystem({**LOCAL, "GROUPER": "ssp"}).reader_format("orders").options
-    assert by_ssp == {**LOCAL, "GROUPER": "ssp", "subscribe": "orders"}
+    by_ssp = KafkaSystem({**LOCAL, "GROUPER": "ssp"}).reader_format("orders", keep_tasks=False)
+    assert by_ssp.options == {
+        **LOCAL,
+        "GROUPER": "ssp",
+        "subscribe": "orders",
+        "onPartitionCountChange": "regroup",
+    }
     assert system.reader_format("orders", from_start=True).options == {
         **LOCAL,
         "maxOffsetsPerTrigger": "10",
         "startingOffsets": "earliest",
         "subscribe": "orders",
-        "grouper": "partition",
+        "onPartitionCountChange": "keep",
     }
     written = system.writer_format("orders")
     assert (written.format, written.options) == (

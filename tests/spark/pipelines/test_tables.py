@@ -280,8 +280,10 @@ def nested() -> Pipeline:
 class WholeFolders(FolderSystem):
     """One batch takes all there is."""
 
-    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        found = super().reader_format(stream, from_start=from_start)
+    def reader_format(
+        self, stream: str, *, from_start: bool = False, keep_tasks: bool = True
+    ) -> SparkFormat:
+        found = super().reader_format(stream, from_start=from_start, keep_tasks=keep_tasks)
         return SparkFormat(found.format, {"folder": found.options["folder"]})
 
 

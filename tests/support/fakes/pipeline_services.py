@@ -35,8 +35,12 @@ class MemorySystem:
         self.created.append(stream)
         self.uses[stream] = use
 
-    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
-        return SparkFormat("memory", {"stream": stream, "fromStart": str(from_start).lower()})
+    def reader_format(
+        self, stream: str, *, from_start: bool = False, keep_tasks: bool = True
+    ) -> SparkFormat:
+        flags = {"fromStart": from_start, "keepTasks": keep_tasks}
+        options = {name: str(flag).lower() for name, flag in flags.items()}
+        return SparkFormat("memory", {"stream": stream, **options})
 
     def writer_format(self, stream: str) -> SparkFormat:
         if self.kind is SystemKind.KINESIS:

@@ -41,7 +41,9 @@ class FolderSystem:
         (self._folder / stream).mkdir(parents=True)
         (self._folder / stream / _COUNT).write_text(str(partitions))
 
-    def reader_format(self, stream: str, *, from_start: bool = False) -> SparkFormat:
+    def reader_format(
+        self, stream: str, *, from_start: bool = False, keep_tasks: bool = True
+    ) -> SparkFormat:
         options = {"folder": str(self._folder / stream), "maxFilesPerTrigger": "1"}
         return SparkFormat(FORMAT, options)
 

@@ -268,4 +268,4 @@ def test_services_are_a_mapping_whose_text_shows_no_options() -> None:
     with pytest.raises(UnknownSystemError, match=r"system other.*with kafka \(kafka\), kinesis"):
         services["other"]
     shown = repr(services["kafka"].reader_format("carriers", from_start=True))
-    assert shown == "SparkFormat('memory', options fromStart, stream)"
+    assert shown == "SparkFormat('memory', options fromStart, keepTasks, stream)"

@@ -33,7 +33,10 @@ class CountingFrame:
 
 
 class CountingSession:
-    """A session whose every stream is such a frame."""
+    """A session whose every stream is such a frame. Records the options of each."""
+
+    def __init__(self) -> None:
+        self.opened: list[Mapping[str, str]] = []
 
     @property
     def readStream(self) -> CountingSession:
@@ -43,15 +46,16 @@ class CountingSession:
         return self
 
     def options(self, **options: str) -> CountingSession:
+        self.opened.append(options)
         return self
 
     def load(self) -> CountingFrame:
         return CountingFrame()
 
 
-def access() -> StreamAccess:
-    session = cast(SparkSession, CountingSession())
-    return StreamAccess(spark=session, services=Services({"kafka": MemorySystem()}))
+def access(session: CountingSession | None = None) -> StreamAccess:
+    spark = cast(SparkSession, session or CountingSession())
+    return StreamAccess(spark=spark, services=Services({"kafka": MemorySystem()}))
 
 
 def test_a_line_may_be_longer_than_python_lets_calls_nest(pipeline: Pipeline) -> None:
@@ -61,6 +65,16 @@ def test_a_line_may_be_longer_than_python_lets_calls_nest(pipeline: Pipeline) ->
     line.output("kafka", "out")
     (query,) = stage_queries(pipeline.build(), access())
     assert cast(Any, query.frame).filters == 2_000
+
+
+@pytest.mark.parametrize("broadcast", [False, True])
+def test_only_a_broadcast_stream_is_read_without_fixed_tasks(
+    pipeline: Pipeline, broadcast: bool
+) -> None:
+    pipeline.input("kafka", "rows", broadcast=broadcast).output("kafka", "out")
+    session = CountingSession()
+    stage_queries(pipeline.build(), access(session))
+    assert [options["keepTasks"] for options in session.opened] == [str(not broadcast).lower()]
 
 
 def test_a_query_of_too_many_sources_is_refused_before_any_is_opened(pipeline: Pipeline) -> None:
