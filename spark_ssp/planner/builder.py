@@ -49,6 +49,7 @@ from spark_ssp.planner.graph.operators import (
     TableName,
     TableSpec,
     Transform,
+    derived_stream,
     described,
     is_name,
     is_stream_name,
@@ -431,10 +432,11 @@ class Pipeline:
             admin.raise_missing(graph)
         before = None if root is None else newest(root)
         observed = observe(graph, admin)
-        if before is None:
+        if root is None:
             plan = make_plan(graph, observed, settings=settings, recorded=recorded)
         else:
-            plan = follow(graph, observed, before.plan, settings=settings)
+            newest_plan = None if before is None else before.plan
+            plan = follow(graph, observed, newest_plan, settings=settings)
         return PlannedPipeline(graph=graph, plan=plan, root=root, recorded=before)
 
     def _of(self, handle: object, wanted: type[Stream | Table], subject: str) -> None:
@@ -556,7 +558,9 @@ class Stream:
             upstream=self.name,
             columns=draft.columns(subject, "columns", columns),
             stream=draft.stream(
-                chosen_system, f"{draft.pipeline}-{chosen}" if stream is None else stream, kind
+                chosen_system,
+                derived_stream(draft.pipeline, chosen) if stream is None else stream,
+                kind,
             ),
             partitions=draft.count(subject, "partitions", partitions),
             place=draft.place,

@@ -40,7 +40,7 @@ from spark_ssp.planner.planning.planning import (
     PlanSettings,
     conflicting_counts,
     find_contradictions,
-    find_late_tables,
+    find_doubts,
     make_plan,
 )
 
@@ -145,20 +145,22 @@ class PlannedPipeline:
 def follow(
     graph: Graph,
     observed: Mapping[StreamId, int | None],
-    recorded: Plan,
+    recorded: Plan | None,
     *,
     settings: PlanSettings | None = None,
 ) -> Plan:
-    """Return the plan of `graph` that continues `recorded` (see `planning.make_plan`). Raises
-    PlanContradictionError when no plan can, also if counts conflict because one of them has
-    changed."""
+    """Return the plan of `graph` that continues `recorded`, the newest under its root, None for a
+    new root (see `planning.make_plan`). Raises PlanContradictionError when no plan can, also if
+    counts conflict because one of them has changed."""
     try:
         plan = make_plan(graph, observed, settings=settings, recorded=recorded)
     except PartitionCountConflictError:
-        _refuse(graph, PlanContradictionError, conflicting_counts(recorded, observed))
+        if recorded is not None:
+            _refuse(graph, PlanContradictionError, conflicting_counts(recorded, observed))
         raise
-    _refuse(graph, PlanContradictionError, find_contradictions(recorded, plan))
-    for note in find_late_tables(recorded, plan):
+    if recorded is not None:
+        _refuse(graph, PlanContradictionError, find_contradictions(recorded, plan))
+    for note in find_doubts(recorded, plan):
         _log.warning("%s.", note)
     return plan
 

@@ -77,6 +77,12 @@ def is_stream_name(text: str, kind: SystemKind) -> bool:
     return len(text) <= LONGEST_STREAM[kind] and bool(_STREAM.fullmatch(text)) and not reserved
 
 
+def derived_stream(pipeline: str, name: OperatorName) -> str:
+    """Return the name of an intermediate stream that the user gives none. Pipelines may derive the
+    same: `a` with `b-by-k`, and `a-b` with `by-k`."""
+    return f"{pipeline}-{name}"
+
+
 def slug(*parts: str) -> str:
     """Return a name made of arbitrary strings: runs of other characters become ``-``."""
     cleaned = (re.sub(r"[^A-Za-z0-9._]+", "-", part).strip("-._") for part in parts)

@@ -17,7 +17,7 @@ New streams, stages and tables start without state and contradict nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -30,6 +30,7 @@ from spark_ssp.planner.graph.operators import (
     PartitionBy,
     StreamId,
     SystemKind,
+    derived_stream,
     reached,
 )
 from spark_ssp.planner.planning.co_partitioning import CoPartitionGraph, side_inputs
@@ -228,9 +229,36 @@ def find_contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
     )
 
 
-def find_late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
-    """Return warnings for tables of new stages that existing streams fill: they start with the
-    records still in those streams."""
+def find_doubts(recorded: Plan | None, planned: Plan) -> tuple[Note, ...]:
+    """Return warnings of what a plan may do unintentionally after `recorded`, the newest plan under
+    its root, None for a new root."""
+    before = {} if recorded is None else {stream.stream: stream for stream in recorded.streams}
+    late = () if recorded is None else _late_tables(recorded, planned)
+    return (*_found_streams(before.keys(), planned), *late)
+
+
+def _found_streams(before: Collection[StreamId], planned: Plan) -> Iterator[Note]:
+    """Yield intermediate streams of derived names that exist, though no plan under the root has
+    them. A run that stopped before it recorded its plan leaves such streams too."""
+    writers = {stage.writes: stage.name for stage in planned.stages}
+    for stream in planned.streams:
+        if (
+            stream.role is Role.INTERMEDIATE
+            and stream.count.origin is Origin.FOUND
+            and stream.stream not in before
+            and stream.stream.stream == derived_stream(planned.pipeline, writers[stream.stream])
+        ):
+            yield Note(
+                subject=f"stream {stream.stream}",
+                text="it exists already, and no plan under this root has it. If another pipeline "
+                "or root uses it, each reads the records of both: give this pipeline another name, "
+                f"or partition_by {writers[stream.stream]} another stream with stream=",
+            )
+
+
+def _late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
+    """Return tables of new stages that existing streams fill: they start with the records still in
+    those streams."""
     known = {stage.name for stage in recorded.stages}
     there = {stream.stream for stream in recorded.streams if stream.role is Role.INTERMEDIATE}
     filled = {table.name: there.intersection(table.filled_by) for table in planned.tables}

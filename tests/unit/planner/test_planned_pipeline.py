@@ -102,6 +102,45 @@ def test_a_table_that_begins_with_what_a_stream_still_has_is_warned_of(
     )
 
 
+def _clicks(name: str, topic: str, *, stream: str | None = None, days: bool = False) -> Pipeline:
+    """`shop` of `eu-clicks` and `shop-eu` of `clicks` derive one name of an intermediate stream."""
+    pipeline = Pipeline(name)
+    clicks = pipeline.input("kafka", topic)
+    clicks.partition_by("user", stream=stream).output("kafka", "out")
+    if days:
+        clicks.partition_by("day", name="days").output("kafka", "per-day")
+    return pipeline
+
+
+@pytest.mark.parametrize(
+    ("second", "root", "warned"),
+    [
+        (_clicks("shop", "eu-clicks"), "first", []),
+        (_clicks("shop", "eu-clicks"), "other", ["kafka/shop-eu-clicks-by-user"]),
+        (_clicks("shop-eu", "clicks"), "other", ["kafka/shop-eu-clicks-by-user"]),
+        (_clicks("shop-eu", "clicks", stream="shop-days"), "other", []),
+        (_clicks("shop-eu", "clicks", stream="mine"), "other", []),
+        (_clicks("shop", "eu-clicks", days=True), "first", ["kafka/shop-days"]),
+    ],
+)
+def test_a_stream_that_another_pipeline_or_root_may_use_is_warned_of(
+    second: Pipeline,
+    root: str,
+    warned: list[str],
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    topics = {"eu-clicks": 4, "clicks": 4, "out": 1, "per-day": 1, "shop-days": 4}
+    services = Services({"kafka": MemorySystem(streams=topics)})
+    first = _clicks("shop", "eu-clicks").plan(services, root=str(tmp_path / "first"))
+    first.apply(services)
+    assert caplog.messages == []
+    second.plan(services, root=str(tmp_path / root))
+    assert [line.partition(": it exists already")[0] for line in caplog.messages] == [
+        f"stream {stream}" for stream in warned
+    ]
+
+
 def test_applying_again_changes_nothing() -> None:
     kafka = _kafka()
     planned = _planned(kafka)
