@@ -15,15 +15,15 @@ The text, version 1:
      "streams": [{"stream": "kafka/carriers", "kind": "kafka", "role": "input",
                   "count": {"partitions": 8, "from": "found"}, "tasks": 8}, …],
      "stages": [{"name": "to-named", "reads": [], "writes": "kafka/named", "tables": [],
-                 "sources": []}, …],
+                 "sources": [], "shape": "join(kafka/a, kafka/b)"}, …],
      "tables": [{"name": "carriers", "key": ["carrier"], "filled_by": [], "joins": []}],
      "sets": [{"streams": [], "case": "mixed", "partitions": 8}]}
 
 Canonical: equal plans have equal text, with sorted keys, an indent of two spaces and a final line
 break. Absent fields are false, empty or unknown; a stream is ``system/name``. The streams and
 tables of a stage, and those of a table, are in the order in which a query reads them. A stage's
-sources were added later: plans without them round-trip unchanged. Source locations and functions
-are excluded, so neither a moved line nor another machine changes the text.
+sources, and the shape of several, were added later: plans without them round-trip unchanged. Source
+locations and functions are excluded, so neither a moved line nor another machine changes the text.
 """
 
 from __future__ import annotations
@@ -87,6 +87,10 @@ class StagePlan:
     """Streams that the stage's query reads (see `stages.sources_of`), with those of its tables, in
     the order in which its checkpoint numbers them, a stream once for each time it is read. None for
     too many to run, and in plans recorded before this field was added."""
+    shape: str | None = None
+    """How the query combines its sources (see `stages.QuerySources`), since its checkpoint numbers
+    states too. None for a single source, where `sources` is None, and in plans recorded before this
+    field was added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +219,7 @@ def _stage_to_json(stage: StagePlan) -> Json:
         tables=list(stage.tables),
         key=list(stage.key) or None,
         sources=None if stage.sources is None else _texts_of(stage.sources),
+        shape=stage.shape,
     )
 
 
@@ -269,6 +274,7 @@ def _stage_from_json(document: Json) -> StagePlan:
         tables=tuple(TableName(name) for name in _texts(document["tables"])),
         key=_texts(document.get("key", [])),
         sources=_stream_ids(document["sources"]) if "sources" in document else None,
+        shape=_text(document["shape"]) if "shape" in document else None,
     )
 
 

@@ -9,7 +9,8 @@ tasks of their partitions. So these contradict a recorded plan:
   tasks. Fixed tasks support a multiple. Kinesis may be resharded, and outputs have no state;
 * a missing or renamed stage or table, or one with other inputs, outputs or keys;
 * a stage whose query reads the same streams in another order, as when a join with a table moves
-  from one side of a join to the other: positions of one stream would be applied to another;
+  from one side of a join to the other: positions of one stream would be applied to another; or one
+  that combines them otherwise, as when a join becomes a merge: states would be another operator's;
 * a stream with another role in the pipeline.
 
 New streams, stages and tables start without state and contradict nothing.
@@ -402,21 +403,30 @@ def _differences(what: str, name: str, parts: Iterable[tuple[str, str, str]]) ->
 
 
 def _of_sources(recorded: Plan, planned: Plan, reported: Set[str]) -> Iterator[Problem]:
-    """Yield stages with another order of sources, unless the stage was recorded without sources, or
-    it or one of its tables is already `reported`."""
-    now = {stage.name: stage.sources for stage in planned.stages}
+    """Yield stages whose queries read their sources in another order, or combine them otherwise,
+    unless the stage was recorded without that, or it or one of its tables is already `reported`."""
+    now = {stage.name: stage for stage in planned.stages}
     for before in recorded.stages:
         after = now.get(before.name)
         if f"stage {before.name}" in reported or _subjects(recorded, before) & reported:
             continue
-        if before.sources is not None and after is not None and before.sources != after:
-            yield Problem(
-                subject=f"stage {before.name}",
-                found=f"a query that reads {_names(after)}, in this order",
-                expected=f"{_names(before.sources)}: its checkpoint has positions by number",
-                next_step="restore the positions and sides of merges, joins and joins with tables, "
-                f"{_AFRESH}",
-            )
+        if after is None or after.sources is None:
+            continue
+        if before.sources not in {None, after.sources}:
+            found = f"a query that reads {_names(after.sources)}, in this order"
+            expected = f"{_names(before.sources or ())}: its checkpoint has positions by number"
+        elif before.shape not in {None, after.shape}:
+            found = f"a query that computes {after.shape}"
+            expected = f"{before.shape}: its checkpoint has states by number"
+        else:
+            continue
+        yield Problem(
+            subject=f"stage {before.name}",
+            found=found,
+            expected=expected,
+            next_step="restore the positions and sides of merges, joins and joins with tables, "
+            f"{_AFRESH}",
+        )
 
 
 def _subjects(plan: Plan, stage: StagePlan) -> set[str]:

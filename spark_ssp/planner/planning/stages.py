@@ -9,13 +9,15 @@ these streams, except those of a table that is filled by rows joined with it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import chain
+from dataclasses import dataclass
 from typing import Final
 
 from spark_ssp.planner.graph.operators import (
     Graph,
     Input,
+    Join,
     JoinTable,
+    Merge,
     Operator,
     OperatorName,
     Output,
@@ -45,6 +47,7 @@ def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
     for sink in operators_in_order(graph):
         if isinstance(sink, PartitionBy | Output):
             before = operators_before(named, sink.upstream)
+            read = sources[sink.name]
             found.append(
                 StagePlan(
                     name=sink.name,
@@ -52,7 +55,8 @@ def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
                     writes=sink.stream,
                     tables=_tables_in(before),
                     key=sink.columns if isinstance(sink, PartitionBy) else (),
-                    sources=sources[sink.name],
+                    sources=None if read is None else read.streams,
+                    shape=read.shape if read is not None and len(read.streams) > 1 else None,
                 )
             )
     return tuple(found)
@@ -99,7 +103,16 @@ def _all_fillers(graph: Graph) -> dict[TableName, tuple[SendToTable | SideInput,
     return {table: tuple(sorted(fillers, key=source)) for table, fillers in found.items()}
 
 
-def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuerySources:
+    """The streams that a query reads, as its checkpoint numbers them, and how it combines them:
+    `join(kafka/a, merge(kafka/b, kafka/c))`, `join_table(rates(kafka/rates), kafka/a)`."""
+
+    streams: tuple[StreamId, ...]
+    shape: str
+
+
+def sources_of(graph: Graph) -> dict[OperatorName, QuerySources | None]:
     """Return the streams that each stage's query reads, in the order in which Spark numbers them:
     from left to right in the query's plan. A line is read again for each operator that takes its
     rows, and the lines that fill a table come before the line joined with it (`running.dataframes`
@@ -109,7 +122,7 @@ def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
         table: [filler.upstream for filler in fillers]
         for table, fillers in _all_fillers(graph).items()
     }
-    known: dict[OperatorName, tuple[StreamId, ...] | None] = {}
+    known: dict[OperatorName, _Line | None] = {}
 
     def before(name: OperatorName) -> tuple[OperatorName, ...]:
         operator = named[name]
@@ -120,23 +133,95 @@ def sources_of(graph: Graph) -> dict[OperatorName, tuple[StreamId, ...] | None]:
         is_source = isinstance(named[name], Input | PartitionBy)
         return () if is_source or name in known else before(name)
 
-    def read_for(name: OperatorName) -> tuple[StreamId, ...] | None:
-        operator = named[name]
-        if isinstance(operator, Input | PartitionBy):
-            return (operator.stream,)
+    def line_of(name: OperatorName) -> _Line | None:
         # Unknown operators depend on themselves within one query, which cannot run.
-        parts = [known.get(one, ()) for one in before(name)]
-        if sum(MOST_SOURCES + 1 if part is None else len(part) for part in parts) > MOST_SOURCES:
+        lines = [known.get(one, _NO_LINE) for one in before(name)]
+        found = [line for line in lines if line is not None]
+        if len(found) < len(lines) or sum(map(_size, found)) > MOST_SOURCES:
             return None
-        return tuple(chain.from_iterable(part or () for part in parts))
+        return _combined(named[name], tuple(found))
 
-    found: dict[OperatorName, tuple[StreamId, ...] | None] = {}
+    sources: dict[OperatorName, QuerySources | None] = {}
     for sink in graph.operators:
         if isinstance(sink, PartitionBy | Output):
             for name in upwards(sink.upstream, ahead):
                 if name not in known:
-                    known[name] = read_for(name)
-            found[sink.name] = known[sink.upstream]
+                    known[name] = line_of(name)
+            line = known[sink.upstream]
+            sources[sink.name] = None if line is None else _described(line)
+    return sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Combined:
+    """Lines that an operator combines. `unites`: by uniting their rows, as nested merges and the
+    lines of a table do, so it is irrelevant how they are nested."""
+
+    word: str
+    lines: tuple[_Line, ...]
+    size: int
+    """The number of sources."""
+    unites: bool = False
+
+
+_Line = StreamId | _Combined
+_NO_LINE: Final = _Combined(word="", lines=(), size=0, unites=True)
+
+
+def _size(line: _Line) -> int:
+    return 1 if isinstance(line, StreamId) else line.size
+
+
+def _combined(operator: Operator, lines: tuple[_Line, ...]) -> _Line:
+    size = sum(map(_size, lines))
+    match operator:
+        case Input() | PartitionBy():
+            return operator.stream
+        case Join():
+            return _Combined(word="join", lines=lines, size=size)
+        case Merge():
+            return _Combined(word="merge", lines=lines, size=size, unites=True)
+        case JoinTable():
+            *filled_by, line = lines
+            table = _Combined(
+                word=operator.table, lines=tuple(filled_by), size=size - _size(line), unites=True
+            )
+            return _Combined(word="join_table", lines=(table, line), size=size)
+        case _:
+            return lines[0]
+
+
+def _described(line: _Line) -> QuerySources:
+    # Not recursive, since lines may be deeply nested.
+    streams: list[StreamId] = []
+    text: list[str] = []
+    ahead: list[_Line | str] = [line]
+    while ahead:
+        part = ahead.pop()
+        if isinstance(part, str):
+            text.append(part)
+        elif isinstance(part, StreamId):
+            streams.append(part)
+            text.append(str(part))
+        else:
+            lines = _united(part)
+            ahead.append(")")
+            for number, one in enumerate(reversed(lines), start=1):
+                ahead += [one, ", "] if number < len(lines) else [one]
+            text.append(f"{part.word}(")
+    return QuerySources(streams=tuple(streams), shape="".join(text))
+
+
+def _united(combined: _Combined) -> list[_Line]:
+    """Return the lines that are combined, without nesting where all of their rows are united."""
+    found: list[_Line] = []
+    ahead = [*reversed(combined.lines)]
+    while ahead:
+        line = ahead.pop()
+        if combined.unites and isinstance(line, _Combined) and line.unites:
+            ahead.extend(reversed(line.lines))
+        else:
+            found.append(line)
     return found
 
 

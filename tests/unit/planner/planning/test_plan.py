@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from spark_ssp.common.errors import IncompatibleStateError
-from spark_ssp.planner import Pipeline, Plan, PlanContradictionError
+from spark_ssp.planner import Pipeline, Plan, PlanContradictionError, Stream, Table
 from spark_ssp.planner.graph.operators import TableName
 from spark_ssp.planner.planned_pipeline import follow
 from spark_ssp.planner.planning.plan import from_text, is_equivalent, to_text
 from spark_ssp.planner.planning.planning import find_contradictions
-from spark_ssp.planner.planning.stages import MOST_SOURCES, fillers_of
-from tests.support.pipelines.examples import both, planned, same, stream_id
+from spark_ssp.planner.planning.stages import MOST_SOURCES, fillers_of, stages_of
+from tests.support.pipelines.examples import both, planned, same, stream_id, topics
 
 GOLDEN = Path(__file__).resolve().parents[3] / "golden"
 
@@ -58,19 +58,27 @@ def _plan() -> Plan:
 
 
 def test_the_golden_plan_is_what_is_written_and_read() -> None:
-    text = (GOLDEN / "plan_v1_flights_sources.json").read_text(encoding="utf-8")
+    text = (GOLDEN / "plan_v1_flights_shapes.json").read_text(encoding="utf-8")
     assert to_text(_plan()) == text
     assert from_text(text) == _plan()
 
 
-def test_a_plan_recorded_before_sources_were_is_read_as_it_was() -> None:
-    text = (GOLDEN / "plan_v1_flights.json").read_text(encoding="utf-8")
-    assert from_text(text) == _without_sources(_plan())
+@pytest.mark.parametrize(
+    ("name", "left_out"),
+    [("plan_v1_flights", ("sources", "shape")), ("plan_v1_flights_sources", ("shape",))],
+)
+def test_a_plan_recorded_by_an_earlier_build_is_read_as_it_was(
+    name: str, left_out: tuple[str, ...]
+) -> None:
+    text = (GOLDEN / f"{name}.json").read_text(encoding="utf-8")
+    assert from_text(text) == _without(_plan(), *left_out)
     assert to_text(from_text(text)) == text
+    assert find_contradictions(from_text(text), _plan()) == ()
 
 
-def _without_sources(plan: Plan) -> Plan:
-    return replace(plan, stages=tuple(replace(stage, sources=None) for stage in plan.stages))
+def _without(plan: Plan, *fields: str) -> Plan:
+    changes: Any = dict.fromkeys(fields)
+    return replace(plan, stages=tuple(replace(stage, **changes) for stage in plan.stages))
 
 
 def test_the_golden_plan_has_every_kind_of_count_that_a_plan_can_have() -> None:
@@ -372,10 +380,121 @@ def test_a_join_with_a_table_that_moves_to_the_other_side_contradicts() -> None:
 
 
 def test_a_plan_without_sources_contradicts_none_and_is_followed_by_one_with_them() -> None:
-    recorded = _without_sources(_with_table("left"))
+    recorded = _without(_with_table("left"), "sources", "shape")
     for now in (_with_table("left"), _with_table("right")):
         assert find_contradictions(recorded, now) == ()
         assert not is_equivalent(recorded, now)
+
+
+def _of(*names: str) -> tuple[Pipeline, list[Stream], Table]:
+    pipeline = Pipeline("p")
+    table = pipeline.table("t", key="k").side_input(pipeline.input("kafka", "codes"))
+    return pipeline, topics(pipeline, *names), table
+
+
+def _out(pipeline: Pipeline, line: Stream) -> Plan:
+    line.output("kafka", "out", name="end")
+    return planned(pipeline, dict.fromkeys(("a", "b", "c", "codes"), 4)).plan
+
+
+Combine = Callable[[Stream, Stream, Stream, Table], Stream]
+
+
+def _shaped(combine: Combine) -> Plan:
+    pipeline, (a, b, c), table = _of("a", "b", "c")
+    for number, line in enumerate((a, b, c)):
+        line.join_table(table).output("kafka", f"rest-{number}")
+    return _out(pipeline, combine(a, b, c, table))
+
+
+RESHAPED: dict[str, tuple[Combine, Combine, str, str]] = {
+    "joins that are nested otherwise": (
+        lambda a, b, c, t: a.join(b, both).join(c, both),
+        lambda a, b, c, t: a.join(b.join(c, both), both),
+        "join(join(kafka/a, kafka/b), kafka/c)",
+        "join(kafka/a, join(kafka/b, kafka/c))",
+    ),
+    "a table that is joined before another join": (
+        lambda a, b, c, t: a.join(b, both).join_table(t),
+        lambda a, b, c, t: a.join_table(t).join(b, both),
+        "join_table(t(kafka/codes), join(kafka/a, kafka/b))",
+        "join(join_table(t(kafka/codes), kafka/a), kafka/b)",
+    ),
+    "a merge in place of a join": (
+        lambda a, b, c, t: a.join(b, both).filter("x"),
+        lambda a, b, c, t: a.merge(b),
+        "join(kafka/a, kafka/b)",
+        "merge(kafka/a, kafka/b)",
+    ),
+    "a line that is merged after a join": (
+        lambda a, b, c, t: a.merge(b).join(c, both),
+        lambda a, b, c, t: a.merge(b.join(c, both)),
+        "join(merge(kafka/a, kafka/b), kafka/c)",
+        "merge(kafka/a, join(kafka/b, kafka/c))",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RESHAPED)
+def test_a_query_that_combines_the_same_streams_otherwise_contradicts(case: str) -> None:
+    """Spark numbers states by their place in the query, so it would read one operator's as
+    another's, though the stage reads the same streams in the same order."""
+    before, now, was, is_now = RESHAPED[case]
+    recorded, plan = _shaped(before), _shaped(now)
+    assert [(s.shape, s.sources) for s in recorded.stages if s.name == "end"] == [
+        (was, next(s.sources for s in plan.stages if s.name == "end"))
+    ]
+    (problem,) = find_contradictions(recorded, plan)
+    assert (problem.subject, problem.found) == ("stage end", f"a query that computes {is_now}")
+    assert problem.expected.startswith(f"{was}: ")
+    assert not is_equivalent(recorded, plan)
+    assert from_text(to_text(recorded)) == recorded
+    # An earlier build did not record it.
+    old = _without(recorded, "shape")
+    assert find_contradictions(old, plan) == ()
+    assert not is_equivalent(old, recorded)
+
+
+SAME_SHAPE: dict[str, tuple[Combine, Combine, str]] = {
+    "merges that are nested otherwise": (
+        lambda a, b, c, t: a.merge(b).merge(c),
+        lambda a, b, c, t: a.merge(b.filter("x").merge(c)).transform(same),
+        "merge(kafka/a, kafka/b, kafka/c)",
+    ),
+    "sides of one stream that are swapped": (
+        lambda a, b, c, t: a.filter("x").join(a.filter("y"), both),
+        lambda a, b, c, t: a.filter("y").join(a.filter("x"), both),
+        "join(kafka/a, kafka/a)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAME_SHAPE)
+def test_a_query_that_combines_its_streams_as_before_contradicts_nothing(case: str) -> None:
+    before, now, shape = SAME_SHAPE[case]
+    recorded, plan = _shaped(before), _shaped(now)
+    assert {s.shape for s in (*recorded.stages, *plan.stages) if s.name == "end"} == {shape}
+    assert find_contradictions(recorded, plan) == ()
+
+
+def test_lines_that_fill_a_table_are_united_like_merged_ones() -> None:
+    def plan(*, merged: bool) -> Plan:
+        pipeline, (a, b, c), table = _of("a", "b", "c")
+        for line in [a.merge(b)] if merged else [a, b]:
+            line.send_to_table(table)
+        return _out(pipeline, c.join_table(table))
+
+    one, two = plan(merged=False), plan(merged=True)
+    assert one.stages == two.stages
+    assert one.stages[0].shape == "join_table(t(kafka/a, kafka/b, kafka/codes), kafka/c)"
+
+
+def test_the_shape_of_a_query_of_one_source_is_not_recorded() -> None:
+    """So that builds without shapes read these plans."""
+    pipeline, (a, _, _), _ = _of("a", "b", "c")
+    a.filter("x").output("kafka", "out", name="end")
+    (stage,) = stages_of(pipeline.graph)
+    assert (stage.sources, stage.shape) == ((stream_id("a"),), None)
 
 
 def test_a_stage_of_more_sources_than_can_be_read_has_none_recorded() -> None:
@@ -390,6 +509,7 @@ def test_a_stage_of_more_sources_than_can_be_read_has_none_recorded() -> None:
         rows = pipeline.input("kafka", "rows")
         rows.merge(*[rows] * (times - 1)).output("kafka", "out")
         (stage,) = planned(pipeline, {}).plan.stages
+        assert (stage.shape is None) == (stage.sources is None)
         assert stage.sources == ((stream_id("rows"),) * times if times == MOST_SOURCES else None)
 
 
