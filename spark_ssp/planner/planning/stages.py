@@ -32,7 +32,7 @@ from spark_ssp.planner.graph.operators import (
     upwards,
 )
 from spark_ssp.planner.planning.plan import StagePlan, TablePlan
-from spark_ssp.planner.planning.validation import operators_in_order
+from spark_ssp.planner.planning.validation import find_buildable, operators_in_order
 
 MOST_SOURCES: Final = 1_000
 """Maximum number of streams that one query reads. A self-join doubles those of its line."""
@@ -126,16 +126,16 @@ def sources_of(graph: Graph) -> dict[OperatorName, QuerySources | None]:
 
     def before(name: OperatorName) -> tuple[OperatorName, ...]:
         operator = named[name]
+        if isinstance(operator, PartitionBy):
+            return ()
         filled_by = fillers[operator.table] if isinstance(operator, JoinTable) else []
         return (*filled_by, *upstreams(operator))
 
     def ahead(name: OperatorName) -> tuple[OperatorName, ...]:
-        is_source = isinstance(named[name], Input | PartitionBy)
-        return () if is_source or name in known else before(name)
+        return () if name in known else before(name)
 
     def line_of(name: OperatorName) -> _Line | None:
-        # Unknown operators depend on themselves within one query, which cannot run.
-        lines = [known.get(one, _NO_LINE) for one in before(name)]
+        lines = [known[one] for one in before(name)]
         found = [line for line in lines if line is not None]
         if len(found) < len(lines) or sum(map(_size, found)) > MOST_SOURCES:
             return None
@@ -165,7 +165,6 @@ class _Combined:
 
 
 _Line = StreamId | _Combined
-_NO_LINE: Final = _Combined(word="", lines=(), size=0, unites=True)
 
 
 def _size(line: _Line) -> int:
@@ -249,8 +248,10 @@ def _tables_in(operators: Iterable[Operator]) -> tuple[TableName, ...]:
 
 def order_stages(graph: Graph) -> tuple[OperatorName, ...]:
     """Return every stage after those that write its streams and, where possible, after those that
-    fill its tables; otherwise in the plan's order."""
+    fill its tables; otherwise in the plan's order, after those that write the streams of one line
+    or more of each of its tables."""
     stages = stages_of(graph)
+    named = by_name(graph)
     lines, tables = _writers_of_lines(stages), _writers_of_tables(graph, stages)
     found: list[OperatorName] = []
     both = {name: (lines[name] | tables[name]) - {name} for name in lines}
@@ -260,8 +261,8 @@ def order_stages(graph: Graph) -> tuple[OperatorName, ...]:
         ready = _first_ready(waiting, both)
         if ready is None:
             # The rest depends on a table that is filled by rows joined with it.
-            ready = _first_ready(waiting, lines)
-        assert ready is not None, "rows have no cycles"
+            buildable = find_buildable(graph, written=frozenset(found))
+            ready = next(n for n in waiting if buildable.issuperset(upstreams(named[n])))
         del waiting[ready]
         found.append(ready)
     return tuple(found)

@@ -3,7 +3,8 @@
 * References to missing operators, tables and systems, and duplicate names: the fluent API prevents
   these, but a graph can be built without it.
 * Cycles of rows, within the pipeline or through a stream that it writes and reads. Only cycles
-  through a table are allowed: rows joined with a table may be sent back to it.
+  through a table and an intermediate stream are allowed: rows joined with a table may be sent back
+  to it by another stage, if another line fills it too.
 * Parts that no input reaches, and parts that lead to no output.
 * Operators on the line of a Kinesis stream before a repartition. Shards split and merge while a
   query runs, and any slot with capacity may read a shard. So the records of a key do not stay in
@@ -28,7 +29,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Final
 
 from spark_ssp.planner.graph.errors import InvalidPipelineError, Note, Problem
@@ -84,6 +85,7 @@ def find_graph_problems(graph: Graph) -> tuple[Problem, ...]:
         return broken
     return (
         *_cycles(graph),
+        *_tables_without_other_rows(graph),
         *_streams_read_back(graph),
         *_parts_without_effect(graph),
         *_limits(graph),
@@ -155,6 +157,80 @@ def _cycles(graph: Graph) -> Iterator[Problem]:
             "operators that take rows only from earlier ones",
             "break the cycle, or keep the rows that must return in a table",
         )
+
+
+def _tables_without_other_rows(graph: Graph) -> Iterator[Problem]:
+    """Yield joins with tables that depend on their own rows within one query, which cannot feed
+    itself, or that only rows joined with them fill, whose columns are defined by nothing; each
+    table once."""
+    named, onward = by_name(graph), line_successors(graph)
+    left = dict.fromkeys(named)
+    reported: set[TableName] = set()
+
+    def follow(name: OperatorName) -> list[OperatorName]:
+        return [one for one in onward(name) if one in left]
+
+    while (cycle := find_cycle(list(left), follow)) is not None:
+        for name in cycle[1:]:
+            del left[name]
+        joins = [o for name in cycle[:-1] if isinstance(o := named[name], JoinTable)]
+        reported |= {join.table for join in joins}
+        for join in joins[:1]:
+            yield problem_of(
+                join,
+                f"table {join.table}, which depends on its own rows within one query: "
+                f"{' -> '.join(cycle)}",
+                "rows that return to a table through a stream",
+                "put .partition_by(<the table's key>) before the operator that fills the table, "
+                "and fill it from its result",
+            )
+    buildable = find_buildable(graph)
+    for operator in graph.operators:
+        if (
+            isinstance(operator, JoinTable)
+            and operator.upstream in buildable
+            and operator.name not in buildable
+            and operator.table not in reported
+        ):
+            reported.add(operator.table)
+            yield problem_of(
+                operator,
+                f"table {operator.table}, which is filled only with rows joined with it",
+                "a line that fills it from another source",
+                f"fill table {operator.table} from another line too",
+            )
+
+
+def find_buildable(
+    graph: Graph, written: Container[OperatorName] | None = None
+) -> set[OperatorName]:
+    """Return the operators whose columns can be known: from those of their lines, and of one line
+    or more of those that fill a table joined with. `written`: the intermediate streams whose
+    columns are known; None for any whose own line can be built."""
+    named, readers, links = by_name(graph), consumers(graph), table_links(graph)
+    filled = {o.table for o in graph.operators if isinstance(o, SendToTable | SideInput)}
+    waits_for: dict[OperatorName, int] = {}
+    for operator in graph.operators:
+        if written is not None and isinstance(operator, PartitionBy):
+            waits_for[operator.name] = 0 if operator.name in written else -1
+        else:
+            of_table = isinstance(operator, JoinTable) and operator.table in filled
+            waits_for[operator.name] = len({*upstreams(operator)}) + of_table
+    found: set[OperatorName] = set()
+    begun: set[TableName] = set()
+    ahead = [name for name, count in waits_for.items() if count == 0]
+    while ahead:
+        operator = named[ahead.pop()]
+        found.add(operator.name)
+        following = [reader.name for reader in readers[operator.name]]
+        if isinstance(operator, SendToTable | SideInput) and operator.table not in begun:
+            begun.add(operator.table)
+            following += links[operator.name]
+        for name in following:
+            waits_for[name] -= 1
+            if waits_for[name] == 0:
+                ahead.append(name)
+    return found
 
 
 def _streams_read_back(graph: Graph) -> Iterator[Problem]:

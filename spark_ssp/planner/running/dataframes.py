@@ -39,7 +39,6 @@ from spark_ssp.planner.graph.operators import (
     SendToTable,
     SideInput,
     StreamId,
-    TableName,
     TableSpec,
     Transform,
     by_name,
@@ -102,8 +101,6 @@ class _Frames:
     """Columns of the intermediate streams whose stages have been built."""
     unfinished: set[OperatorName] = field(default_factory=set)
     """Stages without some fillers of their tables, which read streams of still unknown columns."""
-    filling: tuple[TableName, ...] = ()
-    """Tables whose lines are being built, to detect one that depends on itself."""
     keeps_state: bool = False
     left_out: bool = False
     """True if the current stage is unfinished."""
@@ -226,28 +223,11 @@ class _Frames:
                 "a table that the pipeline can read",
                 f"fill table {table.name} with side_input or send_to_table",
             )
-        if table.name in self.filling:
-            refusal.refuse(
-                f"table {table.name}, which depends on its own rows within one query",
-                "rows that return to a table through a stream",
-                "put .partition_by(<the table's key>) before the operator that fills the table, "
-                "and fill it from its result",
-            )
-        self.filling = (*self.filling, table.name)
-        try:
-            found = [
-                (filler, frame)
-                for filler in fillers
-                if (frame := self._filled_by(filler)) is not None
-            ]
-        finally:
-            self.filling = self.filling[:-1]
+        found = [
+            (filler, frame) for filler in fillers if (frame := self._filled_by(filler)) is not None
+        ]
         if not found:
-            refusal.refuse(
-                f"table {table.name}, which is filled only with rows joined with it",
-                "a line that fills it from another source",
-                f"fill table {table.name} from another line too",
-            )
+            raise _ColumnsUnknownError(table.name)
         for filler, frame in found:
             _check_change(table, frame, Refusal(self.graph.pipeline, filler))
         return _merged([frame for _, frame in found], Refusal(self.graph.pipeline, found[-1][0]))
@@ -288,7 +268,8 @@ class _Frames:
 
 
 class _ColumnsUnknownError(Exception):
-    """The columns of a stream are unknown, since its stage has not been built."""
+    """The columns of a stream, or of a table, are unknown, since no stage has been built that
+    writes them."""
 
 
 def _output(frame: DataFrame) -> DataFrame:

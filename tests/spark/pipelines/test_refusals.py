@@ -143,22 +143,6 @@ def keys_of_different_types(pipeline: Pipeline) -> None:
     line.transform(parsed("id int")).join_table(names).output("kafka", "out")
 
 
-def rows_that_come_back_at_once(pipeline: Pipeline) -> None:
-    line = pipeline.input("kafka", "in").transform(parsed("id string"))
-    names = pipeline.table("names", key="id")
-    joined = line.join_table(names)
-    joined.send_to_table(names)
-    joined.output("kafka", "out")
-
-
-def a_table_filled_with_nothing_else_than_what_comes_back(pipeline: Pipeline) -> None:
-    line = pipeline.input("kafka", "in").transform(parsed("id string"))
-    names = pipeline.table("names", key="id")
-    back = line.join_table(names, how="left").partition_by("id")
-    back.send_to_table(names)
-    back.output("kafka", "out")
-
-
 def an_output_that_cannot_be_written(pipeline: Pipeline) -> None:
     pipeline.input("kafka", "in").output("kinesis", "out")
 
@@ -190,11 +174,6 @@ def an_output_that_cannot_be_written(pipeline: Pipeline) -> None:
         (a_table_that_nobody_fills, "table names, which no line of the pipeline fills"),
         (columns_in_both, "join_table .* both have: name"),
         (keys_of_different_types, r"id \(int\) and names.id \(string\)"),
-        (rows_that_come_back_at_once, "which depends on its own rows within one query"),
-        (
-            a_table_filled_with_nothing_else_than_what_comes_back,
-            "filled only with rows joined with it",
-        ),
         (an_output_that_cannot_be_written, "output to-out .* an attempt to write it"),
     ],
     ids=lambda part: getattr(part, "__name__", ""),

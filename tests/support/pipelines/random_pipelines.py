@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 
+from hypothesis import assume
 from hypothesis import strategies as st
 
 from spark_ssp.planner import Pipeline, Stream, Table
@@ -70,12 +71,17 @@ _STATES = ("task", "task", "task", "shuffled", "none")
 
 @st.composite
 def pipelines(
-    draw: st.DrawFn, *, unknown: bool = False, kinesis: bool = False, state: bool = False
+    draw: st.DrawFn,
+    *,
+    unknown: bool = False,
+    kinesis: bool = False,
+    state: bool = False,
+    own_rows: bool = False,
 ) -> Drawn:
     """Two or three inputs and up to eight operators over two tables. Every line ends in an output,
     so nothing is without effect. With `unknown`, some inputs have no count; with
-    `kinesis`, some are streams of Kinesis, and with `state` some functions keep state: the pipeline
-    may be wrong."""
+    `kinesis`, some are streams of Kinesis, with `state` some functions keep state, and with
+    `own_rows` some tables need their own rows: the pipeline may be wrong."""
     pipeline = Pipeline("p")
     counts: dict[str, int] = {}
     streams: list[Stream] = []
@@ -98,6 +104,7 @@ def pipelines(
         last = last.join_table(table)
     for number, stream in enumerate([*streams, last]):
         stream.output("kafka", f"o{number}")
+    assume(own_rows or not tables_of_own_rows(pipeline.graph))
     return Drawn(pipeline=pipeline, counts=counts)
 
 
@@ -196,6 +203,43 @@ def keeps_tasks_where_there_are_none(graph: Graph) -> set[OperatorName]:
         if here:
             own.add(operator.name)
     return wrong
+
+
+def tables_of_own_rows(graph: Graph) -> set[TableName]:
+    """Return the tables that no query can begin to read: each line that fills one needs the table
+    before, or one that needs it; and those that need their own rows within one query."""
+    operators = {operator.name: operator for operator in graph.operators}
+    fillers: dict[TableName, list[OperatorName]] = {}
+    for operator in graph.operators:
+        if isinstance(operator, SendToTable | SideInput):
+            fillers.setdefault(operator.table, []).append(operator.upstream)
+
+    def needed(name: OperatorName, *, within_query: bool) -> set[TableName]:
+        """Return the tables that a line is joined with."""
+        operator = operators[name]
+        if within_query and isinstance(operator, PartitionBy):
+            return set()
+        own = {operator.table} if isinstance(operator, JoinTable) else set()
+        return own.union(*(needed(up, within_query=within_query) for up in upstreams(operator)))
+
+    def of_lines(table: TableName) -> list[set[TableName]]:
+        return [needed(line, within_query=True) for line in fillers.get(table, ())]
+
+    read: set[TableName] = set()
+    for _ in graph.tables:
+        read |= {
+            table.name
+            for table in graph.tables
+            if table.name not in fillers
+            or any(needed(line, within_query=False) <= read for line in fillers[table.name])
+        }
+    return {
+        table.name
+        for table in graph.tables
+        if table.name not in read
+        or table.name
+        in reached(set().union(*of_lines(table.name)), lambda t: set().union(*of_lines(t)))
+    }
 
 
 def _flows(graph: Graph, counts: Mapping[StreamId, int]) -> dict[OperatorName, set[int]]:

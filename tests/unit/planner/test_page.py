@@ -44,11 +44,12 @@ def _diamond() -> PlannedPipeline:
 def _loop() -> PlannedPipeline:
     """A join sent back to its own table, and a stream joined with itself."""
     pipeline = Pipeline("loop")
-    latest = pipeline.table("latest", key="k")
+    latest = pipeline.table("latest", key="k").side_input(pipeline.input("kafka", "first"))
     joined = pipeline.input("kafka", "a").join_table(latest, how="left", name="with-latest")
-    joined.send_to_table(latest)
-    joined.join(joined, both, name="pairs").output("kafka", "out")
-    return planned(pipeline, {"a": 4})
+    joined.partition_by("k", name="back").send_to_table(latest)
+    alone = pipeline.input("kafka", "alone")
+    alone.join(alone, both, name="pairs").merge(joined).output("kafka", "out")
+    return planned(pipeline, {"a": 4, "first": 4, "alone": 3})
 
 
 def _bare() -> PlannedPipeline:
@@ -94,7 +95,8 @@ def test_every_stream_table_stage_and_operator_is_drawn(
     made = make()
     operators = {o.name for o in made.graph.operators if not isinstance(o, Input)}
     # A line without operators before a table is an edge.
-    operators.discard(OperatorName("a-to-filled"))
+    edges = ("a-to-filled", "first-into-latest", "back-to-latest")
+    operators -= {OperatorName(name) for name in edges}
     ends = [*(s.stream.stream for s in made.plan.streams), *(t.name for t in made.plan.tables)]
     assert sorted({*operators, *ends} - {*_texts(made)}) == []
 
@@ -155,7 +157,8 @@ def test_streams_that_must_agree_share_a_letter() -> None:
         stream_id("delays-flights-by-carrier"): "A",
     }
     assert _texts(made).count("A") == 2
-    assert group_letters(_loop().plan) == {}
+    agreeing = [stream_id(name) for name in ("a", "first", "loop-back")]
+    assert group_letters(_loop().plan) == dict.fromkeys(agreeing, "A")
     assert re.search(r">A</span> kafka/carriers, kafka/delays-flights-by-carrier: 8", made.page())
 
 

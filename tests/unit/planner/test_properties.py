@@ -13,16 +13,22 @@ from spark_ssp.planner import PartitionCountConflictError, PlannedPipeline
 from spark_ssp.planner.graph.operators import (
     Graph,
     Input,
+    JoinTable,
+    OperatorName,
     PartitionBy,
     StreamId,
+    by_name,
     shortest_path,
     unwind,
+    upstreams,
 )
 from spark_ssp.planner.planning.co_partitioning import CoPartitionGraph, Link
 from spark_ssp.planner.planning.partition_counts import Agreement, Count, Origin, agree
 from spark_ssp.planner.planning.plan import from_text, to_text
 from spark_ssp.planner.planning.planning import find_contradictions
+from spark_ssp.planner.planning.stages import order_stages
 from spark_ssp.planner.planning.validation import (
+    find_buildable,
     find_graph_problems,
     find_kinesis_problems,
     is_task_bound,
@@ -38,6 +44,7 @@ from tests.support.pipelines.random_pipelines import (
     pipelines,
     rests_on_kinesis,
     sets_that_agree,
+    tables_of_own_rows,
 )
 
 
@@ -132,6 +139,24 @@ def test_state_by_task_is_refused_exactly_where_no_task_owns_a_key(drawn: Drawn)
     if not find_kinesis_problems(graph):
         # There, of several on one line only the first is named.
         assert refused == wrong == {*problems}
+
+
+@given(pipelines(own_rows=True))
+def test_tables_are_refused_exactly_when_no_query_can_begin_to_read_them(drawn: Drawn) -> None:
+    graph = drawn.pipeline.graph
+    wrong = tables_of_own_rows(graph)
+    event(f"wrong: {len(wrong)}")
+    named = by_name(graph)
+    refused = [named[OperatorName(p.subject.partition(" ")[2])] for p in find_graph_problems(graph)]
+    tables = [operator.table for operator in refused if isinstance(operator, JoinTable)]
+    assert len(tables) == len(refused) == len({*tables})
+    assert {*tables} <= wrong
+    assert bool(tables) == bool(wrong)
+    if not wrong:
+        order = order_stages(graph)
+        for number, stage in enumerate(order):
+            buildable = find_buildable(graph, written=order[:number])
+            assert buildable.issuperset(upstreams(named[stage]))
 
 
 @given(pipelines(unknown=True, kinesis=True), st.data())

@@ -136,10 +136,12 @@ def test_a_self_join_needs_no_one_to_agree(pipeline: Pipeline) -> None:
 def test_a_join_sent_back_to_its_own_table_ends_and_agrees(pipeline: Pipeline) -> None:
     (orders,) = topics(pipeline, "orders")
     table = pipeline.table("t", key="id")
-    joined = orders.partition_by("id", name="made").join_table(table)
-    joined.send_to_table(table)
+    made = orders.partition_by("id", name="made")
+    made.send_to_table(table)
+    joined = made.join_table(table)
+    joined.partition_by("id", name="back").send_to_table(table)
     joined.output("kafka", "out")
-    assert partitions(pipeline, {"orders": 6}) == {"made": 6}
+    assert partitions(pipeline, {"orders": 6}) == {"made": 6, "back": 6}
     assert _count(planned(pipeline, {"orders": 6}).plan, "p-made").origin is Origin.LARGEST
 
 

@@ -37,13 +37,25 @@ def test_tables_that_are_filled_through_tables_count_too(pipeline: Pipeline) -> 
 
 
 def test_a_stage_does_not_wait_for_what_comes_back_to_its_own_table(pipeline: Pipeline) -> None:
-    (orders,) = topics(pipeline, "orders")
-    table = pipeline.table("sums", key="id")
+    orders, first = topics(pipeline, "orders", "first")
+    table = pipeline.table("sums", key="id").side_input(first)
     joined = orders.join_table(table)
     joined.output("kafka", "out")
     back = joined.partition_by("id", name="back")
     back.send_to_table(table)
     assert order_stages(pipeline.build()) == ("back", "to-out")
+
+
+def test_of_stages_that_fill_each_others_tables_one_with_another_filler_comes_first() -> None:
+    pipeline = Pipeline("p")
+    orders, people, towns = topics(pipeline, "orders", "people", "towns")
+    t, u = pipeline.table("t", key="id"), pipeline.table("u", key="id").side_input(towns)
+    one = orders.join_table(t).partition_by("id", name="one")
+    two = people.join_table(u).partition_by("id", name="two")
+    one.send_to_table(u)
+    two.send_to_table(t)
+    one.merge(two).output("kafka", "out")
+    assert order_stages(pipeline.build()) == ("two", "one", "to-out")
 
 
 def test_the_order_of_a_thousand_stages_is_soon_found(pipeline: Pipeline) -> None:

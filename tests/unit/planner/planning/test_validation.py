@@ -83,7 +83,13 @@ def test_a_loop_of_tables_without_an_output_is_of_no_use(pipeline: Pipeline) -> 
     table = pipeline.table("t", key="k")
     orders.join_table(table).send_to_table(table, name="send")
     other.output("kafka", "out")
-    assert _found(pipeline) == ["send_to_table send: table t, whose rows reach no output"]
+    assert _found(pipeline) == [
+        (
+            "join_table orders-join-t: table t, which depends on its own rows within one query: "
+            "orders-join-t -> send -> orders-join-t"
+        ),
+        "send_to_table send: table t, whose rows reach no output",
+    ]
 
 
 def test_what_fills_a_table_that_is_read_is_of_use(pipeline: Pipeline) -> None:
@@ -97,13 +103,37 @@ def test_what_fills_a_table_that_is_read_is_of_use(pipeline: Pipeline) -> None:
 # --- Cycles --------------------------------------------------------------------------------------
 
 
-def test_a_join_may_be_sent_back_to_its_own_table(pipeline: Pipeline) -> None:
-    (orders,) = topics(pipeline, "orders")
+@pytest.mark.parametrize("through", [True, False])
+@pytest.mark.parametrize("filled", [True, False])
+def test_a_join_may_be_sent_back_to_its_own_table(
+    pipeline: Pipeline, through: bool, filled: bool
+) -> None:
+    """Through a stream, if another line fills the table too."""
+    orders, prices = topics(pipeline, "orders", "prices")
     table = pipeline.table("t", key="k")
-    joined = orders.join_table(table)
-    joined.send_to_table(table)
-    joined.output("kafka", "out")
-    assert _found(pipeline) == []
+    joined = orders.join_table(table, name="join")
+    (joined.partition_by("k") if through else joined).send_to_table(table, name="send")
+    joined.merge(prices).output("kafka", "out")
+    if filled:
+        prices.send_to_table(table)
+    at_once = "which depends on its own rows within one query: join -> send -> join"
+    why = "which is filled only with rows joined with it" if through else at_once
+    assert _found(pipeline) == ([] if filled and through else [f"join_table join: table t, {why}"])
+
+
+@pytest.mark.parametrize("through", [True, False])
+def test_tables_that_only_fill_each_other_are_refused(pipeline: Pipeline, through: bool) -> None:
+    a, b = topics(pipeline, "a", "b")
+    t, u = (pipeline.table(name, key="k") for name in "tu")
+    for line, joined, filled in ((a, t, u), (b, u, t)):
+        line = line.join_table(joined, name=f"join-{joined.name}")
+        (line.partition_by("k") if through else line).send_to_table(filled)
+        line.output("kafka", f"out-{joined.name}")
+    tables = {problem.partition(":")[0] for problem in _found(pipeline)}
+    # A cycle within one query is reported once.
+    assert tables == (
+        {"join_table join-t", "join_table join-u"} if through else {"join_table join-t"}
+    )
 
 
 def test_records_must_not_go_round_through_a_stream(pipeline: Pipeline) -> None:
