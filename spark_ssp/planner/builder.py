@@ -24,6 +24,7 @@ from typing import Final, NoReturn, cast, get_args
 
 from spark_ssp.planner.graph.errors import InvalidPipelineError, Problem, SourceLocation
 from spark_ssp.planner.graph.operators import (
+    DEFAULT_INTERMEDIATE_SYSTEM,
     DEFAULT_SYSTEMS,
     LONGEST_NAME,
     LONGEST_STREAM,
@@ -56,7 +57,7 @@ from spark_ssp.planner.graph.operators import (
     slug,
     upstreams,
 )
-from spark_ssp.planner.graph.systems import Services, StreamAdmin, observe
+from spark_ssp.planner.graph.systems import Services, StreamAdmin, System, observe
 from spark_ssp.planner.planned_pipeline import PlannedPipeline, follow
 from spark_ssp.planner.planning.plan import Plan
 from spark_ssp.planner.planning.plan_history import newest
@@ -89,6 +90,8 @@ class GraphState:
         """The last number of each derived name. Names are never released."""
         self.look_where()
         self._check_name("pipeline", pipeline)
+        of_kinds = isinstance(systems, Mapping)
+        self.require(of_kinds, "pipeline", "systems", systems, "kinds of systems by name")
         self._systems = {self._system(name): self._kind(name, systems[name]) for name in systems}
 
     def look_where(self) -> None:
@@ -286,6 +289,40 @@ class GraphState:
             self.refuse(subject, f"how={given!r}", known, "choose one of these")
         return cast(JoinHow, given)
 
+    def root(self, given: object) -> str | None:
+        """Return a root as text."""
+        root = os.fspath(given) if isinstance(given, os.PathLike) else given
+        if root is not None and (not isinstance(root, str) or not root.strip()):
+            # Without its text, which may contain a password.
+            self.refuse(
+                "plan",
+                found="a blank root"
+                if isinstance(root, str)
+                else f"a {type(root).__name__} as root",
+                expected="a path or a URI",
+                next_step="pass the folder of the pipeline's checkpoints, or leave root out",
+            )
+        return root
+
+    def arguments_of_plan(self, admin: object, settings: object, recorded: object) -> None:
+        """Reject arguments of another type."""
+        # A system has a method of the same name.
+        is_admin = isinstance(admin, StreamAdmin) and not isinstance(admin, System)
+        self.require(is_admin, "plan", "admin", admin, "Services, or another StreamAdmin")
+        is_valid = isinstance(settings, PlanSettings | None)
+        self.require(is_valid, "plan", "settings", settings, "PlanSettings")
+        self.require(isinstance(recorded, Plan | None), "plan", "recorded", recorded, "a Plan")
+
+    def require(self, valid: bool, subject: str, what: str, given: object, expected: str) -> None:
+        """Reject an argument of another type unless it is valid."""
+        if not valid:
+            self.refuse(
+                subject,
+                found=f"a {type(given).__name__} as {what}",
+                expected=expected,
+                next_step=f"correct {what}",
+            )
+
     def callable_given(self, subject: str, function: object) -> None:
         """Reject an argument that is not callable, such as the result of a call."""
         if not callable(function):
@@ -347,10 +384,12 @@ class Pipeline:
         name: str,
         *,
         systems: Mapping[str, str] = DEFAULT_SYSTEMS,
-        intermediate_system: str = "kafka",
+        intermediate_system: str = DEFAULT_INTERMEDIATE_SYSTEM,
     ) -> None:
         self._draft = GraphState(name, systems)
         self._intermediate_system = intermediate_system
+        if intermediate_system != DEFAULT_INTERMEDIATE_SYSTEM:
+            self._draft.kind_of(intermediate_system)
 
     @property
     def name(self) -> str:
@@ -381,8 +420,10 @@ class Pipeline:
         draft = self._draft
         draft.look_where()
         kind = draft.kind_of(system)
-        for wanted, flag in (("broadcast", broadcast), ("bootstrap", bootstrap)):
-            draft.refuse_flag_on_kinesis(f"input {stream}", wanted, flag, kind)
+        for flag, wanted in (("broadcast", broadcast), ("bootstrap", bootstrap)):
+            is_flag = isinstance(wanted, bool)
+            draft.require(is_flag, f"input {stream}", flag, wanted, "True or False")
+            draft.refuse_flag_on_kinesis(f"input {stream}", flag, wanted, kind)
         source = draft.stream(system, stream, kind)
         chosen = draft.lasting_name("input", name, slug(stream))
         operator = Input(
@@ -415,7 +456,7 @@ class Pipeline:
         admin: StreamAdmin,
         *,
         settings: PlanSettings | None = None,
-        root: str | None = None,
+        root: str | os.PathLike[str] | None = None,
         recorded: Plan | None = None,
     ) -> PlannedPipeline:
         """Build the graph, request every stream's count from `admin`, and plan.
@@ -424,20 +465,23 @@ class Pipeline:
         contradicts the newest one there is rejected (PlanContradictionError). Without a root,
         `recorded` may be the plan of an earlier run; contradictions are not checked.
         """
-        self._draft.look_where()
-        if root is not None and recorded is not None:
-            self._draft.refuse("plan", "root and recorded", "one of them", "leave out recorded")
+        draft = self._draft
+        draft.look_where()
+        draft.arguments_of_plan(admin, settings, recorded)
+        folder = draft.root(root)
+        if folder is not None and recorded is not None:
+            draft.refuse("plan", "root and recorded", "one of them", "leave out recorded")
         graph = self.build()
         if isinstance(admin, Services):
             admin.raise_missing(graph)
-        before = None if root is None else newest(root)
+        before = None if folder is None else newest(folder)
         observed = observe(graph, admin)
-        if root is None:
+        if folder is None:
             plan = make_plan(graph, observed, settings=settings, recorded=recorded)
         else:
             newest_plan = None if before is None else before.plan
             plan = follow(graph, observed, newest_plan, settings=settings)
-        return PlannedPipeline(graph=graph, plan=plan, root=root, recorded=before)
+        return PlannedPipeline(graph=graph, plan=plan, root=folder, recorded=before)
 
     def _of(self, handle: object, wanted: type[Stream | Table], subject: str) -> None:
         if not isinstance(handle, Stream | Table) or not isinstance(handle, wanted):

@@ -55,6 +55,9 @@ class StreamId:
 DEFAULT_SYSTEMS: Final[Mapping[str, str]] = {"kafka": "kafka", "kinesis": "kinesis"}
 """Default systems of a pipeline: one of each kind, named after it."""
 
+DEFAULT_INTERMEDIATE_SYSTEM: Final = "kafka"
+"""Default system of intermediate streams, which need not exist where there are none."""
+
 LONGEST_STREAM: Final[Mapping[SystemKind, int]] = {SystemKind.KAFKA: 249, SystemKind.KINESIS: 128}
 """Maximum length of a stream's name: Kafka's limit of topics, StreamName in Kinesis's API
 reference."""

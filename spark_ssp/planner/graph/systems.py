@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from types import MappingProxyType
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from spark_ssp.common.errors import SspError
 from spark_ssp.planner.graph.errors import (
@@ -61,6 +61,7 @@ class SparkFormat:
         return f"SparkFormat({self.format!r}, options {', '.join(sorted(self.options))})"
 
 
+@runtime_checkable
 class System(Protocol):
     """One service of a pipeline: a Kafka cluster, or Kinesis of one account in one region.
 
@@ -187,6 +188,7 @@ def stream_exists_error(stream: str, found: str) -> StreamExistsError:
     )
 
 
+@runtime_checkable
 class StreamAdmin(Protocol):
     """Returns the partition counts of the streams of all systems of a pipeline."""
 

@@ -27,7 +27,8 @@ from spark_ssp.planner.graph.operators import (
     Transform,
 )
 from spark_ssp.planner.graph.operators import OperatorName as called
-from tests.support.pipelines.examples import both, same, stream_id, topics
+from tests.support.fakes.pipeline_services import MemorySystem
+from tests.support.pipelines.examples import KnownCounts, both, same, stream_id, topics
 
 
 def _names(pipeline: Pipeline) -> list[str]:
@@ -307,6 +308,52 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream], object], str]] = {
         lambda p, s: p.table("t", key="k").side_input(_other()),
         r"side_input of table t .*: found orders of pipeline other",
     ),
+    "text as a flag": (
+        lambda p, s: p.input("kafka", "x", broadcast="no"),  # type: ignore[arg-type]
+        r"input x .*: found a str as broadcast; expected True or False",
+    ),
+    "a number as a flag": (
+        lambda p, s: p.input("kafka", "x", bootstrap=1),  # type: ignore[arg-type]
+        r"input x .*: found a int as bootstrap; expected True or False",
+    ),
+    "a list of systems": (
+        lambda p, s: Pipeline("q", systems=["kafka"]),  # type: ignore[arg-type]
+        r"pipeline .*: found a list as systems",
+    ),
+    "unknown intermediate system": (
+        lambda p, s: Pipeline("q", intermediate_system="kafkaa"),
+        r"system 'kafkaa' .*: found no such system; expected kafka, kinesis",
+    ),
+    "no intermediate system": (
+        lambda p, s: Pipeline("q", intermediate_system=None),  # type: ignore[arg-type]
+        r"system None .*: found no such system",
+    ),
+    "a number as a root": (
+        lambda p, s: p.plan(KnownCounts({}), root=5),  # type: ignore[arg-type]
+        r"plan .*: found a int as root; expected a path or a URI",
+    ),
+    "bytes as a root": (
+        lambda p, s: p.plan(KnownCounts({}), root=b"s3://user:password@b/p"),  # type: ignore[arg-type]
+        r"plan .*: found a bytes as root; expected a path or a URI",
+    ),
+    "an empty root": (lambda p, s: p.plan(KnownCounts({}), root=""), "plan .*: found a blank root"),
+    "a blank root": (lambda p, s: p.plan(KnownCounts({}), root=" "), "plan .*: found a blank root"),
+    "text as a recorded plan": (
+        lambda p, s: p.plan(KnownCounts({}), recorded="x"),  # type: ignore[arg-type]
+        r"plan .*: found a str as recorded; expected a Plan",
+    ),
+    "a dict of settings": (
+        lambda p, s: p.plan(KnownCounts({}), settings={"agreement": "advise"}),  # type: ignore[arg-type]
+        r"plan .*: found a dict as settings; expected PlanSettings",
+    ),
+    "a dict of systems to plan with": (
+        lambda p, s: p.plan({"kafka": MemorySystem()}),  # type: ignore[arg-type]
+        r"plan .*: found a dict as admin; expected Services",
+    ),
+    "a system to plan with": (
+        lambda p, s: p.plan(MemorySystem()),  # type: ignore[arg-type]
+        r"plan .*: found a MemorySystem as admin; expected Services",
+    ),
     "pipeline's name": (lambda p, s: Pipeline("a b"), "pipeline .*: found 'a b'"),
     "system's kind": (
         lambda p, s: Pipeline("q", systems={"bus": "rabbit"}),
@@ -324,6 +371,22 @@ def test_a_wrong_call_is_refused_at_once(case: str) -> None:
         call(pipeline, orders)
     assert len(caught.value.problems) == 1
     assert "test_builder.py:" in str(caught.value)
+
+
+def test_a_root_may_be_a_path(tmp_path: Path) -> None:
+    pipeline = Pipeline("p")
+    pipeline.input("kafka", "orders").output("kafka", "out")
+    planned = pipeline.plan(KnownCounts({"orders": 4}), root=tmp_path)
+    assert planned.root == str(tmp_path)
+    planned.record()
+    assert pipeline.plan(KnownCounts({"orders": 4}), root=str(tmp_path)).recorded is not None
+
+
+def test_a_pipeline_without_partition_by_needs_no_intermediate_system() -> None:
+    pipeline = Pipeline("p", systems={"aws": "kinesis"})
+    pipeline.input("aws", "orders")
+    with pytest.raises(InvalidPipelineError, match=r"system 'kafka' .*: found no such system"):
+        pipeline.input("aws", "others").partition_by("id")
 
 
 def test_systems_can_be_named() -> None:
