@@ -23,6 +23,7 @@ from spark_ssp.planner.planning.partition_counts import (
     Origin,
     PartitionGroup,
     describe_link,
+    in_tasks,
 )
 from spark_ssp.planner.planning.plan import Plan, Role, StreamPlan
 from spark_ssp.planner.planning.validation import find_kinesis_notes
@@ -156,8 +157,7 @@ def agreements(graph: Graph, plan: Plan) -> tuple[AgreementText, ...]:
 
 
 def _partitions(stream: StreamPlan) -> str:
-    differs = stream.tasks is not None and stream.tasks != stream.partitions
-    return _number(stream.partitions) + (f" in {stream.tasks} tasks" if differs else "")
+    return "?" if stream.partitions is None else in_tasks(stream.partitions, stream.tasks)
 
 
 def _number(count: int | None) -> str:

@@ -268,7 +268,7 @@ def find_count_problems(
     even if they get more partitions. Disagreements are conflicts only if agreement is
     `required`."""
     disagreements = agreement.disagreements if required else ()
-    context = _Context(graph, agreement, recorded) if disagreements else None
+    context = _Context(graph, agreement, observed, recorded) if disagreements else None
     return (
         *(_disagreement(context, path) for path in disagreements if context is not None),
         *_wishes_against_facts(graph, agreement, observed),
@@ -280,8 +280,15 @@ def find_count_problems(
 class _Context:
     """The graph and counts that descriptions of paths refer to."""
 
-    def __init__(self, graph: Graph, agreement: Agreement, recorded: Collection[StreamId]) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        agreement: Agreement,
+        observed: Mapping[StreamId, int | None],
+        recorded: Collection[StreamId],
+    ) -> None:
         self.graph = graph
+        self.observed = observed
         self.recorded = recorded
         self.counts = agreement.counts
         self.sets = agreement.sets
@@ -296,8 +303,8 @@ def _disagreement(context: _Context, path: Path) -> Problem:
     nearest = context.meet[path.links()[-1]][0]
     return Problem(
         subject=f"{first} and {last}",
-        found=f"{context.counts[first].partitions} and {context.counts[last].partitions} "
-        f"partitions, linked by {_describe_path(context, path)}",
+        found=f"{_count_of(context, first)} and {_count_of(context, last)} partitions, linked by "
+        f"{_describe_path(context, path)}",
         expected="equal counts: one task must read the records of a key",
         next_step=_remedy(context, first, last),
         place=nearest.place,
@@ -320,9 +327,21 @@ def _describe_path(context: _Context, path: Path) -> str:
 
 
 def _with_count(context: _Context, stream: StreamId) -> str:
-    count = context.counts.get(stream)
-    known = count.partitions if count is not None else None
-    return f"{stream} ({'undefined' if known is None else known})"
+    return f"{stream} ({_count_of(context, stream)})"
+
+
+def _count_of(context: _Context, stream: StreamId) -> str:
+    """Return a stream's partitions, with the tasks that its count is compared by."""
+    count, now = context.counts.get(stream), context.observed.get(stream)
+    tasks = count.partitions if count is not None else None
+    if now is None:
+        return "undefined" if tasks is None else str(tasks)
+    return in_tasks(now, tasks)
+
+
+def in_tasks(partitions: int, tasks: int | None) -> str:
+    """Return a stream's partitions as text, with its tasks if they differ."""
+    return f"{partitions}{'' if tasks in {None, partitions} else f' in {tasks} tasks'}"
 
 
 def _operators_to(context: _Context, stream: StreamId, link: Link) -> list[str]:

@@ -235,7 +235,23 @@ def find_doubts(recorded: Plan | None, planned: Plan) -> tuple[Note, ...]:
     its root, None for a new root."""
     before = {} if recorded is None else {stream.stream: stream for stream in recorded.streams}
     late = () if recorded is None else _late_tables(recorded, planned)
-    return (*_found_streams(before.keys(), planned), *late)
+    return (*_found_streams(before, planned), *_lost_streams(before, planned), *late)
+
+
+def _lost_streams(before: Collection[StreamId], planned: Plan) -> Iterator[Note]:
+    """Yield intermediate streams that a plan under the root has, and that no longer exist."""
+    for stream in planned.streams:
+        if (
+            stream.role is Role.INTERMEDIATE
+            and stream.count.origin is not Origin.FOUND
+            and stream.stream in before
+        ):
+            yield Note(
+                subject=f"stream {stream.stream}",
+                text="it was planned before and does not exist: it is created again. The "
+                "checkpoints of the stages that read it have positions in the old one, whose "
+                f"unread records are lost. If it was deleted, {_START}",
+            )
 
 
 def _found_streams(before: Collection[StreamId], planned: Plan) -> Iterator[Note]:
@@ -325,12 +341,14 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
     was, is_now = before.partitions, after.partitions
     if was is None or was == is_now:
         return
-    if is_now is None:
+    if is_now is None or after.count.origin is not Origin.FOUND:
         yield Problem(
             subject=f"stream {before.stream}",
             found="no such stream",
             expected=f"{was} partitions",
-            next_step=f"correct its name or its system, {_AFRESH}",
+            next_step=f"correct its name or its system, {_AFRESH}"
+            if before.role is Role.INPUT
+            else _START,
         )
     elif is_now % was:
         yield Problem(

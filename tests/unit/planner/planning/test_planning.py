@@ -5,14 +5,17 @@ from __future__ import annotations
 import pytest
 
 from spark_ssp.planner import PartitionCountConflictError, Pipeline, Plan
-from spark_ssp.planner.planning.planning import find_contradictions
+from spark_ssp.planner.planning.planning import find_contradictions, find_doubts
 from tests.support.pipelines.examples import both, planned, stream_id, topics
 
 
-def _tied() -> Pipeline:
+def _tied(*more: str) -> Pipeline:
+    """Input `a` is joined with an intermediate stream, and then with `more` inputs."""
     pipeline = Pipeline("p")
     a, b = topics(pipeline, "a", "b")
     a.join(b.partition_by("k", name="made"), both).output("kafka", "out")
+    for name in more:
+        a.join(pipeline.input("kafka", name), both).output("kafka", f"out-{name}")
     return pipeline
 
 
@@ -27,6 +30,36 @@ def test_a_stream_that_multiplied_still_agrees_with_those_that_did_not() -> None
     assert (now.partitions, now.tasks) == (24, 4)
     with pytest.raises(PartitionCountConflictError, match="8 and 4 partitions"):
         planned(_tied(), counts)
+
+
+def test_a_stream_that_multiplied_is_shown_with_its_tasks_where_it_disagrees() -> None:
+    first = planned(_tied(), {"a": 4, "b": 2}).plan
+    with pytest.raises(PartitionCountConflictError) as caught:
+        planned(_tied("c"), {"a": 8, "b": 2, "p-made": 4, "c": 8}, recorded=first)
+    (problem,) = caught.value.problems
+    assert problem.subject == "kafka/a and kafka/c"
+    assert problem.found.startswith("8 in 4 tasks and 8 partitions, linked by kafka/a (8 in 4 ")
+    assert problem.found.endswith(" -- kafka/c (8)")
+
+
+@pytest.mark.parametrize("now", [None, 8, 16])
+@pytest.mark.parametrize("expanded", [True, False])
+def test_an_intermediate_stream_that_is_gone_has_no_count(expanded: bool, now: int | None) -> None:
+    """Its count is inferred again, from tasks if its partitions had multiplied."""
+    gone = {"a": 8, "b": 2}
+    recorded = planned(_tied(), gone).plan
+    if expanded:
+        recorded = planned(_tied(), {"a": 16, "b": 2, "p-made": 16}, recorded=recorded).plan
+    counts = gone if now is None else {**gone, "p-made": now}
+    if expanded:
+        counts["a"] = 16
+    plan = planned(_tied(), counts, recorded=recorded).plan
+    found = [(p.subject, p.found) for p in find_contradictions(recorded, plan)]
+    doubts = [note.subject for note in find_doubts(recorded, plan)]
+    lost = now is None
+    wrong = "no such stream" if lost else "8 partitions"
+    assert found == ([("stream kafka/p-made", wrong)] if expanded and now != 16 else [])
+    assert doubts == (["stream kafka/p-made"] if lost else [])
 
 
 def test_a_new_stream_takes_the_tasks_of_one_that_multiplied(pipeline: Pipeline) -> None:
