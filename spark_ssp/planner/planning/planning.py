@@ -18,7 +18,8 @@ New streams, stages and tables start without state and contradict nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -27,6 +28,7 @@ from spark_ssp.planner.graph.errors import Note, PartitionCountConflictError, Pr
 from spark_ssp.planner.graph.operators import (
     Graph,
     Input,
+    OperatorName,
     Output,
     PartitionBy,
     StreamId,
@@ -374,19 +376,46 @@ def _part(stream: StreamPlan) -> str:
 def _of_stages(recorded: Plan, planned: Plan) -> Iterator[Problem]:
     now = {stage.name: stage for stage in planned.stages}
     known = {stage.name for stage in recorded.stages}
+    missing = [stage for stage in recorded.stages if stage.name not in now]
     fresh = [stage for stage in planned.stages if stage.name not in known]
+    renamed = _renamed(missing, fresh)
     for before in recorded.stages:
         after = now.get(before.name)
         if after is None:
-            yield _missing(before, fresh)
+            yield _missing(before, renamed.get(before.name))
         else:
             yield from _of_stage(before, after)
 
 
-def _missing(before: StagePlan, fresh: list[StagePlan]) -> Problem:
-    alike = [s.name for s in fresh if (s.reads, s.key) == (before.reads, before.key)]
-    found = f"stage {alike[0]}, which does the same" if alike else "no such stage"
-    remedy = f"name it {before.name} again with name=" if alike else "restore it"
+def _renamed(
+    missing: Sequence[StagePlan], fresh: Sequence[StagePlan]
+) -> dict[OperatorName, OperatorName]:
+    """Return the new name of each missing stage, where only one fresh stage does the same, and does
+    what no other missing stage did."""
+    alike = {before.name: _alike(before, fresh) for before in missing}
+    times = Counter(name for names in alike.values() for name in names)
+    return {
+        name: names[0] for name, names in alike.items() if len(names) == 1 and times[names[0]] == 1
+    }
+
+
+def _alike(before: StagePlan, fresh: Sequence[StagePlan]) -> list[OperatorName]:
+    """Return the stages that may be another stage under another name: those that write the same
+    stream, if there are any. An intermediate stream is renamed with its stage, an output is not."""
+    same = [
+        after
+        for after in fresh
+        if (before.reads, before.key, before.tables) == (after.reads, after.key, after.tables)
+        and before.sources in {None, after.sources}
+        and before.shape in {None, after.shape}
+    ]
+    found = [after for after in same if after.writes == before.writes]
+    return [after.name for after in (found if found or not before.key else same)]
+
+
+def _missing(before: StagePlan, renamed: OperatorName | None) -> Problem:
+    found = "no such stage" if renamed is None else f"stage {renamed}, which does the same"
+    remedy = "restore it" if renamed is None else f"name it {before.name} again with name="
     return Problem(
         subject=f"stage {before.name}",
         found=found,

@@ -235,6 +235,46 @@ def test_what_checkpoints_cannot_follow_is_listed(case: str) -> None:
     assert _contradictions(now) == expected
 
 
+def _branches(names: tuple[str, str], *, outputs: bool, streams: bool = False) -> Plan:
+    """Two stages that read the same, and write two outputs or two intermediate streams."""
+    pipeline = Pipeline("p")
+    (orders,) = topics(pipeline, "orders")
+    for name, target in zip(names, ("small", "large"), strict=True):
+        line = orders.filter(f"{target} > 0")
+        if outputs:
+            line.output("kafka", target, name=name)
+        else:
+            made = line.partition_by("k", name=name, stream=target if streams else None)
+            made.output("kafka", f"out-{target}")
+    return planned(pipeline, {"orders": 4}).plan
+
+
+@pytest.mark.parametrize(
+    ("names", "outputs", "streams", "found"),
+    [
+        (("a", "d"), True, False, {"b": "d"}),
+        (("c", "d"), True, False, {"a": "c", "b": "d"}),
+        (("d", "c"), True, False, {"a": "d", "b": "c"}),
+        (("a", "d"), False, False, {"b": "d"}),
+        # Nothing tells which of the two is which.
+        (("c", "d"), False, False, {"a": None, "b": None}),
+        (("d", "c"), False, True, {"a": "d", "b": "c"}),
+    ],
+)
+def test_a_renamed_stage_is_named_if_it_can_be_no_other(
+    names: tuple[str, str], outputs: bool, streams: bool, found: dict[str, str | None]
+) -> None:
+    recorded = _branches(("a", "b"), outputs=outputs, streams=streams)
+    problems = find_contradictions(recorded, _branches(names, outputs=outputs, streams=streams))
+    told = {p.subject: p for p in problems if p.subject in {"stage a", "stage b"}}
+    assert {subject: problem.found for subject, problem in told.items()} == {
+        f"stage {name}": "no such stage" if now is None else f"stage {now}, which does the same"
+        for name, now in found.items()
+    }
+    for name, now in found.items():
+        assert (f"name it {name} again" in told[f"stage {name}"].next_step) == (now is not None)
+
+
 @pytest.mark.parametrize(
     ("name", "count", "found"),
     [
