@@ -11,7 +11,7 @@ tasks of their partitions. So these contradict a recorded plan:
 * a stage whose query reads the same streams in another order, as when a join with a table moves
   from one side of a join to the other: positions of one stream would be applied to another; or one
   that combines them otherwise, as when a join becomes a merge: states would be another operator's;
-* a stream with another role in the pipeline.
+* a stream with another role in the pipeline, or of another kind of service.
 
 New streams, stages and tables start without state and contradict nothing.
 """
@@ -338,7 +338,8 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
             expected=_part(before),
             next_step=f"use it as before, {_AFRESH}",
         )
-    if before.kind is SystemKind.KINESIS or before.role is Role.OUTPUT or before.broadcast:
+    kinesis = SystemKind.KINESIS in {before.kind, after.kind}
+    if kinesis or before.role is Role.OUTPUT or before.broadcast:
         return
     was, is_now = before.partitions, after.partitions
     if was is None or was == is_now:
@@ -367,7 +368,8 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
 
 def _part(stream: StreamPlan) -> str:
     flags = (("broadcast", stream.broadcast), ("bootstrap", stream.bootstrap))
-    return " ".join([*(word for word, set_ in flags if set_), stream.role.value])
+    flagged = [word for word, is_set in flags if is_set]
+    return " ".join([*flagged, stream.role.value, "of", stream.kind.value])
 
 
 # --- Stages --------------------------------------------------------------------------------------

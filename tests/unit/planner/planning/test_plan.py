@@ -224,7 +224,7 @@ CONTRADICTIONS: dict[str, tuple[Pipeline, list[str]]] = {
     ),
     "another kind of input": (
         _simple(broadcast=True),
-        ["stream kafka/prices: broadcast input, was input"],
+        ["stream kafka/prices: broadcast input of kafka, was input of kafka"],
     ),
 }
 
@@ -310,6 +310,22 @@ def test_a_count_may_multiply_and_change_in_no_other_way(
     else:
         (one,) = listed
         assert one.startswith(found)
+
+
+@pytest.mark.parametrize("kinds", [("kinesis", "kafka"), ("kafka", "kinesis")])
+@pytest.mark.parametrize("role", ["input", "output"])
+def test_a_stream_of_another_kind_of_service_contradicts(kinds: tuple[str, str], role: str) -> None:
+    def plan(kind: str, count: int) -> Plan:
+        pipeline = Pipeline("p", systems={"s": kind, "kafka": "kafka"})
+        ends = ("s", "kafka") if role == "input" else ("kafka", "s")
+        pipeline.input(ends[0], "a").output(ends[1], "out")
+        return planned(pipeline, {"s/a": count, "a": 2}).plan
+
+    recorded, now = (plan(kind, count) for kind, count in zip(kinds, (4, 3), strict=True))
+    stream = "s/a" if role == "input" else "s/out"
+    assert [(p.subject, p.found, p.expected) for p in find_contradictions(recorded, now)] == [
+        (f"stream {stream}", f"{role} of {kinds[1]}", f"{role} of {kinds[0]}")
+    ]
 
 
 def test_a_stream_that_is_gone_is_a_contradiction(pipeline: Pipeline) -> None:
