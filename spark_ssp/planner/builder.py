@@ -28,6 +28,7 @@ from spark_ssp.planner.graph.operators import (
     DEFAULT_SYSTEMS,
     LONGEST_NAME,
     LONGEST_STREAM,
+    MOST_PARTITIONS,
     Filter,
     FrameFunction,
     Graph,
@@ -53,6 +54,7 @@ from spark_ssp.planner.graph.operators import (
     derived_stream,
     described,
     is_name,
+    is_partition_count,
     is_stream_name,
     slug,
     upstreams,
@@ -269,9 +271,10 @@ class GraphState:
         return columns
 
     def count(self, subject: str, what: str, given: int | None) -> int | None:
-        """Return a partition count: None, or 1 and more."""
-        if given is not None and (type(given) is not int or given < 1):
-            self.refuse(subject, f"{what}={given!r}", "1 or more", "pass a count, or leave it out")
+        """Return a partition count, or None."""
+        if given is not None and not is_partition_count(given):
+            expected = f"1 to {MOST_PARTITIONS}"
+            self.refuse(subject, f"{what}={given!r}", expected, "pass a count, or leave it out")
         return given
 
     def state_kind(self, subject: str, given: str) -> StateKind:

@@ -65,6 +65,9 @@ reference."""
 LONGEST_NAME: Final = 100
 """Maximum length of the name of a pipeline, operator or table, which may become a folder's name."""
 
+MOST_PARTITIONS: Final = 2**31 - 1
+"""Maximum number of partitions of a stream: a 32-bit number in the protocols of both services."""
+
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _STREAM: Final = re.compile(r"[A-Za-z0-9._-]+")
 
@@ -72,6 +75,11 @@ _STREAM: Final = re.compile(r"[A-Za-z0-9._-]+")
 def is_name(text: str) -> bool:
     """Return whether `text` is a valid name of a pipeline, system, operator or table."""
     return len(text) <= LONGEST_NAME and _NAME.fullmatch(text) is not None
+
+
+def is_partition_count(given: object) -> bool:
+    """Return whether a stream can be created with this number of partitions."""
+    return type(given) is int and 1 <= given <= MOST_PARTITIONS
 
 
 def is_stream_name(text: str, kind: SystemKind) -> bool:

@@ -22,6 +22,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
+from spark_ssp.common.logs import abbreviate
 from spark_ssp.planner.graph.errors import Problem
 from spark_ssp.planner.graph.operators import (
     Graph,
@@ -311,6 +312,10 @@ def _disagreement(context: _Context, path: Path) -> Problem:
     )
 
 
+_END_OF_PATH: Final = 6
+"""The number of parts that are shown at either end of a longer path."""
+
+
 def _describe_path(context: _Context, path: Path) -> str:
     """Return the streams of a path and the operators at which their lines meet."""
     parts = [_with_count(context, path.ends[0])]
@@ -323,6 +328,9 @@ def _describe_path(context: _Context, path: Path) -> str:
         else:
             parts += [*there, str(link), *back[::-1]]
         parts.append(_with_count(context, after))
+    if len(parts) > 2 * _END_OF_PATH + 1:
+        left_out = f"{len(parts) - 2 * _END_OF_PATH} more"
+        parts = [*parts[:_END_OF_PATH], left_out, *parts[-_END_OF_PATH:]]
     return " -- ".join(parts)
 
 
@@ -424,7 +432,7 @@ def _alike(context: _Context, stream: StreamId) -> list[StreamId]:
 
 
 def _all_of(streams: Sequence[StreamId]) -> str:
-    return f"{', '.join(map(str, streams[:-1]))} and {streams[-1]}"
+    return f"{abbreviate([str(stream) for stream in streams[:-1]])} and {streams[-1]}"
 
 
 def _made_by(context: _Context, stream: StreamId) -> str | None:
@@ -464,7 +472,7 @@ def _unverified(graph: Graph, agreement: Agreement) -> Iterator[Problem]:
     for operator in graph.operators:
         if isinstance(operator, Input) and operator.stream in agreement.unverified:
             group = next(g for g in agreement.sets if operator.stream in g.streams)
-            others = ", ".join(str(s) for s in group.streams if s != operator.stream)
+            others = abbreviate([str(s) for s in group.streams if s != operator.stream])
             yield problem_of(
                 operator,
                 f"no count of partitions for {operator.stream}",

@@ -26,6 +26,7 @@ from enum import StrEnum
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.planner.graph.errors import Note, PartitionCountConflictError, Problem
 from spark_ssp.planner.graph.operators import (
+    MOST_PARTITIONS,
     Graph,
     Input,
     OperatorName,
@@ -34,6 +35,7 @@ from spark_ssp.planner.graph.operators import (
     StreamId,
     SystemKind,
     derived_stream,
+    is_partition_count,
     reached,
 )
 from spark_ssp.planner.planning.co_partitioning import CoPartitionGraph, side_inputs
@@ -78,11 +80,11 @@ class PlanSettings:
             )
             raise InvalidOptionsError("a pipeline", [problem])
         count = self.default_intermediate_partitions
-        if count is not None and (type(count) is not int or count < 1):
+        if count is not None and not is_partition_count(count):
             problem = OptionProblem(
                 option="default_intermediate_partitions",
                 found=repr(count),
-                expected="a whole number, 1 or more",
+                expected=f"a whole number, 1 to {MOST_PARTITIONS}",
                 next_step="pass a count, or leave it out for the largest of the pipeline's inputs "
                 "and outputs",
             )

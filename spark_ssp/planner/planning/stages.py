@@ -8,7 +8,7 @@ these streams, except those of a table that is filled by rows joined with it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,7 +65,7 @@ def stages_of(graph: Graph) -> tuple[StagePlan, ...]:
 def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
     """Return every table, sorted by name."""
     named = by_name(graph)
-    fillers = _all_fillers(graph)
+    fillers = fillers_of(graph)
     found = []
     for table in sorted(graph.tables, key=lambda spec: spec.name):
         lines = [operators_before(named, filler.upstream) for filler in fillers[table.name]]
@@ -80,14 +80,10 @@ def tables_of(graph: Graph) -> tuple[TablePlan, ...]:
     return tuple(found)
 
 
-def fillers_of(graph: Graph, table: TableName) -> tuple[SendToTable | SideInput, ...]:
-    """Return the fillers of a table, in the order in which a query reads them: by the streams of
+def fillers_of(graph: Graph) -> dict[TableName, tuple[SendToTable | SideInput, ...]]:
+    """Return the fillers of each table, in the order in which a query reads them: by the streams of
     each line, then by the tables that it joins with, then by creation. Not by names, which are only
     displayed and may change: the query's checkpoint numbers its sources."""
-    return _all_fillers(graph)[table]
-
-
-def _all_fillers(graph: Graph) -> dict[TableName, tuple[SendToTable | SideInput, ...]]:
     named = by_name(graph)
     found: dict[TableName, list[SendToTable | SideInput]] = {t.name: [] for t in graph.tables}
     for operator in graph.operators:
@@ -118,18 +114,8 @@ def sources_of(graph: Graph) -> dict[OperatorName, QuerySources | None]:
     rows, and the lines that fill a table come before the line joined with it (`running.dataframes`
     builds queries so). None for more than `MOST_SOURCES`."""
     named = by_name(graph)
-    fillers = {
-        table: [filler.upstream for filler in fillers]
-        for table, fillers in _all_fillers(graph).items()
-    }
+    before = _before_in_query(graph)
     known: dict[OperatorName, _Line | None] = {}
-
-    def before(name: OperatorName) -> tuple[OperatorName, ...]:
-        operator = named[name]
-        if isinstance(operator, PartitionBy):
-            return ()
-        filled_by = fillers[operator.table] if isinstance(operator, JoinTable) else []
-        return (*filled_by, *upstreams(operator))
 
     def ahead(name: OperatorName) -> tuple[OperatorName, ...]:
         return () if name in known else before(name)
@@ -224,6 +210,25 @@ def _united(combined: _Combined) -> list[_Line]:
     return found
 
 
+def _before_in_query(graph: Graph) -> Callable[[OperatorName], tuple[OperatorName, ...]]:
+    """Return a function from an operator to those whose rows it takes within one query: of a join
+    with a table, first the lines that fill the table."""
+    named = by_name(graph)
+    fillers = {
+        table: [filler.upstream for filler in fillers]
+        for table, fillers in fillers_of(graph).items()
+    }
+
+    def before(name: OperatorName) -> tuple[OperatorName, ...]:
+        operator = named[name]
+        if isinstance(operator, PartitionBy):
+            return ()
+        filled_by = fillers[operator.table] if isinstance(operator, JoinTable) else []
+        return (*filled_by, *upstreams(operator))
+
+    return before
+
+
 def operators_before(named: Mapping[OperatorName, Operator], start: OperatorName) -> list[Operator]:
     """Return `start` and its upstream operators within the stage, each once, in the order in which
     rows pass them; left first."""
@@ -284,25 +289,28 @@ def bootstrap_stages(graph: Graph) -> tuple[OperatorName, ...]:
     write it have ended.
     """
     stages = stages_of(graph)
-    writers = {stage.writes: stage.name for stage in stages}
     lines, tables = _writers_of_lines(stages), _writers_of_tables(graph, stages)
-    begun_by_bootstrap = _from_bootstrap(graph, lines)
-    found: set[OperatorName] = set()
-    for operator in graph.operators:
-        if isinstance(operator, SideInput | SendToTable):
-            near = {writers[s] for s in _read_by(graph, operator.upstream) if s in writers}
-            if isinstance(operator, SendToTable):
-                near &= begun_by_bootstrap
-            found |= reached(sorted(near), lambda name: sorted(lines[name] | tables[name]))
+    named, before = by_name(graph), _before_in_query(graph)
+
+    def writing(*fillers: type[Operator]) -> set[OperatorName]:
+        """Return the stages whose streams fill a table by one of these operators."""
+        ends = [o for o in graph.operators if isinstance(o, fillers)]
+        read = reached([up for end in ends for up in upstreams(end)], before)
+        return {name for name in read if isinstance(named[name], PartitionBy)}
+
+    first = writing(SideInput) | (writing(SendToTable) & _from_bootstrap(stages, graph, lines))
+    found = reached(sorted(first), lambda name: sorted(lines[name] | tables[name]))
     return tuple(name for name in order_stages(graph) if name in found)
 
 
 def _from_bootstrap(
-    graph: Graph, lines: Mapping[OperatorName, frozenset[OperatorName]]
+    stages: Sequence[StagePlan],
+    graph: Graph,
+    lines: Mapping[OperatorName, frozenset[OperatorName]],
 ) -> set[OperatorName]:
     """Return the stages that the records of a bootstrap input reach, directly or through others."""
     streams = {o.stream for o in graph.operators if isinstance(o, Input) and o.bootstrap}
-    starts = [stage.name for stage in stages_of(graph) if streams & {*stage.reads}]
+    starts = [stage.name for stage in stages if streams & {*stage.reads}]
     return reached(starts, lambda name: [n for n, before in lines.items() if name in before])
 
 
@@ -326,23 +334,3 @@ def _writers_of_tables(
         return {stream for name in joined for stream in tables[name].filled_by}
 
     return {s.name: frozenset(writers[r] for r in filled_by(s) if r in writers) for s in stages}
-
-
-def _read_by(graph: Graph, start: OperatorName) -> set[StreamId]:
-    """Return the streams that an operator's rows, and those of joined tables, come from within one
-    stage."""
-    named = by_name(graph)
-    fillers: dict[TableName, list[OperatorName]] = {}
-    for operator in graph.operators:
-        if isinstance(operator, SideInput | SendToTable):
-            fillers.setdefault(operator.table, []).append(operator.upstream)
-
-    def back(name: OperatorName) -> list[OperatorName]:
-        operator = named[name]
-        if isinstance(operator, PartitionBy):
-            return []
-        joined = fillers.get(operator.table, []) if isinstance(operator, JoinTable) else []
-        return [*upstreams(operator), *joined]
-
-    found = (named[name] for name in reached([start], back))
-    return {o.stream for o in found if isinstance(o, Input | PartitionBy)}

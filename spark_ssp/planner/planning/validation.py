@@ -32,6 +32,7 @@ from collections import Counter
 from collections.abc import Container, Iterator
 from typing import Final
 
+from spark_ssp.common.logs import abbreviate
 from spark_ssp.planner.graph.errors import InvalidPipelineError, Note, Problem
 from spark_ssp.planner.graph.operators import (
     Filter,
@@ -429,7 +430,7 @@ def _needs(operator: Operator, parts: frozenset[TableName]) -> str:
 
 
 def _listed(streams: list[StreamId]) -> str:
-    return ", ".join(str(stream) for stream in streams)
+    return abbreviate([str(stream) for stream in streams])
 
 
 # --- State by task --------------------------------------------------------------------------------

@@ -108,6 +108,7 @@ class _Frames:
     def __post_init__(self) -> None:
         self._named = by_name(self.graph)
         self._tables = {table.name: table for table in self.graph.tables}
+        self._fillers = fillers_of(self.graph)
 
     def stage(self, name: OperatorName) -> StageQuery:
         """Build the query of a stage."""
@@ -216,7 +217,7 @@ class _Frames:
 
     def _changes(self, table: TableSpec, refusal: Refusal) -> DataFrame:
         """Build the rows that fill a table, in the order of `fillers_of`."""
-        fillers = fillers_of(self.graph, table.name)
+        fillers = self._fillers[table.name]
         if not fillers:
             refusal.refuse(
                 f"table {table.name}, which no line of the pipeline fills",

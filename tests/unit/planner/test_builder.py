@@ -265,7 +265,11 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream], object], str]] = {
     ),
     "no partitions": (
         lambda p, s: s.partition_by("id", partitions=0),
-        r"partition_by orders-by-id .*: found partitions=0; expected 1 or more",
+        r"partition_by orders-by-id .*: found partitions=0; expected 1 to 2147483647",
+    ),
+    "more partitions than Kafka's protocol has numbers for": (
+        lambda p, s: s.partition_by("id", partitions=2**31),
+        r"partition_by orders-by-id .*: found partitions=2147483648; expected 1 to 2147483647",
     ),
     "truth as a count": (lambda p, s: s.partition_by("id", partitions=True), "partitions=True"),
     "called function": (

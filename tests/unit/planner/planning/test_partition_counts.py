@@ -299,7 +299,7 @@ def test_nothing_to_infer_from_is_reported(pipeline: Pipeline) -> None:
     assert partitions(pipeline, {}, default=3) == {"made": 3}
 
 
-@pytest.mark.parametrize("count", [0, -1, True, 1.5])
+@pytest.mark.parametrize("count", [0, -1, True, 1.5, 2**31])
 def test_a_configured_count_is_checked(count: float) -> None:
     with pytest.raises(InvalidOptionsError, match="default_intermediate_partitions: found"):
         PlanSettings(default_intermediate_partitions=count)  # type: ignore[arg-type]

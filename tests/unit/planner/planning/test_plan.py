@@ -588,7 +588,7 @@ def test_names_of_what_fills_a_table_do_not_order_it() -> None:
     """They are only shown, so a query must not number its sources by them."""
     for names in (("f1", "f2"), ("f2", "f1")):
         graph = _filled(names).build()
-        assert [str(filler.name) for filler in fillers_of(graph, TableName("t"))] == [*names]
+        assert [str(filler.name) for filler in fillers_of(graph)[TableName("t")]] == [*names]
     before = planned(_filled(("f1", "f2")), FILLED).plan
     assert find_contradictions(before, planned(_filled(("f2", "f1")), FILLED).plan) == ()
 
