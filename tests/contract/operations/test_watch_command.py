@@ -57,7 +57,7 @@ def test_the_page_of_a_checkpoint_as_a_file(tmp_path: Path) -> None:
     checkpoint, file = tmp_path / "checkpoint", tmp_path / "page.html"
     for batch in range(5):
         _write(checkpoint, batch, 2 if batch < 3 else 4, ended=(0,) if batch == 3 else ())
-    found = run("watch", str(checkpoint), "--once", str(file))
+    found = run("watch", str(checkpoint), "--once", str(file), now_ms=1_795_464_025_000)
     assert (found.code, found.out) == (0, "")
     newest = run("watch", str(checkpoint), "--json").document()
     assert (newest["batchId"], newest["timeMs"]) == (4, 1_795_464_020_000)
