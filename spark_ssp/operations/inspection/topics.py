@@ -20,6 +20,7 @@ from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, KafkaOptions
 from spark_ssp.kafka_source.planning.plan_batch import create_grouping
 from spark_ssp.kafka_source.planning.topic_metadata import not_found_error
+from spark_ssp.operations.health import age_ms
 
 _SELECTIONS: Final = ("subscribe", "subscribePattern", "assign")
 
@@ -100,8 +101,6 @@ def latest_offsets(
 
 _FIRST_MARK_MS: Final = 4_000
 _LAST_MARK_MS: Final = 1_000 * 24 * 3_600_000
-_CLOCK_SKEW_MS: Final = 60_000
-"""How far the clock of a healthy producer may be ahead."""
 
 Place = tuple[SystemStreamPartition, int]
 """An offset in a partition."""
@@ -137,6 +136,7 @@ def record_ages(
             first = answers.get(place[0])
             if first is not None and first.offset <= place[1]:
                 pending.remove(place)
-                if first.time_ms <= now_ms + _CLOCK_SKEW_MS:
-                    found[place] = max(0, now_ms - first.time_ms)
+                known = age_ms(first.time_ms, now_ms)
+                if known is not None:
+                    found[place] = known
     return found
