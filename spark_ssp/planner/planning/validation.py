@@ -1,11 +1,12 @@
 """Validates a whole graph and reports all of its problems. Computes no count.
 
-* References to missing operators, tables and systems, and duplicate names: the fluent API prevents
-  these, but a graph can be built without it.
-* Cycles of rows, within the pipeline or through a stream that it writes and reads. Only cycles
-  through a table and an intermediate stream are allowed: rows joined with a table may be sent back
-  to it by another stage, if another line fills it too.
-* Parts that no input reaches, and parts that lead to no output.
+The handles of the API name only earlier operators, so every operator follows those that it takes
+rows from, and an input leads to it; names are unique, and flags fit their systems.
+
+* Cycles through a table, or through a stream that the pipeline writes and reads. The only permitted
+  ones are through a table and an intermediate stream: rows joined with a table may be sent back to
+  it by another stage, if another line fills it too.
+* Parts that lead to no output.
 * Operators on the line of a Kinesis stream before a repartition. Shards split and merge while a
   query runs, and any slot with capacity may read a shard. So the records of a key do not stay in
   one task, and there is no stable count for other streams to match (the Kinesis consumer's design,
@@ -28,7 +29,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Container, Iterator
 from typing import Final
 
@@ -81,11 +81,7 @@ def raise_invalid(graph: Graph) -> None:
 
 def find_graph_problems(graph: Graph) -> tuple[Problem, ...]:
     """Return all problems, in graph order within each kind."""
-    broken = tuple(_broken_references(graph))
-    if broken:  # the walks below need every name to be defined
-        return broken
     return (
-        *_cycles(graph),
         *_tables_without_other_rows(graph),
         *_streams_read_back(graph),
         *_parts_without_effect(graph),
@@ -101,63 +97,13 @@ def _limits(graph: Graph) -> Iterator[Problem]:
 
 
 def operators_in_order(graph: Graph) -> tuple[Operator, ...]:
-    """Return the operators in topological order, ties in graph order. The graph must have no
-    cycles of rows: `find_graph_problems` reports none."""
+    """Return the operators in topological order, ties in graph order."""
     named, readers = by_name(graph), consumers(graph)
     order, _ = topological_order(list(named), lambda name: [o.name for o in readers[name]])
     return tuple(named[name] for name in order)
 
 
-# --- References ----------------------------------------------------------------------------------
-
-
-def _broken_references(graph: Graph) -> Iterator[Problem]:
-    names = Counter(operator.name for operator in graph.operators)
-    tables = Counter(table.name for table in graph.tables)
-    for name in (n for n, times in [*names.items(), *tables.items()] if times > 1):
-        yield Problem(
-            subject=name,
-            found="two parts of this name",
-            expected="names that differ within a pipeline",
-            next_step="rename one of them",
-        )
-    systems = dict(graph.systems)
-    for operator in graph.operators:
-        missing = [f"operator {name}" for name in upstreams(operator) if name not in names]
-        if isinstance(operator, SendToTable | SideInput | JoinTable):
-            missing += [f"table {operator.table}"] if operator.table not in tables else []
-        if isinstance(operator, Input | PartitionBy | Output):
-            system = operator.stream.system
-            missing += [f"system {system}"] if system not in systems else []
-        if missing:
-            yield problem_of(
-                operator,
-                f"{', '.join(missing)}, which the pipeline does not have",
-                "parts of the same pipeline",
-                "add the missing parts",
-            )
-
-
-# --- Cycles --------------------------------------------------------------------------------------
-
-
-def _cycles(graph: Graph) -> Iterator[Problem]:
-    """Yield one of the cycles that share an operator."""
-    named, readers = by_name(graph), consumers(graph)
-    left = dict.fromkeys(named)
-
-    def follow(name: OperatorName) -> list[OperatorName]:
-        return [o.name for o in readers[name] if o.name in left]
-
-    while (cycle := find_cycle(list(left), follow)) is not None:
-        for name in cycle[1:]:
-            del left[name]
-        yield problem_of(
-            named[cycle[0]],
-            f"a cycle of rows: {' -> '.join(cycle)}",
-            "operators that take rows only from earlier ones",
-            "break the cycle, or keep the rows that must return in a table",
-        )
+# --- Cycles ---------------------------------------------------------------------------------------
 
 
 def _tables_without_other_rows(graph: Graph) -> Iterator[Problem]:
@@ -269,10 +215,6 @@ def _streams_read_back(graph: Graph) -> Iterator[Problem]:
 
 def _parts_without_effect(graph: Graph) -> Iterator[Problem]:
     named, readers, links = by_name(graph), consumers(graph), table_links(graph)
-    begun = reached(
-        [o.name for o in graph.operators if isinstance(o, Input)],
-        lambda name: [o.name for o in readers[name]],
-    )
     fills: dict[OperatorName, list[OperatorName]] = {}
     for filler, joins in links.items():
         for join in joins:
@@ -289,14 +231,7 @@ def _parts_without_effect(graph: Graph) -> Iterator[Problem]:
             next_step="end a line with output(system, stream)",
         )
     for operator in graph.operators:
-        if operator.name not in begun:
-            yield problem_of(
-                operator,
-                "no input that leads to it",
-                "operators that an input leads to",
-                "start with input(system, stream)",
-            )
-        elif useful and operator.name not in useful and _ends(operator, readers[operator.name]):
+        if useful and operator.name not in useful and _ends(operator, readers[operator.name]):
             yield problem_of(operator, *_dead_end(operator))
     used = {o.table for o in graph.operators if isinstance(o, SendToTable | SideInput | JoinTable)}
     for table in graph.tables:
@@ -350,11 +285,10 @@ def refused_flag(flag: str) -> tuple[str, str, str]:
 
 
 def find_kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
-    """Return inputs from Kinesis with unsupported flags and operators that a line of Kinesis must
-    not reach, each in graph order. Only the first operator of a line is reported: the repartition
-    that it needs fixes the others."""
+    """Return the operators that a line of Kinesis must not reach, in graph order. Only the first
+    operator of a line is reported: the repartition that it needs fixes the others."""
     parts = tables_in_parts(graph)
-    return *_flagged(graph), *(
+    return tuple(
         problem_of(
             operator,
             f"{_listed(streams)} of Kinesis, with no repartition in between",
@@ -367,13 +301,6 @@ def find_kinesis_problems(graph: Graph) -> tuple[Problem, ...]:
         for operator, streams in _met(graph)
         if (needs := _needs(operator, parts))
     )
-
-
-def _flagged(graph: Graph) -> Iterator[Problem]:
-    for operator in graph.operators:
-        if isinstance(operator, Input) and _is_kinesis(graph, operator):
-            for flag in (name for name in _FLAGS if getattr(operator, name)):
-                yield problem_of(operator, *refused_flag(flag))
 
 
 def _is_kinesis(graph: Graph, source: Source) -> bool:

@@ -15,7 +15,10 @@ from spark_ssp.planner.graph.operators import (
     Input,
     JoinTable,
     OperatorName,
+    Output,
     PartitionBy,
+    SendToTable,
+    SideInput,
     StreamId,
     by_name,
     shortest_path,
@@ -139,6 +142,24 @@ def test_state_by_task_is_refused_exactly_where_no_task_owns_a_key(drawn: Drawn)
     if not find_kinesis_problems(graph):
         # There, of several on one line only the first is named.
         assert refused == wrong == {*problems}
+
+
+@given(pipelines(kinesis=True, state=True, own_rows=True))
+def test_operators_take_rows_only_from_earlier_ones(drawn: Drawn) -> None:
+    """Validation and planning rely on it: they do not look for cycles of rows and missing parts."""
+    graph = drawn.pipeline.graph
+    known: set[OperatorName] = set()
+    for operator in graph.operators:
+        assert known.issuperset(upstreams(operator))
+        assert isinstance(operator, Input) == (not upstreams(operator))
+        assert operator.name not in known
+        known.add(operator.name)
+    tables = [table.name for table in graph.tables]
+    assert len(set(tables)) == len(tables)
+    of_tables = [o for o in graph.operators if isinstance(o, SendToTable | SideInput | JoinTable)]
+    assert {operator.table for operator in of_tables} <= {*tables}
+    used = {o.stream.system for o in graph.operators if isinstance(o, Input | PartitionBy | Output)}
+    assert used <= dict(graph.systems).keys()
 
 
 @given(pipelines(own_rows=True))

@@ -9,24 +9,15 @@ import pytest
 
 from spark_ssp.planner import InvalidPipelineError, Pipeline, Stream
 from spark_ssp.planner.graph.operators import (
-    Filter,
     Graph,
-    Input,
-    JoinTable,
-    Merge,
-    Operator,
-    Output,
-    TableName,
-    Transform,
 )
-from spark_ssp.planner.graph.operators import OperatorName as called
 from spark_ssp.planner.planning.validation import (
     find_graph_problems,
     find_kinesis_notes,
     find_task_problems,
     operators_in_order,
 )
-from tests.support.pipelines.examples import both, planned, same, stream_id, topics
+from tests.support.pipelines.examples import both, planned, same, topics
 
 
 def _found(pipeline: Pipeline) -> list[str]:
@@ -182,75 +173,7 @@ def test_two_outputs_may_write_one_stream(pipeline: Pipeline) -> None:
     assert planned(pipeline, {"one": 1, "two": 2}).plan.stages[1].name == "b"
 
 
-# --- Graphs put together by hand -----------------------------------------------------------------
-
-
-def _by_hand(*operators: Operator) -> list[str]:
-    good = _good()
-    graph = replace(good, operators=(*good.operators, *operators))
-    return [f"{p.subject}: {p.found}" for p in find_graph_problems(graph)]
-
-
-def test_references_must_lead_somewhere() -> None:
-    lost = Filter(name=called("lost"), upstream=called("nobody"), condition="x")
-    unknown = JoinTable(
-        name=called("join"), upstream=called("orders"), table=TableName("t"), on=("k",)
-    )
-    abroad = Output(name=called("abroad"), upstream=called("orders"), stream=stream_id("moon/out"))
-    assert _by_hand(lost, unknown, abroad) == [
-        "filter lost: operator nobody, which the pipeline does not have",
-        "join_table join: table t, which the pipeline does not have",
-        "output abroad: system moon, which the pipeline does not have",
-    ]
-
-
-def test_a_name_stands_for_one_thing() -> None:
-    again = Filter(name=called("clean"), upstream=called("orders"), condition="y")
-    assert _by_hand(again) == ["clean: two parts of this name"]
-
-
-def test_a_cycle_of_rows_is_shown_and_its_parts_are_out_of_every_inputs_reach() -> None:
-    first = Filter(name=called("a"), upstream=called("b"), condition="x")
-    second = Transform(name=called("b"), upstream=called("a"), function=same)
-    end = Output(name=called("end"), upstream=called("b"), stream=stream_id("o2"))
-    assert _by_hand(first, second, end) == [
-        "filter a: a cycle of rows: a -> b -> a",
-        "filter a: no input that leads to it",
-        "transform b: no input that leads to it",
-        "output end: no input that leads to it",
-    ]
-
-
-def test_all_cycles_are_shown() -> None:
-    def pair(one: str, other: str) -> list[Filter]:
-        return [
-            Filter(name=called(one), upstream=called(other), condition="x"),
-            Filter(name=called(other), upstream=called(one), condition="x"),
-        ]
-
-    found = _by_hand(*pair("a", "b"), *pair("c", "d"))
-    assert [text for text in found if "cycle" in text] == [
-        "filter a: a cycle of rows: a -> b -> a",
-        "filter c: a cycle of rows: c -> d -> c",
-    ]
-
-
-@pytest.mark.parametrize("flag", ["broadcast", "bootstrap"])
-def test_an_input_from_kinesis_is_an_ordinary_one(flag: str) -> None:
-    clicks = Input(
-        name=called("clicks"),
-        stream=stream_id("kinesis/clicks"),
-        broadcast=flag == "broadcast",
-        bootstrap=flag == "bootstrap",
-    )
-    end = Output(name=called("end"), upstream=called("clicks"), stream=stream_id("o2"))
-    assert _by_hand(clicks, end) == [f"input clicks: {flag}=True on Kinesis"]
-
-
-def test_an_operator_may_take_its_own_rows_no_more_than_others() -> None:
-    own = Merge(name=called("m"), upstreams=(called("orders"), called("m")))
-    end = Output(name=called("end"), upstream=called("m"), stream=stream_id("o2"))
-    assert _by_hand(own, end) == ["merge m: a cycle of rows: m -> m"]
+# --- The whole graph ------------------------------------------------------------------------------
 
 
 def test_operators_are_ordered_by_their_rows() -> None:
