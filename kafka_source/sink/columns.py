@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from spark_ssp.common.errors import InvalidRowsError
 from spark_ssp.kafka_source.dedup.dedup_headers import DEDUP_HEADERS, Header
@@ -88,8 +89,20 @@ def _topics(column: pa.Array) -> Sequence[str]:
             expected="the name of a topic in every row",
             next_step="fill it, filter such rows out, or set the option topic for all rows",
         )
+    _check_text("topic", column)
     found: list[str] = column.to_pylist()
     return found
+
+
+def _check_text(name: str, column: pa.Array) -> None:
+    """Raise InvalidRowsError for text that librdkafka would cut: it ends at U+0000."""
+    if pc.any(pc.match_substring(column, "\0")).as_py():
+        raise InvalidRowsError(
+            f"column {name}",
+            found="a name that contains U+0000",
+            expected="names of topics and keys of headers without it",
+            next_step="correct the column, or filter such rows out",
+        )
 
 
 def _bytes(column: pa.Array) -> Sequence[bytes | None]:
@@ -126,6 +139,7 @@ def _headers(column: pa.Array) -> Sequence[Sequence[Header]]:
             expected="a key in every header; its value may be null",
             next_step="remove such headers, for example by filter(headers, h -> h.key IS NOT NULL)",
         )
+    _check_text("headers", entries.field(0)[ends[0] : ends[-1]])
     pairs = list(zip(names, contents, strict=True))
     valid = column.is_valid().to_pylist()
     if DEDUP_HEADERS.isdisjoint(names):

@@ -122,7 +122,7 @@ class RecordProducer:
                 self._producer.produce(topic, value, key, **more)
                 return
             except BufferError:
-                self._wait_for_buffer_space(topic, key, value)
+                self._wait_for_buffer_space(topic, _record_bytes(key, value, headers))
             except KafkaException as exception:
                 unknown = kafka_error(exception).code() == KafkaError._UNKNOWN_PARTITION
                 if unknown and not refreshed:
@@ -131,7 +131,8 @@ class RecordProducer:
                     self._fetch_partition_count(topic)
                     continue
                 place = topic if partition is None else f"{topic}, partition {partition}"
-                self._fail(kafka_error(exception), f"topic {place}", _record_bytes(key, value))
+                size = _record_bytes(key, value, headers)
+                self._fail(kafka_error(exception), f"topic {place}", size)
 
     def poll(self) -> None:
         """Process delivery reports. Raises the error of a record that was not delivered."""
@@ -150,12 +151,11 @@ class RecordProducer:
         self._producer.purge()
         self._producer.poll(0)
 
-    def _wait_for_buffer_space(self, topic: str, key: bytes | None, value: bytes | None) -> None:
+    def _wait_for_buffer_space(self, topic: str, record_bytes: int) -> None:
         if len(self._producer) == 0:
             raise InvalidRequestError(
                 f"topic {topic}",
-                found=f"a record of {_record_bytes(key, value)} bytes, more than the empty buffer "
-                "can hold",
+                found=f"a record of {record_bytes} bytes, more than the empty buffer can hold",
                 expected="a buffer larger than the largest record",
                 next_step="raise kafka.buffer.memory",
             )
@@ -213,8 +213,9 @@ class RecordProducer:
         raise _delivery_error(fault, subject, record_bytes, self._secrets) from None
 
 
-def _record_bytes(key: bytes | None, value: bytes | None) -> int:
-    return len(key or b"") + len(value or b"")
+def _record_bytes(key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
+    parts = [key, value, *(part for name, content in headers for part in (name.encode(), content))]
+    return sum(len(part or b"") for part in parts)
 
 
 def _delivery_error(
@@ -246,6 +247,13 @@ def _delivery_error(
             found=f"an unknown partition: {plain.found}",
             expected="the number of a partition of the topic",
             next_step="correct the column partition, or leave it out to choose by the key",
+        )
+    if error_kind(fault) is ErrorKind.MISSING:
+        return type(plain)(
+            subject,
+            found=plain.found,
+            expected="an existing topic: the sink creates none",
+            next_step="create it, or correct the option or column topic",
         )
     return plain
 

@@ -288,7 +288,19 @@ def transaction_error(
         )
     plain = to_error(fault, subject=str(write), secrets=secrets)
     if error_kind(fault) is ErrorKind.MISSING:
-        return _missing_topic(topic, plain.found)
+        return StreamNotFoundError(
+            f"topic {topic} (option topic, or markerTopic), or a topic of the rows",
+            found=plain.found,
+            expected="existing topics: the sink creates none",
+            next_step="create it, or correct the option or column topic",
+        )
+    if fault.code() == KafkaError.INVALID_TRANSACTION_TIMEOUT:
+        return type(plain)(
+            str(write),
+            found=plain.found,
+            expected=f"kafka.{TRANSACTION_TIMEOUT} within the brokers' transaction.max.timeout.ms",
+            next_step="lower the one, or raise the other",
+        )
     if fault.code() not in _FENCED:
         return plain
     return ServiceUnavailableError(

@@ -76,7 +76,7 @@ def require_fixed_division(option: str, setting: str) -> None:
     """Raise UnsupportedError, which names `option`, unless the current query has turned the setting
     off: a batch that runs again must have its rows in the same tasks."""
     found = _task().getLocalProperty(setting)
-    if found != "false":
+    if (found or "").strip().lower() != "false":
         raise UnsupportedError(
             option,
             found=f"{setting}={found or 'true, its default'}, by which Spark may divide rows "

@@ -1,0 +1,76 @@
+"""What the sink says of rows and faults: the thing at fault, and a next step that helps."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import KafkaError
+
+from spark_ssp.common.errors import InvalidRowsError, StreamNotFoundError, UnsupportedError
+from spark_ssp.common.spark import batch_plan
+from spark_ssp.kafka_source.sink.columns import SinkColumns, rows_of
+from spark_ssp.kafka_source.sink.markers import Write
+from spark_ssp.kafka_source.sink.producer import _delivery_error, _record_bytes
+from spark_ssp.kafka_source.sink.transactions import transaction_error
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+
+
+@pytest.mark.parametrize("name", ["a\0b", "ssp-source\0z", "\0"])
+@pytest.mark.parametrize("column", ["topic", "headers"])
+def test_a_name_that_the_client_would_cut_is_refused(name: str, column: str) -> None:
+    """Cut, a key of a header could become that of another one, or a repeat header."""
+    topics = ["orders", name if column == "topic" else "orders"]
+    keys = ["", name if column == "headers" else "b"]
+    headers = [[{"key": key, "value": b""}] for key in keys]
+    batch = pa.RecordBatch.from_arrays(
+        [pa.array(topics), pa.array([b"", None]), pa.array(headers, _HEADERS)],
+        names=["topic", "value", "headers"],
+    )
+    columns = SinkColumns(topic=0, value=1, headers=2)
+    assert rows_of(batch[:1], columns, None).count == 1, "a row before it is none"
+    with pytest.raises(InvalidRowsError, match=f"column {column}"):
+        rows_of(batch, columns, None)
+
+
+def test_headers_count_for_the_size_of_a_record() -> None:
+    assert _record_bytes(None, b"v", [("é", b"xx"), ("k", None)]) == 1 + 4 + 1
+
+
+def test_a_topic_that_is_missing_is_to_be_created() -> None:
+    """In place of the advice for a source, to start on a new checkpoint."""
+    fault = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+    write = Write(sink="s", task=0, batch=3)
+    in_transaction = transaction_error(
+        write, fault, open_s=None, limit_s=60, topic="markers", secrets=()
+    )
+    for error in (_delivery_error(fault, "topic orders", None, ()), in_transaction):
+        assert isinstance(error, StreamNotFoundError)
+        assert (error.next_step or "").startswith("create it")
+    assert "a topic of the rows" in in_transaction.subject
+
+
+def test_a_timeout_beyond_that_of_the_brokers_is_named() -> None:
+    fault = KafkaError(KafkaError.INVALID_TRANSACTION_TIMEOUT)
+    write = Write(sink="s", task=0, batch=3)
+    error = transaction_error(write, fault, open_s=None, limit_s=60, topic="m", secrets=())
+    assert "kafka.transaction.timeout.ms" in error.expected
+
+
+@pytest.mark.parametrize(
+    ("value", "is_off"),
+    [("false", True), ("False", True), (" FALSE ", True), ("true", False), (None, False)],
+)
+def test_a_setting_is_off_as_spark_reads_it(
+    monkeypatch: pytest.MonkeyPatch, value: str | None, is_off: bool
+) -> None:
+    class Task:
+        def getLocalProperty(self, _: str) -> str | None:
+            return value
+
+    monkeypatch.setattr(batch_plan, "_task", Task)
+    if is_off:
+        batch_plan.require_fixed_division("deliveryGuarantee", batch_plan.ADAPTIVE_QUERY)
+    else:
+        with pytest.raises(UnsupportedError):
+            batch_plan.require_fixed_division("deliveryGuarantee", batch_plan.ADAPTIVE_QUERY)
