@@ -239,13 +239,15 @@ class BatchPlanner:
         grouping = self._grouping(start)
         self._start_offset(start, grouping)
         dropped = self._options.drop_topics
-        fresh = [ssp for ssp in new_partitions_in_batch(start, end) if ssp.stream not in dropped]
+        new = new_partitions_in_batch(start, end)
+        fresh = [ssp for ssp in new if ssp.stream not in dropped]
         answers = self._fetcher.fetch_bounds(dict.fromkeys(fresh, LogicalOffset.EARLIEST))
+        earliest = {ssp: 0 for ssp in new if ssp.stream in dropped}
         batch = to_batch(
             start,
             end,
             grouping,
-            earliest={ssp: offset for ssp, offset in answers.items() if offset is not None},
+            earliest=earliest | {ssp: at for ssp, at in answers.items() if at is not None},
             stored=self._stored(),
         )
         report_data_loss(batch.losses, fail=self._options.fail_on_data_loss)

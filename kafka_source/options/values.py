@@ -398,7 +398,7 @@ class KafkaOptions:
     fetch_offset_attempts: int = option(
         "fetchOffset.numRetries",
         integer(1, 1_000),
-        "Maximum number of attempts to fetch offsets: 1 to 1000.",
+        "Number of attempts to fetch offsets, up to twice as many if answers differ: 1 to 1000.",
         default="3",
         sister=_ATTEMPTS,
     )

@@ -146,9 +146,9 @@ class OffsetFetcher:
         attempts = self._options.fetch_offset_attempts
         if self._frozen is not None or not self._is_due():
             attempts = max(attempts, 2)
-        before: frozenset[str] = frozenset()
+        seen: Mapping[str, int] = {}
         for attempt in count(1):
-            last = attempt >= attempts
+            last = attempt >= attempts and self._is_confirmed(seen, attempt, others=1)
             try:
                 snapshot = self._fetch_once(start, known, retry=attempt > 1, last=last)
             except AccessError as error:
@@ -159,9 +159,9 @@ class OffsetFetcher:
                 self._pause("access refused", Detail(error))
                 continue
             doubts = self._new(snapshot.unconfirmed)
-            if self._is_settled(doubts, before, attempt, last=last):
+            seen = {doubt: seen.get(doubt, 0) + 1 for doubt in doubts}
+            if not doubts or (attempt >= attempts and self._is_confirmed(seen, attempt)):
                 break
-            before = frozenset(doubts)
             self._pause("unconfirmed metadata", abbreviate(doubts))
         self._selection_confirmed = True
         self._confirmed = frozenset(snapshot.unconfirmed)
@@ -183,14 +183,13 @@ class OffsetFetcher:
     def confirm(self, request: Callable[[], T], doubts: Callable[[T], Collection[str]]) -> T:
         """Repeat a request until its answer has no `doubts`, and return the answer: after all
         attempts, the last one. What the last fetch has confirmed is no doubt."""
-        before: frozenset[str] = frozenset()
+        seen: Mapping[str, int] = {}
         for attempt in count(1):
             answer = request()
             new = self._new(doubts(answer))
-            last = attempt >= self._options.fetch_offset_attempts
-            if self._is_settled(new, before, attempt, last=last):
+            seen = {doubt: seen.get(doubt, 0) + 1 for doubt in new}
+            if not new or self._is_confirmed(seen, attempt):
                 break
-            before = frozenset(new)
             self._pause("unconfirmed metadata", abbreviate(new))
         return answer
 
@@ -218,15 +217,12 @@ class OffsetFetcher:
         """Return the doubts that the last fetch has not confirmed."""
         return [doubt for doubt in doubts if doubt not in self._confirmed]
 
-    def _is_settled(
-        self, doubts: Collection[str], before: Collection[str], attempt: int, *, last: bool
-    ) -> bool:
-        """Return whether an answer is final: it has no doubts, or those that stay after all
-        attempts. A doubt that the attempt `before` did not have has been seen once: it gets more,
-        up to as many again, since leaders that move one after the other raise one each."""
+    def _is_confirmed(self, seen: Mapping[str, int], attempt: int, *, others: int = 0) -> bool:
+        """Return whether doubts stay: each was `seen` in as many attempts in a row as the options
+        have, less the `others` to come, unless there were twice as many in all. Leaders that move
+        one after the other raise one doubt each."""
         most = self._options.fetch_offset_attempts
-        stay = most == 1 or attempt >= 2 * most or set(doubts) <= set(before)
-        return not doubts or (last and stay)
+        return attempt >= 2 * most or all(number >= most - others for number in seen.values())
 
     def _pause(self, problem: str, found: object) -> None:
         _log.warning("%s, retrying: %s", problem, found)

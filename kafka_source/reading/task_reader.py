@@ -84,6 +84,8 @@ def read_task(
     Raises DataLossError for lost records unless that is tolerated, ServiceUnavailableError if no
     partition advanced for `pollTimeout`, and permanent errors of brokers at once.
     """
+    if not range_.partitions:
+        return
     columns = columns or all_columns(
         include_headers=options.include_headers, include_task=options.include_task
     )
@@ -484,7 +486,8 @@ class GenerationReader:
             for _ in range(CONFIRMATIONS):
                 statuses = check.result(_LAST_CHECK_S)
                 self._apply(statuses, self._recreated(statuses), last=True)
-                if not any(0 < seen < CONFIRMATIONS for seen in self._doubts.values()):
+                unread = self.progress.positions
+                if not any(0 < self._doubts[ssp] < CONFIRMATIONS for ssp in unread):
                     break
                 self.sleep(CONFIRM_INTERVAL_S)
                 check = self._start_check()

@@ -161,9 +161,9 @@ def translate(error: Exception, call: ApiCall, *, attempts: int) -> SspError:
             call.subject,
             found=f"{code} on {call.operation}",
             expected=f"records that {call.place} accepts",
-            next_step="if the MaxRecordSizeInKiB of the stream was lowered within the last minute, "
-            "write again with smaller records; else make the stream's name, region and endpointUrl "
-            "name one stream of one service",
+            next_step="if the MaxRecordSizeInKiB of the stream was lowered since the batch began, "
+            "or in the minute before, write again with smaller records; else make the stream's "
+            "name, region and endpointUrl name one stream of one service",
         )
     return kind(
         call.subject,

@@ -508,9 +508,12 @@ class RecordWriter:
         target = self._targets[stream]
         try:
             return checked_rows(part, self.columns, target.limits, numbers)
-        except RecordTooLargeError:
+        except RecordTooLargeError as too_large:
             within = self.options.delivery_timeout_ms / 1000
-            most = self.service.describe(stream, within=within).max_record_bytes
+            try:
+                most = self.service.describe(stream, within=within).max_record_bytes
+            except SspError as error:
+                raise too_large from error
         description = structs.replace(target.description, max_record_bytes=most)
         target = self._targets[stream] = replace(target, description=description)
         if (packing := self._packings.get(stream)) is not None:

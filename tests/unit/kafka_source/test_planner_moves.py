@@ -151,6 +151,19 @@ def test_an_unfinished_batch_after_a_checkpoint_of_sparks_source_has_the_accepte
     assert [(part.topic_id, part.start, part.end) for part in range_.partitions] == [("id-2", 4, 5)]
 
 
+def test_a_batch_that_sparks_source_planned_is_read_without_a_dropped_topic() -> None:
+    """Which was new in the batch, and so has no start."""
+    kafka = FakeKafka()
+    kafka.create(1, name="orders")
+    kafka.fill("orders", 10)
+    start = decode_any({"orders": {"0": 2}})
+    end = decode_any({"orders": {"0": 5}, "gone": {"0": 7}})
+    query = FakeQuery(kafka, like_spark(dropTopics="gone"))
+    ranges = query.planner.ranges(start, end)
+    read = [(part.ssp, part.start, part.end) for task in ranges for part in task.partitions]
+    assert read == [(ssp("orders", 0), 2, 5)]
+
+
 def test_an_accepted_id_with_nothing_new_to_read_is_recorded(kafka: FakeKafka) -> None:
     kafka.fill("orders", 5, 5)
     query = FakeQuery(kafka)

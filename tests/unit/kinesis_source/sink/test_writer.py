@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pyarrow as pa
 import pytest
 
-from spark_ssp.common.errors import InvalidRowsError
+from spark_ssp.common.errors import InvalidRowsError, ServiceUnavailableError
 from spark_ssp.grouping.identifiers import (
     MAX_HASH_KEY,
     EpochMillis,
@@ -98,3 +98,16 @@ def test_a_row_over_the_limit_is_compared_with_the_present_one(first: int) -> No
     with pytest.raises(InvalidRowsError, match="2000"):
         writer(service).write([batch([bytes(3_000)], ["k"])])
     assert service.limits == []
+
+
+def test_a_row_over_the_limit_is_named_if_the_present_one_cannot_be_read() -> None:
+    """Many tasks with such rows may exceed the account's limit of descriptions."""
+
+    class Throttled(Service):
+        def describe(self, stream: StreamRef, *, within: float | None = None) -> StreamDescription:
+            if not self.limits:
+                raise ServiceUnavailableError("", found="throttled", expected="", next_step="")
+            return super().describe(stream, within=within)
+
+    with pytest.raises(InvalidRowsError, match="1000"):
+        writer(Throttled(1_000)).write([batch([bytes(3_000)], ["k"])])
