@@ -301,7 +301,7 @@ class GraphState:
                 "plan",
                 found="a blank root"
                 if isinstance(root, str)
-                else f"a {type(root).__name__} as root",
+                else f"root of type {type(root).__name__}",
                 expected="a path or a URI",
                 next_step="pass the folder of the pipeline's checkpoints, or leave root out",
             )
@@ -310,7 +310,8 @@ class GraphState:
     def arguments_of_plan(self, admin: object, settings: object, recorded: object) -> None:
         """Reject arguments of another type."""
         # A system has a method of the same name.
-        is_admin = isinstance(admin, StreamAdmin) and not isinstance(admin, System)
+        counts = callable(getattr(admin, "partition_count", None))
+        is_admin = counts and not isinstance(admin, System)
         self.require(is_admin, "plan", "admin", admin, "Services, or another StreamAdmin")
         is_valid = isinstance(settings, PlanSettings | None)
         self.require(is_valid, "plan", "settings", settings, "PlanSettings")
@@ -321,7 +322,7 @@ class GraphState:
         if not valid:
             self.refuse(
                 subject,
-                found=f"a {type(given).__name__} as {what}",
+                found=f"{what} of type {type(given).__name__}",
                 expected=expected,
                 next_step=f"correct {what}",
             )

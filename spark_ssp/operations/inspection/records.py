@@ -302,9 +302,9 @@ class KinesisTail:
         not."""
         if self._began_ms is None:
             self._began_ms = page.service_time
-        if page.millis_behind_latest > 0:
-            return False
-        return not page.arrival_ms or page.arrival_ms[-1] > self._began_ms
+        if page.arrival_ms:
+            return page.arrival_ms[-1] > self._began_ms
+        return page.millis_behind_latest == 0
 
     def _is_past(self, cursor: _Cursor, page: RecordPage) -> bool:
         """Return whether no record of the span follows a page."""

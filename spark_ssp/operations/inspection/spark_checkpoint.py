@@ -406,8 +406,7 @@ def batch_before(batch: int, offsets: Sequence[int], commits: Sequence[int]) -> 
     """Return the batch from whose end a start runs a batch, None for the first one: the one before,
     or the last one in a log with gaps. A batch that is committed was not left out of the log."""
     earlier = [n for n in offsets if n < batch - 1]
-    has_gaps = bool(earlier) and len(earlier) < batch - 1 - earlier[0]
-    if has_gaps and batch - 1 not in (*offsets, *commits):
+    if earlier and batch - 1 not in (*offsets, *commits):
         return earlier[-1]
     return batch - 1 if batch else None
 

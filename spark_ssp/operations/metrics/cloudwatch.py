@@ -22,6 +22,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -157,7 +158,7 @@ class CloudWatchOutput(Output):
             is_only=is_only,
         )
         self._target.write(_lines(found))
-        run.written = run.counts  # in the stream's buffer, which outlives a flush that fails
+        run.written = run.counts  # or, of a stream that was given, in its buffer
         self._target.flush()
 
 
@@ -166,8 +167,10 @@ def _lines(found: Iterable[Document]) -> str:
 
 
 def _opened(path: Path) -> TextIO:
+    """Open a file without a buffer, which would drop lines that it cannot write."""
     try:
-        return path.open("a", encoding="utf-8")
+        raw = path.open("ab", buffering=0)
+        return TextIOWrapper(raw, encoding="utf-8", write_through=True)
     except OSError as error:
         raise invalid_argument(
             "cloudwatch",

@@ -252,9 +252,9 @@ def _lost_streams(before: Collection[StreamId], planned: Plan) -> Iterator[Note]
         ):
             yield Note(
                 subject=f"stream {stream.stream}",
-                text="it was planned before and does not exist: it is created again. The "
-                "checkpoints of the stages that read it have positions in the old one, whose "
-                f"unread records are lost. If it was deleted, {_START}",
+                text="it was planned before and does not exist. If it was never created, it is "
+                "now; if it was deleted, its unread records are lost, and the checkpoints of the "
+                f"stages that read it have positions in it: {_START}",
             )
 
 

@@ -314,15 +314,15 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream], object], str]] = {
     ),
     "text as a flag": (
         lambda p, s: p.input("kafka", "x", broadcast="no"),  # type: ignore[arg-type]
-        r"input x .*: found a str as broadcast; expected True or False",
+        r"input x .*: found broadcast of type str; expected True or False",
     ),
     "a number as a flag": (
         lambda p, s: p.input("kafka", "x", bootstrap=1),  # type: ignore[arg-type]
-        r"input x .*: found a int as bootstrap; expected True or False",
+        r"input x .*: found bootstrap of type int; expected True or False",
     ),
     "a list of systems": (
         lambda p, s: Pipeline("q", systems=["kafka"]),  # type: ignore[arg-type]
-        r"pipeline .*: found a list as systems",
+        r"pipeline .*: found systems of type list",
     ),
     "unknown intermediate system": (
         lambda p, s: Pipeline("q", intermediate_system="kafkaa"),
@@ -334,29 +334,29 @@ REFUSED: dict[str, tuple[Callable[[Pipeline, Stream], object], str]] = {
     ),
     "a number as a root": (
         lambda p, s: p.plan(KnownCounts({}), root=5),  # type: ignore[arg-type]
-        r"plan .*: found a int as root; expected a path or a URI",
+        r"plan .*: found root of type int; expected a path or a URI",
     ),
     "bytes as a root": (
         lambda p, s: p.plan(KnownCounts({}), root=b"s3://user:password@b/p"),  # type: ignore[arg-type]
-        r"plan .*: found a bytes as root; expected a path or a URI",
+        r"plan .*: found root of type bytes; expected a path or a URI",
     ),
     "an empty root": (lambda p, s: p.plan(KnownCounts({}), root=""), "plan .*: found a blank root"),
     "a blank root": (lambda p, s: p.plan(KnownCounts({}), root=" "), "plan .*: found a blank root"),
     "text as a recorded plan": (
         lambda p, s: p.plan(KnownCounts({}), recorded="x"),  # type: ignore[arg-type]
-        r"plan .*: found a str as recorded; expected a Plan",
+        r"plan .*: found recorded of type str; expected a Plan",
     ),
     "a dict of settings": (
         lambda p, s: p.plan(KnownCounts({}), settings={"agreement": "advise"}),  # type: ignore[arg-type]
-        r"plan .*: found a dict as settings; expected PlanSettings",
+        r"plan .*: found settings of type dict; expected PlanSettings",
     ),
     "a dict of systems to plan with": (
         lambda p, s: p.plan({"kafka": MemorySystem()}),  # type: ignore[arg-type]
-        r"plan .*: found a dict as admin; expected Services",
+        r"plan .*: found admin of type dict; expected Services",
     ),
     "a system to plan with": (
         lambda p, s: p.plan(MemorySystem()),  # type: ignore[arg-type]
-        r"plan .*: found a MemorySystem as admin; expected Services",
+        r"plan .*: found admin of type MemorySystem; expected Services",
     ),
     "pipeline's name": (lambda p, s: Pipeline("a b"), "pipeline .*: found 'a b'"),
     "system's kind": (

@@ -210,6 +210,17 @@ def test_a_checkpoint_from_which_spark_does_not_start_is_damaged_and_its_way_out
         assert starts(texts)
 
 
+@pytest.mark.parametrize("kept", [(0, 2), (0, 1, 2, 3, 5), (5, 7), (3, 5, 7), (0, 2, 5)])
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_a_log_with_gaps_is_that_of_asynchronous_progress_tracking(
+    kept: tuple[int, ...], is_committed: bool
+) -> None:
+    committed = kept if is_committed else kept[:-1]
+    texts = {f"offsets/{n}": OFFSETS for n in kept} | {f"commits/{n}": COMMIT for n in committed}
+    found = read_checkpoint(Files(texts), "orders")
+    assert (found.committed, len(found.notes)) == (committed[-1], 1)
+
+
 def test_batches_that_asynchronous_progress_tracking_leaves_out_are_not_lost() -> None:
     texts = {f"offsets/{n}": OFFSETS for n in (2, 4, 7)} | {f"commits/{n}": COMMIT for n in (2, 4)}
     sparse = read_checkpoint(Files(texts), "orders")

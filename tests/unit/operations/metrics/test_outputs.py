@@ -305,6 +305,14 @@ def test_every_row_is_counted_once_after_writes_that_failed(failing: str) -> Non
     assert sum(one.get("Rows", 0) for one in found) == 6 * 40
 
 
+def test_a_file_takes_lines_at_once_or_not_at_all() -> None:
+    """A buffer would drop lines that count as written."""
+    file = cloudwatch._opened(Path("/dev/full"))
+    with pytest.raises(OSError, match="space"):
+        file.write("{}\n")
+    file.close()
+
+
 @pytest.mark.parametrize("is_ended", [True, False])
 def test_the_last_lines_of_two_queries_are_apart(*, is_ended: bool) -> None:
     stream, states = io.StringIO(), QueryStates(series=10)
