@@ -177,7 +177,7 @@ class _Cursor:
     position: Position
     iterator: ShardIterator | None = None
     is_begun: bool = False
-    """Whether its first record has been read, or noted as missing."""
+    """True once its first record has been read, or noted as missing."""
 
 
 class KinesisTail:

@@ -88,8 +88,8 @@ class StagePlan:
     the order in which its checkpoint numbers them, a stream once for each time it is read. None for
     too many to run, and in plans recorded before this field was added."""
     shape: str | None = None
-    """How the query combines its sources (see `stages.QuerySources`), since its checkpoint numbers
-    states too. None for a single source, where `sources` is None, and in plans recorded before this
+    """The query's combination of its sources (see `stages.QuerySources`), since its checkpoint
+    numbers states too. None for a single source, where `sources` is None, and in plans recorded before this
     field was added."""
 
 
