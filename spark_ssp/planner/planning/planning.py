@@ -235,7 +235,7 @@ def find_contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
 
 
 def find_doubts(recorded: Plan | None, planned: Plan) -> tuple[Note, ...]:
-    """Return warnings of what a plan may do unintentionally after `recorded`, the newest plan under
+    """Return warnings of unintended effects of a plan after `recorded`, the newest plan under
     its root, None for a new root."""
     before = {} if recorded is None else {stream.stream: stream for stream in recorded.streams}
     late = () if recorded is None else _late_tables(recorded, planned)
@@ -394,8 +394,8 @@ def _of_stages(recorded: Plan, planned: Plan) -> Iterator[Problem]:
 def _renamed(
     missing: Sequence[StagePlan], fresh: Sequence[StagePlan]
 ) -> dict[OperatorName, OperatorName]:
-    """Return the new name of each missing stage, where only one fresh stage does the same, and does
-    what no other missing stage did."""
+    """Return the new name of each missing stage, where only one fresh stage does the same, and no
+    other missing stage did it."""
     alike = {before.name: _alike(before, fresh) for before in missing}
     times = Counter(name for names in alike.values() for name in names)
     return {
