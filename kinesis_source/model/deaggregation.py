@@ -261,6 +261,8 @@ def repeat_keys(aggregate: Aggregate, stream: StreamName) -> Sequence[str] | Non
     """Return the repeat key of each user record of an aggregate in `stream`, by its number:
     `<source>/<stream>:<batch>:<task>:<hash>:<count>`. None if the aggregate has no valid repeat
     keys, or those of another stream."""
+    if not aggregate.message.records:
+        return ()
     first, *others = (tags_of(record) for record in aggregate.message.records)
     write = _WRITE.fullmatch(first.get(WRITE_TAG, ""))
     counts = [tags.get(COUNT_TAG, "0") for tags in (first, *others)]

@@ -29,7 +29,17 @@ from spark_ssp.kinesis_source.reading.page_rows import (
     build_rows,
     slice_page,
 )
-from tests.support.kcl.kpl import IN_LOWER, IN_UPPER, LOWER, UPPER, Put, aggregate, child
+from tests.support.kcl.kpl import (
+    IN_LOWER,
+    IN_UPPER,
+    LOWER,
+    UPPER,
+    Put,
+    aggregate,
+    child,
+    chunk,
+    seal,
+)
 from tests.support.kinesis.pages import page, slice_of
 
 PAGE = [SequenceNumber(text) for text in ("8", "9", "10", "12", "100")]
@@ -168,7 +178,8 @@ plain = st.one_of(
     st.integers(0, len(MAGIC) - 1).map(lambda size: MAGIC[:size]),
     st.just(b"x" + MAGIC),
 ).filter(lambda data: not data.startswith(MAGIC))
-aggregated = st.lists(
+without_user_records = seal(chunk(1, b"k"))
+aggregated = st.just(without_user_records) | st.lists(
     st.builds(Put, partition_key=st.text(min_size=1, max_size=3), data=st.binary(max_size=3)),
     min_size=1,
     max_size=4,
@@ -205,16 +216,16 @@ def slices(draw: st.DrawFn, page: RecordPage) -> PageSlice:
     )
 
 
-def rows(chunk: Chunk) -> Sequence[tuple[object, ...]]:
+def rows(read: Chunk) -> Sequence[tuple[object, ...]]:
     """By row; a column that is left out is one of zeros."""
-    subs = chunk.rows.sub_sequence_numbers
+    subs = read.rows.sub_sequence_numbers
     return list(
         zip(
-            chunk.rows.partition_keys,
-            chunk.rows.data,
-            chunk.rows.sequence_numbers,
-            [0] * len(chunk) if subs is None else subs,
-            chunk.rows.arrival_ms,
+            read.rows.partition_keys,
+            read.rows.data,
+            read.rows.sequence_numbers,
+            [0] * len(read) if subs is None else subs,
+            read.rows.arrival_ms,
             strict=True,
         )
     )
@@ -241,8 +252,14 @@ def test_a_page_is_what_each_of_its_records_comes_to(
 ) -> None:
     """Of which those that are plain go the fast way by themselves."""
     part = data.draw(slices(page))
+    include_repeat_keys = data.draw(st.booleans())
     together = build_rows(
-        page, part, SHARD, deaggregate=True, straggler_filter=lambda: straggler_filter
+        page,
+        part,
+        SHARD,
+        deaggregate=True,
+        include_repeat_keys=include_repeat_keys,
+        straggler_filter=lambda: straggler_filter,
     )
     alone = [
         build_rows(
@@ -255,12 +272,15 @@ def test_a_page_is_what_each_of_its_records_comes_to(
             ),
             SHARD,
             deaggregate=True,
+            include_repeat_keys=include_repeat_keys,
             straggler_filter=lambda: straggler_filter,
         )
         for index in range(part.begin, part.end)
     ]
-    assert rows(together) == [row for chunk in alone for row in rows(chunk)]
-    assert together.memory_bytes == sum(chunk.memory_bytes for chunk in alone)
+    assert rows(together) == [row for one in alone for row in rows(one)]
+    keys = [key for one in alone for key in one.rows.repeat_keys or ()]
+    assert (together.rows.repeat_keys or []) == keys
+    assert together.memory_bytes == sum(one.memory_bytes for one in alone)
 
 
 def test_stragglers_are_left_out_from_the_proven_time_on() -> None:
@@ -268,10 +288,10 @@ def test_stragglers_are_left_out_from_the_proven_time_on() -> None:
     of_two = page([aggregate(puts)] * 2, keys=["k", None], arrivals=[START, START + 1])
     straggler_filter = StragglerFilter(keys=child(LOWER), since=EpochMillis(START + 1))
     part = slice_of(0, 2)
-    chunk = build_rows(
+    read = build_rows(
         of_two, part, SHARD, deaggregate=True, straggler_filter=lambda: straggler_filter
     )
-    assert [(n, key) for key, _, n, _, _ in rows(chunk)] == [
+    assert [(n, key) for key, _, n, _, _ in rows(read)] == [
         ("1", IN_LOWER),
         ("1", IN_UPPER),
         ("2", IN_LOWER),
