@@ -26,7 +26,7 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final
@@ -338,10 +338,14 @@ def main() -> None:
         return
     _report_ready()
     _wait_for_end(settings.watched, sys.stdin.buffer)
-    try:
-        _deregister([stream for stream, lock in locks.items() if lock.make_exclusive()], settings)
-    except SspError as error:
-        _log.warning("consumer %s could not be deregistered: %s", settings.consumer_name, error)
+    for stream in [stream for stream, lock in locks.items() if lock.make_exclusive()]:
+        try:
+            _deregister(stream, settings)
+        except SspError as error:
+            _log.warning(
+                "consumer %s of stream %s could not be deregistered: %s",
+                *(settings.consumer_name, stream.name, error),
+            )
     for each in (*locks.values(), *([] if only is None else [only])):
         each.release()
 
@@ -400,15 +404,13 @@ def _is_alive(process: int) -> bool:
     return True
 
 
-def _deregister(streams: Sequence[StreamRef], settings: GuardSettings) -> None:
+def _deregister(stream: StreamRef, settings: GuardSettings) -> None:
     from spark_ssp.kinesis_source.client.boto3_client import connect
 
     kinesis = connect(settings.connection)
     service = ConsumerService(kinesis)
-    for stream in streams:
-        arn = stream.arn or kinesis.describe(stream).arn
-        known = StreamRef(name=stream.name, arn=arn)
-        found = service.find(known, settings.consumer_name)
-        if found is not None:
-            service.deregister(known, found.arn)
-            _log.info("deregistered consumer %s", found.arn)
+    known = StreamRef(name=stream.name, arn=stream.arn or kinesis.describe(stream).arn)
+    found = service.find(known, settings.consumer_name)
+    if found is not None:
+        service.deregister(known, found.arn)
+        _log.info("deregistered consumer %s", found.arn)

@@ -68,6 +68,14 @@ def test_the_last_query_of_a_machine_deregisters(kinesis: EmbeddedKinesis) -> No
     assert not list(Path(os.environ["TMPDIR"]).glob("*/*.consumer"))
 
 
+def test_a_deleted_stream_leaves_no_consumer_of_another_stream(kinesis: EmbeddedKinesis) -> None:
+    streams = tuple(StreamRef(name=StreamName(name)) for name in ("deleted", "orders"))
+    guard = start_guard(settings(kinesis, streams=streams))
+    guard.close()
+    guard.wait(_DEADLINE_S)
+    assert names(kinesis) == ["another"]
+
+
 def test_a_batch_read_ends_with_the_process_of_its_application(kinesis: EmbeddedKinesis) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as application:
         guard, second = (start_guard(settings(kinesis, watched=application.pid)) for _ in "12")
