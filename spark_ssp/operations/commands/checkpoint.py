@@ -16,6 +16,7 @@ from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
+from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.model.offset import Offset, encode_state
 from spark_ssp.kinesis_source.model.shard import Position, ShardState
 from spark_ssp.operations.arguments import (
@@ -59,6 +60,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
 from spark_ssp.operations.inspection.starting_position import (
     Skip,
     StartOptions,
+    StreamPositions,
     after_in_partitions,
     after_in_shards,
     check_not_younger,
@@ -67,10 +69,17 @@ from spark_ssp.operations.inspection.starting_position import (
     kafka_start,
     kinesis_positions,
     kinesis_start,
+    proofs_of,
     read_awslabs,
     without_dropped,
+    without_expired_records,
 )
-from spark_ssp.operations.inspection.streams import ListedStream, References, list_streams
+from spark_ssp.operations.inspection.streams import (
+    ListedStream,
+    References,
+    first_records,
+    list_streams,
+)
 from spark_ssp.operations.inspection.topics import describe_topics, latest_offsets
 from spark_ssp.operations.snapshot import task_text
 
@@ -280,8 +289,11 @@ def _start(
             source.committed, {name: stream.description for name, stream in streams.items()}
         )
         positions, skipped = after_in_shards(positions, streams, skips)
+        positions, expired = _without_expired_records(
+            source.committed, positions, streams, aws, references
+        )
         start = kinesis_start(positions, streams, references)
-        return replace(start, notes=(*skipped, *start.notes))
+        return replace(start, notes=(*skipped, *expired, *start.notes))
     if isinstance(source.committed, KafkaOffset | SparkOffset) and source.committed.positions:
         topics = without_dropped({ssp.stream for ssp in source.committed.positions}, dropped)
         _check_offsets(skips)
@@ -301,6 +313,28 @@ def _start(
         expected="a batch that ended",
         next_step="start the other query with the same start as this one",
     )
+
+
+def _without_expired_records(
+    offset: Offset,
+    positions: Mapping[StreamName, StreamPositions],
+    streams: Mapping[StreamName, ListedStream],
+    aws: Given,
+    references: References,
+) -> tuple[dict[StreamName, StreamPositions], tuple[str, ...]]:
+    """Look up the records of the positions that are proven to be whole; return the positions and
+    remarks."""
+    descriptions = {name: stream.description for name, stream in streams.items()}
+    proofs = proofs_of(offset, positions, descriptions, connect(connection(aws)).service_time())
+    wanted = {key: proof.position for key, proof in proofs.items()}
+    first, errors = first_records(wanted, connection(aws), references)
+    found, expired = without_expired_records(positions, proofs, first)
+    unknown = [
+        f"whether records of these positions have expired is not known: {error}. If one has, the "
+        "other query fails with [data-loss]"
+        for error in errors
+    ]
+    return found, (*expired, *unknown)
 
 
 def _check_offsets(skips: tuple[Skip, ...]) -> None:

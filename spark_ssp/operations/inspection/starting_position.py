@@ -28,10 +28,12 @@ from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import (
+    CLOCK_UNCERTAINTY_MS,
     AfterRecord,
     AtTimestamp,
     EpochMillis,
     Position,
+    Retention,
     SequenceNumber,
     ShardEnd,
     StreamDescription,
@@ -39,6 +41,7 @@ from spark_ssp.kinesis_source.model.shard import (
     is_behind,
 )
 from spark_ssp.kinesis_source.planning.active_shards import ancestors
+from spark_ssp.kinesis_source.planning.data_loss import Evidence, Verdict, judge
 from spark_ssp.operations.inspection.checkpoint_folder import CheckpointFolderError, Folder, damaged
 from spark_ssp.operations.inspection.positions import RecordId, has_whole_topics
 from spark_ssp.operations.inspection.spark_checkpoint import (
@@ -262,6 +265,76 @@ def kinesis_positions(
         }
         for name in sorted(streams)
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """The proof that all records of a shard after `position` are there: it was read to its latest
+    record at `time`. It holds for a query that starts before `until`."""
+
+    position: AfterRecord
+    time: EpochMillis
+    until: EpochMillis
+
+
+def proofs_of(
+    offset: Offset,
+    positions: Mapping[StreamName, StreamPositions],
+    streams: Mapping[StreamName, StreamDescription],
+    now: EpochMillis,
+) -> dict[ShardKey, Proof]:
+    """Return the proofs of a checkpoint that hold at `now` for `positions` after a record. A query
+    that starts there does not have them: it reports lost data if the record has expired."""
+    found: dict[ShardKey, Proof] = {}
+    for key, state in (*offset.states.items(), *offset.waiting.items()):
+        position, caught_up_ms = state.position, state.last_caught_up_ms
+        if (
+            isinstance(position, AfterRecord)
+            and caught_up_ms is not None
+            and positions.get(key.stream, {}).get(key.shard) == position
+        ):
+            retention = Retention.described(
+                streams[key.stream].retention_ms,
+                now=now,
+                before=offset.streams[key.stream].retention,
+            )
+            kept_ms = retention.kept_ms(now)
+            evidence = Evidence(found=None, time=now, kept_ms=kept_ms)
+            if judge(state, evidence) is Verdict.WHOLE:
+                until = EpochMillis(caught_up_ms + kept_ms - CLOCK_UNCERTAINTY_MS)
+                found[key] = Proof(position=position, time=caught_up_ms, until=until)
+    return found
+
+
+def without_expired_records(
+    positions: Mapping[StreamName, StreamPositions],
+    proofs: Mapping[ShardKey, Proof],
+    first: Mapping[ShardKey, SequenceNumber | None],
+) -> tuple[dict[StreamName, StreamPositions], tuple[str, ...]]:
+    """Return the positions, those after a record that has expired as times, and remarks. `first`
+    has the first records at the positions or after them, of shards of which it is known.
+
+    Once the record has expired, so have all before it, and all that is left is to be read: a time
+    that is too early reads nothing twice.
+    """
+    found = {name: dict(shards) for name, shards in positions.items()}
+    replaced = {
+        key: proofs[key]
+        for key, record in first.items()
+        if record is None or int(record) != int(proofs[key].position.sequence_number)
+    }
+    for key, proof in replaced.items():
+        time = EpochMillis(proof.time - CLOCK_UNCERTAINTY_MS)
+        found[key.stream][key.shard] = AtTimestamp(millis=time)
+    if not replaced:
+        return dict(found), ()
+    until = min(proof.until for proof in replaced.values())
+    remark = (
+        "the last records that were read have expired, and none of the later ones, in "
+        f"{abbreviate(sorted(map(str, replaced)))}: these shards start at a time. Start the other "
+        f"query before {time_text(until)}, or later records may expire without a report"
+    )
+    return dict(found), (remark,)
 
 
 def kinesis_start(

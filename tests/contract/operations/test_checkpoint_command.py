@@ -16,7 +16,12 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import Offset, encode
 from spark_ssp.kafka_source.model.topic import partition_of
 from spark_ssp.kinesis_source.client.boto3_client import disconnect
-from spark_ssp.kinesis_source.model.shard import AfterRecord, SequenceNumber, TrimHorizon
+from spark_ssp.kinesis_source.model.shard import (
+    CLOCK_UNCERTAINTY_MS,
+    AfterRecord,
+    SequenceNumber,
+    TrimHorizon,
+)
 from spark_ssp.operations.inspection.topics import describe_topics
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from tests.contract.operations.conftest import Cloud
@@ -91,6 +96,32 @@ def test_every_listed_shard_gets_a_start(stream: EmbeddedKinesis, tmp_path: Path
         "default": "trim_horizon",
     }
     assert stream.calls.by_operation().keys() == {"DescribeStreamSummary", "ListShards"}
+
+
+@pytest.mark.parametrize("age_ms", [60_000, 2 * 24 * 3_600_000])
+def test_a_shard_whose_last_record_has_expired_starts_at_a_time(
+    stream: EmbeddedKinesis, tmp_path: Path, age_ms: int
+) -> None:
+    """If it was read to its latest record within the retention. The number of its start stands for
+    the expired record."""
+    client = boto3.client("kinesis", **stream.client_settings())
+    (shard,) = client.list_shards(
+        StreamName="orders", ExclusiveStartShardId="shardId-000000000000", MaxResults=1
+    )["Shards"]
+    client.close()
+    after = shard["SequenceNumberRange"]["StartingSequenceNumber"]
+    seen_ms = stream.state.clock.now_ms() - age_ms
+    entry = {"after": after, "sub": 0, "seen": seen_ms}
+    path = _checkpoint(tmp_path / "c", _offset(stream, {"shardId-000000000001": entry}))
+    found = run(
+        "checkpoint", str(path), "--as-starting-position", *_connected(stream), environment=KEYS
+    )
+    point = json.loads(found.document()["startingPosition"])["shardId-000000000001"]
+    if age_ms == 60_000:
+        assert point == {"at_timestamp": seen_ms - CLOCK_UNCERTAINTY_MS}
+        assert "orders/shardId-000000000001" in found.err
+    else:
+        assert point == {"after_sequence_number": after}
 
 
 def test_an_ancestor_is_skipped(stream: EmbeddedKinesis, tmp_path: Path) -> None:
