@@ -118,7 +118,7 @@ def find_end(
     if isinstance(point, AfterRecord):
         lost = end is None or end.order != sequence_order(point.sequence_number)
         if end is not None:
-            end = replace(end, last_sub=-1 if lost else point.sub)
+            end = replace(end, last_sub=-1 if lost else min(point.sub, end.last_sub))
         return ProbeResult(end=end, start_lost=lost, time=page.time, cursor=ShardCursor())
     if end is not None:
         end = replace(end, last_sub=-1)

@@ -34,6 +34,7 @@ from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRa
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.fakes.scripted import FakeTime
+from tests.support.kcl.kpl import Put, aggregate
 from tests.support.kinesis.shards import key
 
 
@@ -228,6 +229,25 @@ def test_an_end_at_a_record_includes_it_and_a_read_after_it_goes_on() -> None:
     own = [record.data.decode() for record in records]
     assert [text for text in upto if text in own] == own[:5]
     assert [text for text in rest if text in own] == own[5:]
+
+
+@pytest.mark.parametrize("max_records", [None, 10])
+@pytest.mark.parametrize("start", [0, 1, 2, 3])
+@pytest.mark.parametrize("end", [1, 2, 3, 9])
+def test_start_and_end_may_be_in_one_aggregate_or_after_its_last_user_record(
+    start: int, end: int, max_records: int | None
+) -> None:
+    world = World(shards=1)
+    puts = [Put(partition_key="k", data=b"%d" % sub) for sub in range(3)]
+    world.state.put("orders", "k", aggregate(puts))
+    world.clock.advance(5000)
+    number = SequenceNumber(world.state.records("orders")[0].sequence_number)
+    bounds = [
+        position(default, {0: AfterRecord(sequence_number=number, sub=sub)})
+        for default, sub in ((TrimHorizon(), start), (Latest(), end))
+    ]
+    read = texts(world, *bounds, max_records=max_records)
+    assert read == [str(sub) for sub in range(3) if start < sub <= end]
 
 
 def test_an_end_that_is_trimmed_is_a_loss() -> None:
