@@ -62,6 +62,8 @@ MAX_KEY_CHARACTERS: Final = 256
 """The longest partition key (Kinesis API reference, PutRecord)."""
 MAX_USER_RECORDS: Final = 1 << 18
 """More than fit into 1 MiB, the KPL's largest aggregate: a user record takes six bytes or more."""
+WHOLE_RECORD: Final = MAX_USER_RECORDS
+"""The number of a user record after the last one of any record."""
 MAX_USER_BYTES: Final = 64 << 20
 """The most bytes of keys and data of one aggregate's user records. User records share keys, so they
 can be larger than the aggregate: 1 MiB of them with one key of 256 ASCII characters is 43 MiB."""

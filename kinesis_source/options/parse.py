@@ -7,6 +7,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 from spark_ssp.common import clock
@@ -94,26 +95,31 @@ def parse_options(
     streams = streams_of(reading)
     batch = query is QueryKind.BATCH
     positions = reading.values(PositionChoice)
-    now = now_ms()
-    start, start_problems = _position(reading, "startingPosition", positions.start, streams, now)
-    end, end_problems = _position(reading, "endingPosition", positions.end, streams, now)
-    if batch and not reading.given("startingPosition"):
-        start = StartingPosition(default=TrimHorizon())
     options = KinesisOptions(
         streams=streams,
-        starting_position=start,
-        ending_position=end if batch else None,
+        starting_position=StartingPosition(default=TrimHorizon()),
         leases=_lease_options(reading),
         fan_out=_fan_out_options(reading),
         connection=connection_of(reading),
         **reading.fields(KinesisOptions),
     )
+    resolve = partial(_position, reading, streams, now_ms(), deaggregate=options.deaggregate)
+    start, start_problems = resolve("startingPosition", positions.start)
+    end, end_problems = resolve("endingPosition", positions.end)
+    if not batch or reading.given("startingPosition"):
+        options = replace(options, starting_position=start)
+    if batch:
+        options = replace(options, ending_position=end)
     problems = (
         *reading.problems,
         *stream_problems(reading, streams),
         *start_problems,
         *end_problems,
-        *(_batch_problems(reading, start, end) if batch else _stream_problems(reading)),
+        *(
+            _batch_problems(reading, options.starting_position, end)
+            if batch
+            else _stream_problems(reading)
+        ),
         *_drop_problems(options),
         *_repeat_key_problems(options),
         *region_problems(reading),
@@ -136,19 +142,22 @@ def parse_options(
 
 def _position(
     reading: OptionReading,
-    name: str,
-    parsed: ParsedStart,
     streams: tuple[StreamRef, ...],
     now_ms: int,
+    name: str,
+    parsed: ParsedStart,
+    *,
+    deaggregate: bool,
 ) -> tuple[StartingPosition, tuple[OptionProblem, ...]]:
+    default = StartingPosition(default=default_start(parsed, now_ms, deaggregate=deaggregate))
     if not streams:
         # The map cannot be checked; the missing streams are reported elsewhere.
-        return StartingPosition(default=default_start(parsed, now_ms)), ()
+        return default, ()
+    names = [stream.name for stream in streams]
     try:
-        return resolve_start(parsed, [stream.name for stream in streams], now_ms), ()
+        return resolve_start(parsed, names, now_ms, deaggregate=deaggregate), ()
     except BadValueError as error:
-        default = default_start(parsed, now_ms)
-        return StartingPosition(default=default), error.problems(reading.name(name))
+        return default, error.problems(reading.name(name))
 
 
 def _drop_problems(options: KinesisOptions) -> Iterator[OptionProblem]:

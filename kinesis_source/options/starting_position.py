@@ -27,6 +27,7 @@ from spark_ssp.common.errors import shown
 from spark_ssp.common.options.spec import BadValueError, Fault, closest
 from spark_ssp.common.options.values import parse_duration
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.deaggregation import WHOLE_RECORD
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -79,7 +80,15 @@ class Before:
     millis: int
 
 
-ParsedPoint = StartPoint | Before
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """After a record without the number of a user record: after its first one if records are split,
+    otherwise after all of it."""
+
+    sequence_number: SequenceNumber
+
+
+ParsedPoint = StartPoint | Before | After
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,29 +106,37 @@ class ParsedStart:
 
 
 def resolve_start(
-    parsed: ParsedStart, streams: Sequence[StreamName], now_ms: int
+    parsed: ParsedStart, streams: Sequence[StreamName], now_ms: int, *, deaggregate: bool
 ) -> StartingPosition:
-    """Return the start for these streams (at least one). Raises BadValueError for a mismatch."""
+    """Return the start for these streams (at least one) in a query that splits aggregated records,
+    or does not. Raises BadValueError for a mismatch."""
     faults = list(_stream_faults(parsed, streams))
     if faults:
         raise BadValueError(*faults)
     return StartingPosition(
-        default=default_start(parsed, now_ms),
+        default=default_start(parsed, now_ms, deaggregate=deaggregate),
         by_shard={
-            ShardKey(stream=stream or streams[0], shard=shard): _resolved(point, now_ms)
+            ShardKey(stream=stream or streams[0], shard=shard): _resolved(
+                point, now_ms, deaggregate=deaggregate
+            )
             for (stream, shard), point in parsed.by_shard.items()
         },
     )
 
 
-def default_start(parsed: ParsedStart, now_ms: int) -> StartPoint | None:
+def default_start(parsed: ParsedStart, now_ms: int, *, deaggregate: bool) -> StartPoint | None:
     """Return the start of shards that the option does not name."""
-    return None if parsed.default is None else _resolved(parsed.default, now_ms)
+    if parsed.default is None:
+        return None
+    return _resolved(parsed.default, now_ms, deaggregate=deaggregate)
 
 
-def _resolved(point: ParsedPoint, now_ms: int) -> StartPoint:
-    if isinstance(point, Before):
-        return AtTimestamp(millis=EpochMillis(now_ms - point.millis), is_relative=True)
+def _resolved(point: ParsedPoint, now_ms: int, *, deaggregate: bool) -> StartPoint:
+    match point:
+        case Before(millis=millis):
+            return AtTimestamp(millis=EpochMillis(now_ms - millis), is_relative=True)
+        case After(sequence_number=number):
+            return AfterRecord(sequence_number=number, sub=0 if deaggregate else WHOLE_RECORD)
     return point
 
 
@@ -330,7 +347,7 @@ def _parse_object(fields: Mapping[str, object]) -> ParsedPoint:
         "after_sequence_number",
         "sub_sequence_number",
     }:
-        return _parse_after(fields["after_sequence_number"], fields.get("sub_sequence_number", 0))
+        return _parse_after(**fields)
     if "at_sequence_number" in names:
         raise _no_point(
             "at_sequence_number, which is not supported",
@@ -345,8 +362,14 @@ def _parse_object(fields: Mapping[str, object]) -> ParsedPoint:
     raise _no_point(f"an object of {shown(', '.join(sorted(names)))}" if names else "{}")
 
 
-def _parse_after(sequence_number: object, sub: object) -> AfterRecord:
-    if not isinstance(sequence_number, str) or not _SEQUENCE_NUMBER.fullmatch(sequence_number):
+_UNNAMED: Final = object()
+
+
+def _parse_after(
+    after_sequence_number: object, sub_sequence_number: object = _UNNAMED
+) -> ParsedPoint:
+    number, sub = after_sequence_number, sub_sequence_number
+    if not isinstance(number, str) or not _SEQUENCE_NUMBER.fullmatch(number):
         raise BadValueError(
             Fault(
                 found="an after_sequence_number that is not digits in quotes",
@@ -354,6 +377,8 @@ def _parse_after(sequence_number: object, sub: object) -> AfterRecord:
                 next_step="copy it in full and put it in quotes",
             )
         )
+    if sub is _UNNAMED:
+        return After(sequence_number=SequenceNumber(number))
     if isinstance(sub, bool) or not isinstance(sub, int) or not 0 <= sub < 1 << 63:
         raise BadValueError(
             Fault(
@@ -362,7 +387,7 @@ def _parse_after(sequence_number: object, sub: object) -> AfterRecord:
                 next_step="remove it for records that are not aggregated",
             )
         )
-    return AfterRecord(sequence_number=SequenceNumber(sequence_number), sub=sub)
+    return AfterRecord(sequence_number=SequenceNumber(number), sub=sub)
 
 
 # --- Times ---------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ with some is processed record by record.
 from __future__ import annotations
 
 import logging
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.model.deaggregation import (
     MAGIC,
+    WHOLE_RECORD,
     Aggregate,
     KeyFilter,
     has_aggregate_magic,
@@ -41,9 +41,6 @@ from spark_ssp.kinesis_source.model.shard import (
     sequence_order,
 )
 from spark_ssp.kinesis_source.reading.arrow_batches import Chunk, memory_bytes
-
-WHOLE_RECORD: Final = sys.maxsize
-"""The number of a user record after the last one of any record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,7 +42,7 @@ from spark_ssp.kinesis_source.client.api import (
     Subscriber,
     Subscription,
 )
-from spark_ssp.kinesis_source.model.deaggregation import KeyFilter
+from spark_ssp.kinesis_source.model.deaggregation import WHOLE_RECORD, KeyFilter
 from spark_ssp.kinesis_source.model.ranges import ShardRange
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -69,7 +69,6 @@ from spark_ssp.kinesis_source.reading.fetch_pacing import (
     pause_ms,
 )
 from spark_ssp.kinesis_source.reading.page_rows import (
-    WHOLE_RECORD,
     ExpectedRecord,
     Match,
     PageSlice,

@@ -387,8 +387,7 @@ def kinesis_start(
 def _point(position: Position) -> Any:
     match position:
         case AfterRecord(sequence_number=number, sub=sub):
-            point: dict[str, Any] = {"after_sequence_number": number}
-            return point | ({"sub_sequence_number": sub} if sub else {})
+            return {"after_sequence_number": number, "sub_sequence_number": sub}
         case AtTimestamp(millis=millis):
             return {"at_timestamp": millis}
         case TrimHorizon():

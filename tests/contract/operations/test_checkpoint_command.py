@@ -121,7 +121,7 @@ def test_a_shard_whose_last_record_has_expired_starts_at_a_time(
         assert point == {"at_timestamp": seen_ms - CLOCK_UNCERTAINTY_MS}
         assert "orders/shardId-000000000001" in found.err
     else:
-        assert point == {"after_sequence_number": after}
+        assert point == {"after_sequence_number": after, "sub_sequence_number": 0}
 
 
 def test_an_ancestor_is_skipped(stream: EmbeddedKinesis, tmp_path: Path) -> None:

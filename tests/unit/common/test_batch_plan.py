@@ -84,5 +84,5 @@ def test_an_end_is_fixed_if_no_later_record_moves_it() -> None:
     assert not has_fixed_kinesis_end(None)
     assert not has_fixed_kinesis_end(StartingPosition(default=Latest()))
     assert not has_fixed_kinesis_end(StartingPosition(default=at, by_shard={shard: Latest()}))
-    before = resolve_start(parse_end("-1h"), [StreamName("orders")], LATER)
+    before = resolve_start(parse_end("-1h"), [StreamName("orders")], LATER, deaggregate=True)
     assert not has_fixed_kinesis_end(before)

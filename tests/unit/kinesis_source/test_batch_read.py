@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import random
 from collections import Counter
@@ -28,7 +29,8 @@ from spark_ssp.kinesis_source.model.shard import (
     StartPoint,
     TrimHorizon,
 )
-from spark_ssp.kinesis_source.options.values import SlotAssignment
+from spark_ssp.kinesis_source.options.parse import parse_options
+from spark_ssp.kinesis_source.options.values import QueryKind, SlotAssignment
 from spark_ssp.kinesis_source.probing.initial_positions import UnnamedShardError
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
@@ -76,7 +78,12 @@ def plan(
 def rows(world: World, tasks: tuple[SlotRange, ...], **changes: Any) -> list[Read]:
     """Return the rows of all tasks; the order within each task is its own."""
     return [
-        Read(row["ssp"], row["shardId"], row["partitionKey"], bytes(row["data"]).decode())
+        Read(
+            row["ssp"],
+            row["shardId"],
+            row["partitionKey"],
+            bytes(row["data"]).decode(errors="replace"),
+        )
         for task in tasks
         for batch in read_slot(
             task,
@@ -229,6 +236,33 @@ def test_an_end_at_a_record_includes_it_and_a_read_after_it_goes_on() -> None:
     own = [record.data.decode() for record in records]
     assert [text for text in upto if text in own] == own[:5]
     assert [text for text in rest if text in own] == own[5:]
+
+
+@pytest.mark.parametrize("deaggregate", [True, False])
+def test_reads_that_meet_at_an_aggregate_read_each_row_once(deaggregate: bool) -> None:
+    world = World(shards=1)
+    puts = [Put(partition_key="k", data=b"%d" % sub) for sub in range(3)]
+    for data in (b"first", aggregate(puts), b"last"):
+        world.state.put("orders", "k", data)
+    world.clock.advance(5000)
+    number = world.state.records("orders")[1].sequence_number
+    read: list[str] = []
+    for bounds in ("startingPosition", "endingPosition"):
+        options = parse_options(
+            {
+                "streamName": "orders",
+                "region": "us-east-1",
+                "deaggregate": str(deaggregate),
+                bounds: json.dumps({key(0).shard: {"after_sequence_number": number}}),
+            },
+            QueryKind.BATCH,
+        )
+        assert options.ending_position is not None
+        tasks = plan(world, options.starting_position, options.ending_position)
+        read += [row.text for row in rows(world, tasks, deaggregate=deaggregate)]
+    whole = rows(world, plan(world), deaggregate=deaggregate)
+    assert Counter(read) == Counter(row.text for row in whole)
+    assert len(whole) == (5 if deaggregate else 3)
 
 
 @pytest.mark.parametrize("max_records", [None, 10])

@@ -144,7 +144,9 @@ def test_latest_counts_from_when_it_was_written() -> None:
 def test_a_time_that_only_a_kcl_worker_knows_is_asked_of_the_query() -> None:
     row = StartAtTimestamp(at_ms=None)
     assert from_checkpoint(row, StartingPosition(default=NOON)) == NOON
-    before = resolve_start(parse_start("-24h"), [StreamName("orders")], NOON.millis)
+    before = resolve_start(
+        parse_start("-24h"), [StreamName("orders")], NOON.millis, deaggregate=True
+    )
     for start in (FROM_TRIM, before):
         with pytest.raises(InvalidOptionsError) as raised:
             from_checkpoint(row, start)

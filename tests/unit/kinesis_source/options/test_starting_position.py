@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from spark_ssp.common.options.spec import BadValueError, Fault
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
+from spark_ssp.kinesis_source.model.deaggregation import WHOLE_RECORD
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -31,9 +32,9 @@ NOW_MS = NEW_YEAR.millis + 86_400_000
 DIGITS = "49590338271490256608559692538361571095921575989136588898"
 
 
-def start(value: object, *streams: StreamName) -> StartingPosition:
+def start(value: object, *streams: StreamName, deaggregate: bool = True) -> StartingPosition:
     text = value if isinstance(value, str) else json.dumps(value)
-    return resolve_start(parse_start(text), streams or (ORDERS,), NOW_MS)
+    return resolve_start(parse_start(text), streams or (ORDERS,), NOW_MS, deaggregate=deaggregate)
 
 
 def faults(value: object, *streams: StreamName) -> tuple[Fault, ...]:
@@ -76,20 +77,25 @@ def test_one_start_for_all_shards(value: object, point: StartPoint) -> None:
     assert start(value, ORDERS, PAYMENTS) == StartingPosition(default=point)
 
 
-def test_a_start_by_shard() -> None:
+@pytest.mark.parametrize("deaggregate", [True, False])
+def test_a_start_by_shard(deaggregate: bool) -> None:
+    """Without splitting, a record is read as a whole, or not."""
     assert start(
         {
             S0: "trim_horizon",
             S1: {"after_sequence_number": DIGITS, "sub_sequence_number": 3},
             S2: {"after_sequence_number": "0"},
             "default": "latest",
-        }
+        },
+        deaggregate=deaggregate,
     ) == StartingPosition(
         default=Latest(),
         by_shard={
             key(S0): TrimHorizon(),
             key(S1): AfterRecord(sequence_number=SequenceNumber(DIGITS), sub=3),
-            key(S2): AfterRecord(sequence_number=SequenceNumber("0"), sub=0),
+            key(S2): AfterRecord(
+                sequence_number=SequenceNumber("0"), sub=0 if deaggregate else WHOLE_RECORD
+            ),
         },
     )
 
@@ -161,6 +167,7 @@ def test_what_is_wrong_with_the_text(text: str, found: str, next_step: str) -> N
         ({"after_sequence_number": "1", "sub_sequence_number": -1}, "not a whole", "remove it"),
         ({"after_sequence_number": "1", "sub_sequence_number": "1"}, "not a whole", "remove it"),
         ({"after_sequence_number": "1", "sub_sequence_number": True}, "not a whole", "remove it"),
+        ({"after_sequence_number": "1", "sub_sequence_number": None}, "not a whole", "remove it"),
         ({"sub_sequence_number": 1}, "sub_sequence_number", "one of the expected"),
         ({"at_sequence_number": "1"}, "at_sequence_number", "after_sequence_number"),
         (

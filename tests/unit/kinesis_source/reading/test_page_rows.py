@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName
-from spark_ssp.kinesis_source.model.deaggregation import MAGIC
+from spark_ssp.kinesis_source.model.deaggregation import MAGIC, WHOLE_RECORD
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     EpochMillis,
@@ -20,7 +20,6 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.reading.arrow_batches import Chunk
 from spark_ssp.kinesis_source.reading.page_rows import (
-    WHOLE_RECORD,
     ExpectedRecord,
     Match,
     PageSlice,
