@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import threading
 import time
 import weakref
@@ -24,6 +25,7 @@ from spark_ssp.common.aws.error_translation import (
     provider_error,
 )
 from spark_ssp.common.errors import AccessError
+from spark_ssp.common.options.endpoints import KEY_PATTERN
 from spark_ssp.common.options.user_code import call_guarded, import_function, type_name
 
 if TYPE_CHECKING:
@@ -161,15 +163,30 @@ class _Guarded:
             frozen = self._credentials.get_frozen_credentials()
         except Exception as error:  # noqa: BLE001  (the user's code)
             raise ProviderFailedError(self._path, _name_of(error)) from None
-        for name in ("access_key", "secret_key"):
-            if not isinstance(getattr(frozen, name, None), str):
-                raise provider_error(
-                    self._path,
-                    f"credentials of type {type_name(self._credentials)} without {name}",
-                    _EXPECTED,
-                    _RETURN_STEP,
-                )
+        fault = _fault_of(frozen)
+        if fault is not None:
+            raise provider_error(
+                self._path,
+                f"credentials of type {type_name(self._credentials)} {fault}",
+                "an access key, a secret key and a token or None, as text without white space",
+                "correct the function, which may have to strip what it reads from a file",
+            )
         return frozen  # type: ignore[no-any-return]
+
+
+def _fault_of(frozen: object) -> str | None:
+    """Return why keys cannot be sent, without a value of them; None if they can."""
+    for name in ("access_key", "secret_key", "token"):
+        value = getattr(frozen, name, None)
+        if name == "token" and hasattr(frozen, name) and not value:
+            continue  # long-lived keys have none
+        if value is None:
+            return f"without {name}"
+        if not isinstance(value, str):
+            return f"whose {name} is of type {type_name(value)}"
+        if not re.fullmatch(KEY_PATTERN, value):
+            return f"whose {name} is empty, or has white space or a character that is not ASCII"
+    return None
 
 
 def load_provided(path: str, call: Callable[[], Any]) -> Loaded:

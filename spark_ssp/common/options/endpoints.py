@@ -61,7 +61,9 @@ region: Final = matching(
     "write the code, without the letter of an availability zone",
 )
 
-_key: Final = matching(r"[\x21-\x7e]+", "text without white space", "copy it again")
+KEY_PATTERN: Final = r"[\x21-\x7e]+"
+"""Keys and session tokens: they are sent in a header."""
+_key: Final = matching(KEY_PATTERN, "text without white space", "copy it again")
 
 role_arn: Final = matching(
     r"arn:aws[a-z-]*:iam::[0-9]{12}:role/[\w+=,.@/-]{1,576}",

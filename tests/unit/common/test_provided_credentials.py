@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import boto3
@@ -72,6 +72,11 @@ class Rotating:
         return Credentials("OTHER", CANARY)
 
 
+def frozen(**values: object) -> object:
+    """Credentials of another library, with these values."""
+    return SimpleNamespace(get_frozen_credentials=lambda: SimpleNamespace(**values))
+
+
 def failing(*_: object, **__: object) -> Any:
     raise LookupError(CANARY)
 
@@ -91,6 +96,7 @@ def access_key(path: str = PATH, arguments: str | None = None) -> str:
         (session, "SESSION"),
         (lambda: boto3.Session(botocore_session=session()), "SESSION"),
         (Rotating, "OTHER"),
+        (lambda: frozen(access_key="LIBRARY", secret_key=CANARY, token=""), "LIBRARY"),
     ],
 )
 def test_credentials_and_sessions_are_accepted(
@@ -135,6 +141,16 @@ def test_the_function_is_called_once_for_its_arguments(module: ModuleType) -> No
             lambda: type("Half", (), {"get_frozen_credentials": lambda self: keys("K")})(),
             "Half without access_key",
         ),
+        (lambda: frozen(access_key="K", secret_key=CANARY), "without token"),
+        (lambda: frozen(access_key="K", secret_key=CANARY, token=5), "token is of type int"),
+        (
+            lambda: frozen(access_key="K", secret_key=b"K", token=None),
+            "secret_key is of type bytes",
+        ),
+        (lambda: Credentials("", ""), "access_key is empty"),
+        (lambda: Credentials("K", f"{CANARY}\n"), "secret_key is empty, or has white space"),
+        (lambda: Credentials("K", CANARY, f"{CANARY} {CANARY}"), "token is empty, or has white"),
+        (lambda: Credentials("K", CANARY, f"{CANARY}ä"), "token is empty, or has white"),
     ],
 )
 def test_anything_else_is_an_error_without_a_value(
