@@ -106,7 +106,7 @@ def parse_options(
     resolve = partial(_position, reading, streams, now_ms(), deaggregate=options.deaggregate)
     start, start_problems = resolve("startingPosition", positions.start)
     end, end_problems = resolve("endingPosition", positions.end)
-    if not batch or reading.given("startingPosition"):
+    if not batch or "startingPosition" in reading.valid:
         options = replace(options, starting_position=start)
     if batch:
         options = replace(options, ending_position=end)

@@ -60,6 +60,8 @@ def after(number: int, sub: int) -> str:
         ),
         ({"startingPosition": after(10, 0), "endingPosition": after(9, 5)}, "endingPosition"),
         ({"startingPosition": after(9, 2), "endingPosition": after(9, 1)}, "endingPosition"),
+        ({"startingPosition": "at_timestamp 2026-01-01"}, "startingPosition"),
+        ({"startingPosition": "{bad", "endingPosition": after(9, 5)}, "startingPosition"),
         ({"endingPosition": '{"clicks": {"shardId-1": "latest"}}'}, "endingPosition"),
         ({"applicationName": "orders-etl"}, "applicationName"),
         ({"leaseTable": "orders-leases"}, "leaseTable"),
