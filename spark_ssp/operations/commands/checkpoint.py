@@ -13,12 +13,12 @@ from spark_ssp.common.errors import SspError, StreamNotFoundError, UnsupportedEr
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.options.values import MAX_LONG
 from spark_ssp.common.times import time_text
-from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.model.offset import Offset, encode_state
-from spark_ssp.kinesis_source.model.shard import Position, ShardState
+from spark_ssp.kinesis_source.model.shard import AfterRecord, Position, ShardState
 from spark_ssp.operations.arguments import (
     Given,
     aws_options,
@@ -58,6 +58,7 @@ from spark_ssp.operations.inspection.spark_checkpoint import (
     read_checkpoint,
 )
 from spark_ssp.operations.inspection.starting_position import (
+    AwslabsPositions,
     Skip,
     StartOptions,
     StreamPositions,
@@ -73,6 +74,7 @@ from spark_ssp.operations.inspection.starting_position import (
     read_awslabs,
     without_dropped,
     without_expired_records,
+    without_records,
 )
 from spark_ssp.operations.inspection.streams import (
     ListedStream,
@@ -278,6 +280,7 @@ def _start(
         planned = None if found.last is None else found.last.planned_ms
         notes = check_not_younger(streams[foreign.stream].description, planned)
         by_stream = {foreign.stream: foreign.positions}
+        notes += _without_records(foreign, streams[foreign.stream], planned, aws, references)
         positions, skipped = after_in_shards(by_stream, streams, skips)
         start = kinesis_start(positions, streams, references)
         return replace(start, notes=(*notes, *foreign.notes, *skipped, *start.notes))
@@ -315,6 +318,33 @@ def _start(
     )
 
 
+def _without_records(
+    foreign: AwslabsPositions,
+    stream: ListedStream,
+    planned_ms: int | None,
+    aws: Given,
+    references: References,
+) -> tuple[str, ...]:
+    """Look up the records of the positions; return remarks on those that are not there."""
+    listed = {shard.shard_id for shard in stream.shards}
+    wanted = {
+        ShardKey(stream=foreign.stream, shard=shard): position
+        for shard, position in foreign.positions.items()
+        if isinstance(position, AfterRecord) and shard in listed
+    }
+    first, errors = first_records(wanted, connection(aws), references)
+    if errors:
+        wanted = {key: position for key, position in wanted.items() if key in first}
+    return (*without_records(wanted, first, planned_ms), *map(_unknown, errors))
+
+
+def _unknown(error: SspError) -> str:
+    return (
+        f"whether the records of these positions have expired is not known: {error}. If one has, "
+        "the other query fails"
+    )
+
+
 def _without_expired_records(
     offset: Offset,
     positions: Mapping[StreamName, StreamPositions],
@@ -329,12 +359,7 @@ def _without_expired_records(
     wanted = {key: proof.position for key, proof in proofs.items()}
     first, errors = first_records(wanted, connection(aws), references)
     found, expired = without_expired_records(positions, proofs, first)
-    unknown = [
-        f"whether records of these positions have expired is not known: {error}. If one has, the "
-        "other query fails with [data-loss]"
-        for error in errors
-    ]
-    return found, (*expired, *unknown)
+    return found, (*expired, *map(_unknown, errors))
 
 
 def _check_offsets(skips: tuple[Skip, ...]) -> None:

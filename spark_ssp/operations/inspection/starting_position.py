@@ -578,6 +578,35 @@ def _at_latest(
     return (remark,)
 
 
+def without_records(
+    positions: Mapping[ShardKey, AfterRecord],
+    first: Mapping[ShardKey, SequenceNumber | None],
+    planned_ms: int | None,
+) -> tuple[str, ...]:
+    """Return remarks on positions whose record is not there. `first` has the first records at the
+    positions or after them, except where the service refuses the number.
+
+    With enhanced fan-out the connector stores the ContinuationSequenceNumber of an event without
+    records, which is the number of no record.
+    """
+    absent = [
+        key
+        for key, position in sorted(positions.items())
+        if (found := first.get(key)) is None or int(found) != int(position.sequence_number)
+    ]
+    if not absent:
+        return ()
+    time = "the time of the last batch" if planned_ms is None else str(planned_ms)
+    remark = (
+        f"the shard has no record with the number of its position in {', '.join(map(str, absent))}"
+        ": it has expired, or it is a number that enhanced fan-out returns between records, which "
+        "the other query refuses with [invalid-position]. Then write "
+        f'{{"at_timestamp": {time}}} for the shard in startingPosition: records since then that '
+        "were read come twice, and expired ones are not reported"
+    )
+    return (remark,)
+
+
 def _parse(text: str | None) -> dict[str, Any] | None:
     document = parse_offset(text)
     if not isinstance(document, dict) or not isinstance(document.get(_METADATA), dict):

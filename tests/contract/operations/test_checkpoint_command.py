@@ -285,6 +285,38 @@ def test_positions_of_awslabs_connector(stream: EmbeddedKinesis, tmp_path: Path)
     assert "DYNAMODB" in refused.err
 
 
+@pytest.mark.parametrize("is_of_record", [True, False])
+def test_a_position_of_awslabs_connector_between_records_is_noted(
+    stream: EmbeddedKinesis, tmp_path: Path, is_of_record: bool
+) -> None:
+    """With enhanced fan-out the connector stores the number that an event without records has."""
+    state, name = stream.state, "shardId-000000000001"
+    now = state.clock.now_ms()
+    state.put("orders", "k", b"x", shard_id=name, arrival_ms=now - 10_000)
+    shard = state.shard("orders", name)
+    number = state.records("orders", name)[0].sequence_number
+    if not is_of_record:
+        number = str(shard.position_number(shard.log.end, now))
+    path = _awslabs(tmp_path / "c")
+    end = path / "sources" / "0" / "shard-source" / "4" / name
+    end.write_text(
+        json.dumps(
+            {
+                "iteratorType": "AFTER_SEQUENCE_NUMBER",
+                "iteratorPosition": number,
+                "subSequenceNumber": "-1",
+            }
+        )
+    )
+    log = path / "offsets" / "0"
+    planned_ms = _created(stream) + 1
+    log.write_text(log.read_text().replace("{}", f'{{"batchTimestampMs": {planned_ms}}}'))
+    arguments = ("checkpoint", str(path), "--as-starting-position", "--from", "awslabs")
+    found = run(*arguments, *_connected(stream), environment=KEYS)
+    assert found.code == 0
+    assert (f'{{"at_timestamp": {planned_ms}}}' in found.err) is not is_of_record
+
+
 # --- S3 and Kafka ---------------------------------------------------------------------------------
 
 
