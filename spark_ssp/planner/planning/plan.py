@@ -89,8 +89,8 @@ class StagePlan:
     too many to run, and in plans recorded before this field was added."""
     shape: str | None = None
     """The query's combination of its sources (see `stages.QuerySources`), since its checkpoint
-    numbers states too. None for a single source, where `sources` is None, and in plans recorded before this
-    field was added."""
+    numbers states too. None for a single source, where `sources` is None, and in plans recorded
+    before this field was added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
