@@ -7,14 +7,14 @@ One fetch requests, in this order:
 2. the earliest offsets: of new partitions, and of all partitions whenever the topics are
    requested, so that records lost to retention are detected before a task meets the gap, and no
    limit is spent on it. In between, the task that meets a gap reports it, as with Spark's source;
-3. the offsets of a start by time, in a query's first fetch;
-4. the ends, newest partitions first.
+3. the ends, newest partitions first;
+4. the offsets of a start by time, in a query's first fetch.
 
-An answer that means a loss or a missing topic is confirmed by `fetchOffset.numRetries` fetches in
-all, `fetchOffset.retryIntervalMs` apart. It is never accepted without a request for the topics: a
-fetch that used the cached ones is followed by another. A request outside of a fetch is repeated in
-the same way (`OffsetFetcher.confirm`). What is missing stays in the offset; later fetches of the
-same run do not confirm it again.
+An answer that means a loss or a missing topic is confirmed by `fetchOffset.numRetries` fetches in a
+row, or by twice as many in all, `fetchOffset.retryIntervalMs` apart. It is never accepted without a
+request for the topics: a fetch that used the cached ones is followed by another. A request outside
+of a fetch is repeated in the same way (`OffsetFetcher.confirm`). What is missing stays in the
+offset; later fetches of the same run do not confirm it again.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class OffsetFetcher:
                 continue
             doubts = self._new(snapshot.unconfirmed)
             seen = {doubt: seen.get(doubt, 0) + 1 for doubt in doubts}
-            if not doubts or (attempt >= attempts and self._is_confirmed(seen, attempt)):
+            if not doubts or (last and self._is_confirmed(seen, attempt)):
                 break
             self._pause("unconfirmed metadata", abbreviate(doubts))
         self._selection_confirmed = True
@@ -182,7 +182,7 @@ class OffsetFetcher:
 
     def confirm(self, request: Callable[[], T], doubts: Callable[[T], Collection[str]]) -> T:
         """Repeat a request until its answer has no `doubts`, and return the answer: after all
-        attempts, the last one. What the last fetch has confirmed is no doubt."""
+        attempts, the last one (`_is_confirmed`). What the last fetch has confirmed is no doubt."""
         seen: Mapping[str, int] = {}
         for attempt in count(1):
             answer = request()

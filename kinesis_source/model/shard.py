@@ -55,8 +55,9 @@ class AfterRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     A Kinesis record that the KPL aggregated holds user records 0..n-1; any other record counts as
     holding the one user record 0. After the whole record, `sub` is n-1 (as in the KCL's
-    `checkpointSubSequenceNumber`), whether or not the query de-aggregates. With -1, which only the
-    end of a batch read has, next is the record itself.
+    `checkpointSubSequenceNumber`), whether or not the query de-aggregates. If it does not, and a
+    start gives no number, it is WHOLE_RECORD. With -1, which only the end of a batch read has, next
+    is the record itself.
     """
 
     sequence_number: SequenceNumber

@@ -21,6 +21,7 @@ from spark_ssp.common.options.spec import (
     read_options,
 )
 from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.model.deaggregation import WHOLE_RECORD
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -211,7 +212,9 @@ def _batch_problems(
         (start.by_shard.get(key, start.default), end.by_shard.get(key, end.default))
         for key in sorted(shards)
     ]
-    if any(_is_after(first, last) for first, last in pairs):
+    invalid = {problem.option for problem in reading.problems}
+    is_known = reading.name("deaggregate") not in invalid
+    if is_known and any(_is_after(first, last) for first, last in pairs):
         yield OptionProblem(
             option="endingPosition",
             found="an end that is before its start",
@@ -232,7 +235,8 @@ def _is_after(first: StartPoint | None, last: StartPoint | None) -> bool:
         return first.millis > last.millis
     if isinstance(first, AfterRecord) and isinstance(last, AfterRecord):
         one, other = int(first.sequence_number), int(last.sequence_number)
-        return (one, first.sub) > (other, last.sub)
+        # An end within a record that is not split is the end of it.
+        return one > other or (one == other and last.sub < first.sub < WHOLE_RECORD)
     return False
 
 

@@ -208,7 +208,11 @@ def load_provided(path: str, call: Callable[[], Any]) -> Loaded:
             _EXPECTED,
             _RETURN_STEP,
         )
-    return Loaded(_Guarded(path, credentials), is_plain(credentials))
+    loaded = Loaded(_Guarded(path, credentials), is_plain(credentials))
+    if loaded.is_plain:
+        # Keys that cannot be sent, as of a file that is being written, replace no last ones.
+        loaded.credentials.get_frozen_credentials()
+    return loaded
 
 
 def is_plain(credentials: object) -> bool:

@@ -280,8 +280,10 @@ def _start(
         planned = None if found.last is None else found.last.planned_ms
         notes = check_not_younger(streams[foreign.stream].description, planned)
         by_stream = {foreign.stream: foreign.positions}
-        notes += _without_records(foreign, streams[foreign.stream], planned, aws, references)
         positions, skipped = after_in_shards(by_stream, streams, skips)
+        kept = foreign.positions.items() & positions[foreign.stream].items()
+        stored = replace(foreign, positions=dict(kept))
+        notes += _without_records(stored, streams[foreign.stream], planned, aws, references)
         start = kinesis_start(positions, streams, references)
         return replace(start, notes=(*notes, *foreign.notes, *skipped, *start.notes))
     source = only_source(found, number)
@@ -326,11 +328,16 @@ def _without_records(
     references: References,
 ) -> tuple[str, ...]:
     """Look up the records of the positions; return remarks on those that are not there."""
-    listed = {shard.shard_id for shard in stream.shards}
+    ends = {
+        shard.shard_id: (shard.first_sequence_number, shard.ending_sequence_number)
+        for shard in stream.shards
+    }
     wanted = {
         ShardKey(stream=foreign.stream, shard=shard): position
         for shard, position in foreign.positions.items()
-        if isinstance(position, AfterRecord) and shard in listed
+        if isinstance(position, AfterRecord)
+        and shard in ends
+        and position.sequence_number not in ends[shard]
     }
     first, errors = first_records(wanted, connection(aws), references)
     if errors:

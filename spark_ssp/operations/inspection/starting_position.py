@@ -596,7 +596,7 @@ def without_records(
     ]
     if not absent:
         return ()
-    time = "the time of the last batch" if planned_ms is None else str(planned_ms)
+    time = '"<the time of the last batch>"' if planned_ms is None else str(planned_ms)
     remark = (
         f"the shard has no record with the number of its position in {', '.join(map(str, absent))}"
         ": it has expired, or it is a number that enhanced fan-out returns between records, which "

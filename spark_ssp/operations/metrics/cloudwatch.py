@@ -22,7 +22,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any, Final, TextIO
 
@@ -95,7 +94,7 @@ class CloudWatchOutput(Output):
         self._monotonic = monotonic
         self._now_ms = now_ms
         self._is_own = isinstance(target, Path)
-        self._target = _opened(target) if isinstance(target, Path) else target
+        self._target: _File | TextIO = _opened(target) if isinstance(target, Path) else target
         self._runs: dict[str, _Run] = {}
         self._quiet_since: dict[str, float] = {}
         """The time of the last lines of each run that is or was observed."""
@@ -166,11 +165,35 @@ def _lines(found: Iterable[Document]) -> str:
     return "".join(f"{json.dumps(one)}\n" for one in found)
 
 
-def _opened(path: Path) -> TextIO:
-    """Open a file without a buffer, which would drop lines that it cannot write."""
+class _File:
+    """A file to append to. A text that it cannot take is an error at once: a buffer would drop it
+    later."""
+
+    def __init__(self, path: Path) -> None:
+        self._raw = path.open("ab", buffering=0)
+        self._is_cut = False
+        """True if a line was written in part: the next one begins after it."""
+
+    def write(self, text: str) -> None:
+        whole = memoryview((f"\n{text}" if self._is_cut else text).encode())
+        rest = whole
+        try:
+            while rest:
+                rest = rest[self._raw.write(rest) or 0 :]
+        finally:
+            if len(rest) < len(whole):
+                self._is_cut = bool(rest)
+
+    def flush(self) -> None:
+        """Do nothing: all is written."""
+
+    def close(self) -> None:
+        self._raw.close()
+
+
+def _opened(path: Path) -> _File:
     try:
-        raw = path.open("ab", buffering=0)
-        return TextIOWrapper(raw, encoding="utf-8", write_through=True)
+        return _File(path)
     except OSError as error:
         raise invalid_argument(
             "cloudwatch",

@@ -185,11 +185,13 @@ def test_a_failure_is_not_kept(module: ModuleType) -> None:
 # --- Renewal --------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("fault", [LookupError(CANARY), Credentials("CUT\n", CANARY)])
 def test_plain_credentials_are_requested_again_after_their_lifetime(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, fault: object
 ) -> None:
+    """Those that cannot be sent, as of a file that is being written, replace no last ones."""
     now = 0.0
-    answers = iter([Credentials("ONE", CANARY), LookupError(CANARY), Credentials("TWO", CANARY)])
+    answers = iter([Credentials("ONE", CANARY), fault, Credentials("TWO", CANARY)])
 
     def call() -> object:
         answer = next(answers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 import pytest
 
@@ -279,6 +280,33 @@ def test_leaders_that_are_behind_one_after_the_other_are_no_loss(tolerated: bool
     assert query.batch() is None
     assert query.planner.losses == 0
     assert len(query.time.slept) == 4
+
+
+@pytest.mark.parametrize("behind", [[{0}, {0, 1}, {0}], [{0}, {0, 1}, {0}, {0}], [{1}, {0}, {0}]])
+@pytest.mark.parametrize("start", ["latest", "earliest"])
+def test_no_batch_is_planned_without_the_end_of_a_partition(
+    kafka: FakeKafka, behind: list[set[int]], start: str
+) -> None:
+    """Whichever attempts lack it: the batch after such a one would have more partitions."""
+    query = FakeQuery(kafka, kafka_options(startingOffsets=start))
+    lacking = iter(behind)
+
+    def omit_ends() -> None:
+        if kafka.calls[-1] == "offsets earliest":
+            ends = [ssp("orders", number) for number in next(lacking, ())]
+            kafka.omitted = [(LogicalOffset.LATEST, end) for end in ends]
+
+    kafka.meanwhile = omit_ends
+    with suppress(ServiceUnavailableError):
+        query.batch()
+    kafka.meanwhile = None
+    kafka.omitted = []
+    kafka.fill("orders", 1, 1)
+    query.pass_time()
+    read = query.batch() or []
+    assert isinstance(query.offset, Offset)
+    assert set(query.offset.positions) == {ssp("orders", 0), ssp("orders", 1)}
+    assert {end for _, _, _, end in read} <= {4, 5}
 
 
 def test_a_start_by_time_misses_no_record_that_comes_between_the_requests(

@@ -75,6 +75,10 @@ def test_what_a_batch_read_refuses(raw: dict[str, str], option: str) -> None:
 
 def test_an_end_at_its_start_is_an_empty_read() -> None:
     assert batch(startingPosition=after(9, 1), endingPosition=after(9, 1)).ending_position
+    # An aggregated record that is not split is read as a whole or not at all.
+    start = after(9, 0).replace(', "sub_sequence_number": 0', "")
+    found = batch(startingPosition=start, endingPosition=after(9, 0), deaggregate="false")
+    assert found.ending_position
 
 
 @pytest.mark.parametrize("option", ["endingPosition", "maxRecords"])

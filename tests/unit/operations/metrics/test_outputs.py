@@ -305,12 +305,36 @@ def test_every_row_is_counted_once_after_writes_that_failed(failing: str) -> Non
     assert sum(one.get("Rows", 0) for one in found) == 6 * 40
 
 
-def test_a_file_takes_lines_at_once_or_not_at_all() -> None:
-    """A buffer would drop lines that count as written."""
-    file = cloudwatch._opened(Path("/dev/full"))
+def test_a_file_that_is_full_takes_later_lines_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The write that fills a disk is short, and no error."""
+    full = cloudwatch._opened(Path("/dev/full"))
     with pytest.raises(OSError, match="space"):
-        file.write("{}\n")
+        full.write("{}\n")
+    full.close()
+
+    class Raw(io.BytesIO):
+        left = 5
+
+        def write(self, data: Any) -> int:
+            if not self.left:
+                raise OSError(errno.ENOSPC, "no space")
+            taken = bytes(data[: self.left])
+            self.left -= len(taken)
+            return super().write(taken)
+
+    file = cloudwatch._opened(tmp_path / "metrics.log")
     file.close()
+    raw = Raw()
+    monkeypatch.setattr(file, "_raw", raw)
+    for _ in range(2):
+        with pytest.raises(OSError, match="space"):
+            file.write('{"a": 1}\n')
+    raw.left = 1_000
+    file.write('{"b": 2}\n')
+    file.write('{"c": 3}\n')
+    assert raw.getvalue().decode().splitlines() == ['{"a":', '{"b": 2}', '{"c": 3}']
 
 
 @pytest.mark.parametrize("is_ended", [True, False])
