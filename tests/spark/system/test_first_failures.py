@@ -117,6 +117,7 @@ def _without(options: Mapping[str, str], *names: str) -> dict[str, str]:
 
 
 @pytest.mark.usefixtures("spark_environment", "feed")
+@pytest.mark.long
 def test_options_and_access(
     kinesis: EmbeddedKinesis, right: dict[str, str], tmp_path: Path
 ) -> None:

@@ -445,6 +445,7 @@ def fragments(
         yield Fragments(spark, kinesis, kafka_broker)
 
 
+@pytest.mark.long
 def test_fragments(fragments: Fragments, topics: KafkaTopics) -> None:
     for topic in ("orders", "orders-eu", "orders-us", "orders-test"):
         topics.create(2, name=topic)
