@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -522,30 +522,32 @@ def lag_metrics(lag: Lag) -> dict[str, Any] | None:
     behind = [offsets for partitions in lag.values() for offsets in partitions.values()]
     if not behind:
         return None
-    known = _all_known(behind)
     return {
-        "topics": {topic: _topic_metrics(lag[topic]) for topic in sorted(lag)},
-        "minOffsetsBehindLatest": None if known is None else min(known),
-        "maxOffsetsBehindLatest": None if known is None else max(known),
-        "avgOffsetsBehindLatest": None if known is None else sum(known) / len(known),
-        "sumOffsetsBehindLatest": None if known is None else sum(known),
+        "topics": {
+            topic: {
+                "offsetsBehindLatest": {str(p): lag[topic][p] for p in sorted(lag[topic])},
+                **_figures(lag[topic].values(), max=max, sum=sum),
+            }
+            for topic in sorted(lag)
+        },
+        **_figures(behind, min=min, max=max, avg=_mean, sum=sum),
     }
 
 
-def _topic_metrics(partitions: Mapping[int, int | None]) -> dict[str, Any]:
-    known = _all_known(partitions.values())
-    return {
-        "offsetsBehindLatest": {str(p): partitions[p] for p in sorted(partitions)},
-        "maxOffsetsBehindLatest": None if known is None else max(known),
-        "sumOffsetsBehindLatest": None if known is None else sum(known),
-    }
-
-
-def _all_known(behind: Iterable[int | None]) -> list[int] | None:
-    """Return the lags; None if one of them is unknown."""
-    lags = list(behind)
+def _figures(
+    lags: Collection[int | None], **functions: Callable[[Sequence[int]], float]
+) -> dict[str, float | None]:
+    """Return figures of the lags, each None if one of the lags is unknown."""
     known = [offsets for offsets in lags if offsets is not None]
-    return known if len(known) == len(lags) else None
+    is_known = len(known) == len(lags)
+    return {
+        f"{name}OffsetsBehindLatest": function(known) if is_known else None
+        for name, function in functions.items()
+    }
+
+
+def _mean(lags: Sequence[int]) -> float:
+    return sum(lags) / len(lags)
 
 
 # --- Batch queries --------------------------------------------------------------------------------
@@ -670,8 +672,9 @@ def _ends(
     if untimed := sorted(times.keys() - answers.keys()):
         raise unknown_offsets_error(untimed, "offset by time")
     logs = {ssp: offsets_of(context.metadata, ssp).end for ssp in partitions}
-    named = {ssp: point for ssp, point in bounds.items() if isinstance(point, int)}
-    beyond = {ssp: point for ssp, point in named.items() if point > logs[ssp]}
+    beyond = {
+        ssp: point for ssp, point in bounds.items() if isinstance(point, int) and point > logs[ssp]
+    }
     logs |= _confirmed_ends(beyond, fetcher, service)
     ends: dict[SystemStreamPartition, int] = {}
     losses: list[DataLoss] = []

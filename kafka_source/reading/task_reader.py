@@ -421,13 +421,14 @@ class GenerationReader:
                 continue
             range_ = self.progress.range_of(ssp)
             reason = diagnose(range_, position, status, truncated=ssp in self._truncated)
-            if reason in (StallReason.DELETED, StallReason.TRUNCATED):
+            is_doubtful = reason in (StallReason.DELETED, StallReason.TRUNCATED)
+            if is_doubtful:
                 self._doubts[ssp] += 1
             else:
                 self._doubts.pop(ssp, None)
             confirmed = self._doubts[ssp] >= CONFIRMATIONS
-            repeated = reason not in (StallReason.DELETED, StallReason.TRUNCATED) or confirmed
-            certain = (last and repeated and reason is not StallReason.RECREATED) or {
+            is_final = reason is not StallReason.RECREATED and (confirmed or not is_doubtful)
+            certain = (last and is_final) or {
                 StallReason.OK: False,
                 StallReason.INCOMPLETE: False,
                 # It may be hidden for a while, and tolerated records would be left for good: not

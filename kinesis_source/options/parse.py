@@ -107,20 +107,15 @@ def parse_options(
     resolve = partial(_position, reading, streams, now_ms(), deaggregate=options.deaggregate)
     start, start_problems = resolve("startingPosition", positions.start)
     end, end_problems = resolve("endingPosition", positions.end)
-    if not batch or "startingPosition" in reading.valid:
-        options = replace(options, starting_position=start)
-    if batch:
-        options = replace(options, ending_position=end)
+    if batch and "startingPosition" not in reading.valid:
+        start = options.starting_position
+    options = replace(options, starting_position=start, ending_position=end if batch else None)
     problems = (
         *reading.problems,
         *stream_problems(reading, streams),
         *start_problems,
         *end_problems,
-        *(
-            _batch_problems(reading, options.starting_position, end)
-            if batch
-            else _stream_problems(reading)
-        ),
+        *(_batch_problems(reading, start, end) if batch else _stream_problems(reading)),
         *_drop_problems(options),
         *_repeat_key_problems(options),
         *region_problems(reading),

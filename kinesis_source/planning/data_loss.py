@@ -210,7 +210,7 @@ def report_recreated_stream(stream: StreamName, *, before: int, now: int, fail: 
 
 def report_expired_shards(
     unread: Iterable[ShardKey],
-    finished: Iterable[ShardKey] = (),
+    finished: Iterable[ShardKey],
     *,
     fail: bool,
     table: str | None = None,

@@ -533,8 +533,8 @@ class History:
         """For each source: two may read topics of one name, also on other brokers."""
 
     def add(self, snapshot: QuerySnapshot) -> tuple[dict[PartKey, Delay], ...]:
-        """Add a report, unless the last one is too near, and return the planned delays of Kafka's
-        partitions in milliseconds, as far as they are known, for each source."""
+        """Add a report, unless the last one is too near, and return the known planned delays of
+        Kafka's partitions in milliseconds, for each source."""
         if self.points and snapshot.time_ms < self.points[-1].time_ms:  # the clock was set back
             self.points.clear()
             self.ends.clear()

@@ -11,7 +11,6 @@ import click
 
 from spark_ssp.common.errors import SspError, StreamNotFoundError, UnsupportedError
 from spark_ssp.common.logs import count_of
-from spark_ssp.common.options.values import MAX_LONG
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
@@ -301,7 +300,6 @@ def _start(
         return replace(start, notes=(*skipped, *expired, *start.notes))
     if isinstance(source.committed, KafkaOffset | SparkOffset) and source.committed.positions:
         topics = without_dropped({ssp.stream for ssp in source.committed.positions}, dropped)
-        _check_offsets(skips)
         offsets, skipped = after_in_partitions(source.committed.positions, skips)
         before = replace(source.committed, positions=offsets)
         if not kafka.options:
@@ -367,17 +365,6 @@ def _without_expired_records(
     first, errors = first_records(wanted, connection(aws), references)
     found, expired = without_expired_records(positions, proofs, first)
     return found, (*expired, *map(_unknown, errors))
-
-
-def _check_offsets(skips: tuple[Skip, ...]) -> None:
-    """Check the records after which partitions start. Raises InvalidOptionsError."""
-    for skip in skips:
-        if skip.record.sub or skip.record.number >= MAX_LONG:
-            raise skip.problem(
-                "which is no offset of Kafka",
-                f"an offset below {MAX_LONG}, without /n",
-                "copy the offset of the record as tail shows it",
-            )
 
 
 def _listed(name: StreamName, aws: Given, references: References) -> ListedStream:

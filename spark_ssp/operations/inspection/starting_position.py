@@ -20,6 +20,7 @@ from spark_ssp.common.errors import (
     UnsupportedError,
 )
 from spark_ssp.common.logs import abbreviate
+from spark_ssp.common.options.values import MAX_LONG
 from spark_ssp.common.times import time_text
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import TopicDescription
@@ -184,6 +185,13 @@ def after_in_partitions(
 ) -> tuple[dict[SystemStreamPartition, int], tuple[str, ...]]:
     """Return the positions with those of `skips` instead, and remarks. Raises
     InvalidOptionsError."""
+    for skip in skips:
+        if skip.record.sub or skip.record.number >= MAX_LONG:
+            raise skip.problem(
+                "which is no offset of Kafka",
+                f"an offset below {MAX_LONG}, without /n",
+                "copy the offset of the record as tail shows it",
+            )
     found = dict(positions)
     is_one = len({ssp.stream for ssp in found}) == 1
     known: dict[str, SystemStreamPartition] = {}
@@ -351,7 +359,7 @@ def kinesis_start(
             found=f"a stream named {_DEFAULT} beside others: in startingPosition that is the start "
             "of shards without their own",
             expected="streams of other names, or this one alone",
-            next_step=f"leave it out by {_drop([_DEFAULT])}, and read it by a query of its own: "
+            next_step=f"leave it out by {_drop([_DEFAULT])}, and read it in a separate query: "
             "--drop of the other streams gives its options",
         )
     notes: list[str] = []

@@ -188,7 +188,6 @@ def stream_exists_error(stream: str, found: str) -> StreamExistsError:
     )
 
 
-@runtime_checkable
 class StreamAdmin(Protocol):
     """Returns the partition counts of the streams of all systems of a pipeline."""
 

@@ -1,4 +1,4 @@
-"""The writer of the Kinesis sink over a service that answers as it is told to."""
+"""The writer of the Kinesis sink over a scripted service."""
 
 from __future__ import annotations
 

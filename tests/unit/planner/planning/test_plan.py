@@ -256,7 +256,7 @@ def _branches(names: tuple[str, str], *, outputs: bool, streams: bool = False) -
         (("c", "d"), True, False, {"a": "c", "b": "d"}),
         (("d", "c"), True, False, {"a": "d", "b": "c"}),
         (("a", "d"), False, False, {"b": "d"}),
-        # Nothing tells which of the two is which.
+        # The two cannot be distinguished.
         (("c", "d"), False, False, {"a": None, "b": None}),
         (("d", "c"), False, True, {"a": "d", "b": "c"}),
     ],
@@ -266,13 +266,13 @@ def test_a_renamed_stage_is_named_if_it_can_be_no_other(
 ) -> None:
     recorded = _branches(("a", "b"), outputs=outputs, streams=streams)
     problems = find_contradictions(recorded, _branches(names, outputs=outputs, streams=streams))
-    told = {p.subject: p for p in problems if p.subject in {"stage a", "stage b"}}
-    assert {subject: problem.found for subject, problem in told.items()} == {
+    by_stage = {p.subject: p for p in problems if p.subject in {"stage a", "stage b"}}
+    assert {subject: problem.found for subject, problem in by_stage.items()} == {
         f"stage {name}": "no such stage" if now is None else f"stage {now}, which does the same"
         for name, now in found.items()
     }
     for name, now in found.items():
-        assert (f"name it {name} again" in told[f"stage {name}"].next_step) == (now is not None)
+        assert (f"name it {name} again" in by_stage[f"stage {name}"].next_step) == (now is not None)
 
 
 @pytest.mark.parametrize(
