@@ -271,51 +271,76 @@ def _start(
     aws: Given,
     kafka: Given,
 ) -> StartOptions:
-    references = stream_references(aws)
     if origin == "awslabs":
-        foreign = read_awslabs(folder, found, only_source(found, number, own=False).index)
-        without_dropped([foreign.stream], dropped)
-        streams = list_streams([foreign.stream], connection(aws), references)
-        planned = None if found.last is None else found.last.planned_ms
-        notes = check_not_younger(streams[foreign.stream].description, planned)
-        by_stream = {foreign.stream: foreign.positions}
-        positions, skipped = after_in_shards(by_stream, streams, skips)
-        kept = foreign.positions.items() & positions[foreign.stream].items()
-        stored = replace(foreign, positions=dict(kept))
-        notes += _without_records(stored, streams[foreign.stream], planned, aws, references)
-        start = kinesis_start(positions, streams, references)
-        return replace(start, notes=(*notes, *foreign.notes, *skipped, *start.notes))
+        index = only_source(found, number, own=False).index
+        foreign = read_awslabs(folder, found, index)
+        planned_ms = None if found.last is None else found.last.planned_ms
+        return _start_of_awslabs(foreign, planned_ms, dropped, skips, aws)
     source = only_source(found, number)
-    if isinstance(source.committed, Offset) and source.committed.streams:
-        names = without_dropped(source.committed.streams, dropped)
-        streams = {name: _listed(name, aws, references) for name in names}
-        positions = kinesis_positions(
-            source.committed, {name: stream.description for name, stream in streams.items()}
-        )
-        positions, skipped = after_in_shards(positions, streams, skips)
-        positions, expired = _without_expired_records(
-            source.committed, positions, streams, aws, references
-        )
-        start = kinesis_start(positions, streams, references)
-        return replace(start, notes=(*skipped, *expired, *start.notes))
-    if isinstance(source.committed, KafkaOffset | SparkOffset) and source.committed.positions:
-        topics = without_dropped({ssp.stream for ssp in source.committed.positions}, dropped)
-        offsets, skipped = after_in_partitions(source.committed.positions, skips)
-        before = replace(source.committed, positions=offsets)
-        if not kafka.options:
-            start = kafka_start(before, topics)
-            return replace(start, notes=(*skipped, *start.notes))
-        now = describe_topics(topics, kafka.options)
-        known = [ssp for ssp in before.positions if ssp.stream in now]
-        notes = kafka_positions(before, topics, now, latest_offsets(known, kafka.options))
-        start = kafka_start(before, topics, now)
-        return replace(start, notes=(*skipped, *notes, *start.notes))
+    match source.committed:
+        case Offset(streams=streams) as offset if streams:
+            return _start_of_kinesis(offset, dropped, skips, aws)
+        case (KafkaOffset() | SparkOffset()) as offset if offset.positions:
+            return _start_of_kafka(offset, dropped, skips, kafka)
     raise CheckpointFolderError(
         f"source {source.index} of {found.location}",
         found="no committed batch with a position",
         expected="a batch that ended",
         next_step="start the other query with the same start as this one",
     )
+
+
+def _start_of_awslabs(
+    foreign: AwslabsPositions,
+    planned_ms: int | None,
+    dropped: tuple[str, ...],
+    skips: tuple[Skip, ...],
+    aws: Given,
+) -> StartOptions:
+    references = stream_references(aws)
+    without_dropped([foreign.stream], dropped)
+    streams = list_streams([foreign.stream], connection(aws), references)
+    younger = check_not_younger(streams[foreign.stream].description, planned_ms)
+    positions, skipped = after_in_shards({foreign.stream: foreign.positions}, streams, skips)
+    kept = foreign.positions.items() & positions[foreign.stream].items()
+    stored = replace(foreign, positions=dict(kept))
+    absent = _without_records(stored, streams[foreign.stream], planned_ms, aws, references)
+    start = kinesis_start(positions, streams, references)
+    return replace(start, notes=(*younger, *absent, *foreign.notes, *skipped, *start.notes))
+
+
+def _start_of_kinesis(
+    offset: Offset, dropped: tuple[str, ...], skips: tuple[Skip, ...], aws: Given
+) -> StartOptions:
+    references = stream_references(aws)
+    names = without_dropped(offset.streams, dropped)
+    streams = {name: _listed(name, aws, references) for name in names}
+    positions = kinesis_positions(
+        offset, {name: stream.description for name, stream in streams.items()}
+    )
+    positions, skipped = after_in_shards(positions, streams, skips)
+    positions, expired = _without_expired_records(offset, positions, streams, aws, references)
+    start = kinesis_start(positions, streams, references)
+    return replace(start, notes=(*skipped, *expired, *start.notes))
+
+
+def _start_of_kafka(
+    offset: KafkaOffset | SparkOffset,
+    dropped: tuple[str, ...],
+    skips: tuple[Skip, ...],
+    kafka: Given,
+) -> StartOptions:
+    topics = without_dropped({ssp.stream for ssp in offset.positions}, dropped)
+    positions, skipped = after_in_partitions(offset.positions, skips)
+    before = replace(offset, positions=positions)
+    if not kafka.options:
+        start = kafka_start(before, topics)
+        return replace(start, notes=(*skipped, *start.notes))
+    now = describe_topics(topics, kafka.options)
+    known = [ssp for ssp in before.positions if ssp.stream in now]
+    changed = kafka_positions(before, topics, now, latest_offsets(known, kafka.options))
+    start = kafka_start(before, topics, now)
+    return replace(start, notes=(*skipped, *changed, *start.notes))
 
 
 def _without_records(
