@@ -8,8 +8,12 @@ tasks detect it. docs/design/pyspark-versions.md has the calls of each version.
 
 from __future__ import annotations
 
+import hashlib
+import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, TypeVar
 
 import pyspark
@@ -124,6 +128,11 @@ REFRESH_SETTING: Final = "spark.sql.python.filterPushdown.enabled"
 
 _KEPT: Final = 1_000
 
+_LOCAL_FOLDERS: Final = "SPARK_LOCAL_DIRS"
+"""In a task's process, the folders of the executor's block manager, separated by commas."""
+
+_log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
@@ -164,22 +173,59 @@ def with_plan(partitions: Sequence[InputPartition], plan: BatchPlan) -> list[Inp
 
 
 class PlanUses:
-    """The first use of each plan in a process: a micro-batch, or None outside of streaming queries.
-    Remembers the last thousand plans."""
+    """The first use of each plan in an executor: a micro-batch, or None outside of streaming
+    queries. Remembers the last thousand plans at least.
 
-    def __init__(self) -> None:
-        self._first: dict[str, MicroBatch | None] = {}
+    Spark ends a Python worker after a minute without tasks, so the uses are also in `folder`, as
+    the targets of symbolic links: a link is created whole, and by one process only. If the folder
+    is unknown or cannot be used, each process knows its own uses only.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._folder = folder
+        self._first: dict[str, str] = {}
 
     def is_outdated(self, plan: BatchPlan, use: MicroBatch | None) -> bool:
         """Return whether a micro-batch uses a plan that was used before it, whose end may not be
         the present one."""
-        first = self._first.setdefault(plan.id, use)
-        if len(self._first) > _KEPT:
-            del self._first[next(iter(self._first))]
-        return use is not None and use != first and not plan.has_fixed_end
+        if plan.has_fixed_end:
+            return False
+        named = repr(use)
+        if plan.id not in self._first:
+            self._first[plan.id] = self._first_in_executor(plan.id, named)
+            if len(self._first) > _KEPT:
+                del self._first[next(iter(self._first))]
+        return use is not None and named != self._first[plan.id]
+
+    def _first_in_executor(self, plan: str, use: str) -> str:
+        if self._folder is None:
+            return use
+        link = self._folder / hashlib.sha256(plan.encode()).hexdigest()[:32]
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            try:
+                link.symlink_to(use)
+            except FileExistsError:
+                return os.readlink(link)
+            if len(os.listdir(self._folder)) > 2 * _KEPT:  # seldom: it reads the time of each
+                links = self._folder.iterdir()
+                for old in sorted(links, key=lambda one: one.lstat().st_mtime_ns)[:-_KEPT]:
+                    old.unlink()
+        except FileNotFoundError:  # another worker has just removed an old link
+            pass
+        except OSError as error:
+            _log.warning("uses of a DataFrame in other Python workers are unknown: %s", error)
+        return use
 
 
-_uses = PlanUses()
+def _executor_folder() -> Path | None:
+    """Return a folder that Spark removes with the executor of the current task; None if Spark did
+    not pass one."""
+    first, *_ = os.environ.get(_LOCAL_FOLDERS, "").split(",")
+    return Path(first) / "spark-ssp-plans" if first else None
+
+
+_uses = PlanUses(_executor_folder())
 
 
 def read_planned(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,26 +35,39 @@ NOW = EpochMillis(1_700_000_000_000)
 LATER = EpochMillis(NOW + 1)
 
 
-@given(st.lists(st.tuples(st.sampled_from("pq"), USES), max_size=30), st.booleans())
+@given(
+    st.lists(st.tuples(st.sampled_from("pq"), USES, st.integers(0, 2)), max_size=30),
+    st.booleans(),
+    st.sampled_from(["shared", "unknown", "unusable"]),
+)
 def test_a_micro_batch_reads_only_plans_that_nothing_used_before_it(
-    uses: list[tuple[str, MicroBatch | None]], fixed: bool
+    uses: list[tuple[str, MicroBatch | None, int]], fixed: bool, folder: str
 ) -> None:
-    process = PlanUses()
-    for index, (name, use) in enumerate(uses):
-        plan = BatchPlan(id=name, planned_at_ms=NOW, has_fixed_end=fixed)
-        before = [other for known, other in uses[:index] if known == name]
-        first = before[0] if before else use
-        expected = not fixed and use is not None and use != first
-        assert process.is_outdated(plan, use) == expected
+    """Before it in the same executor, whose workers share a folder; without one, in the same
+    worker."""
+    with TemporaryDirectory() as name:
+        (Path(name) / "file").touch()
+        folders = {"shared": Path(name, "uses"), "unusable": Path(name, "file"), "unknown": None}
+        workers = [PlanUses(folders[folder]) for _ in range(3)]
+        first: dict[tuple[str, int], MicroBatch | None] = {}
+        for plan_id, use, worker in uses:
+            plan = BatchPlan(id=plan_id, planned_at_ms=NOW, has_fixed_end=fixed)
+            known = first.setdefault((plan_id, 0 if folder == "shared" else worker), use)
+            expected = not fixed and use is not None and use != known
+            assert workers[worker].is_outdated(plan, use) == expected
 
 
-def test_the_uses_of_many_plans_are_forgotten_oldest_first() -> None:
-    process = PlanUses()
-    plans = [BatchPlan(id=str(n), planned_at_ms=NOW, has_fixed_end=False) for n in range(3_000)]
-    for plan in plans:
-        assert not process.is_outdated(plan, MicroBatch(query="a", batch=0))
-    assert process.is_outdated(plans[-1], MicroBatch(query="a", batch=1))
-    assert not process.is_outdated(plans[0], MicroBatch(query="a", batch=1))
+def test_the_uses_of_many_plans_are_forgotten_oldest_first(tmp_path: Path) -> None:
+    first, later = MicroBatch(query="a", batch=0), MicroBatch(query="a", batch=1)
+    for folder in (None, tmp_path / "uses"):
+        worker = PlanUses(folder)
+        plans = [BatchPlan(id=str(n), planned_at_ms=NOW, has_fixed_end=False) for n in range(2_500)]
+        for plan in plans:
+            assert not worker.is_outdated(plan, first)
+        assert worker.is_outdated(plans[-1], later)
+        assert not worker.is_outdated(plans[0], later)
+    assert PlanUses(tmp_path / "uses").is_outdated(plans[-1], later)
+    assert len(list((tmp_path / "uses").iterdir())) == 1_500
 
 
 def test_an_empty_plan_has_a_partition() -> None:
