@@ -32,6 +32,8 @@ _NEW_TOPIC_TIMEOUT_S: Final = 3.0
 """The longest wait for an unknown topic: brokers that create topics automatically take a moment."""
 _RETRY_INTERVAL_S: Final = 0.25
 _POLL_S: Final = 0.1
+_BUFFER_POLL_S: Final = 0.005
+"""The wait for space in the buffer, which no success ends: only failures are reported."""
 _MAX_REFRESHED_TOPICS: Final = 16
 """With at most this number of topics, each task requests their partitions again: with more, the
 requests would cost more than fresh partition counts are worth."""
@@ -116,13 +118,18 @@ class RecordProducer:
         more: dict[str, Any] = {} if partition is None else {"partition": partition}
         if headers:
             more["headers"] = headers
-        refreshed = False
+        refreshed = was_empty = False
         while True:
             try:
                 self._producer.produce(topic, value, key, **more)
                 return
             except BufferError:
-                self._wait_for_buffer_space(topic, _record_bytes(key, value, headers))
+                if was_empty:
+                    raise _too_large(topic, _record_bytes(key, value, headers)) from None
+                # Records may have been acknowledged since the buffer was full.
+                was_empty = len(self._producer) == 0
+                self._producer.poll(0 if was_empty else _BUFFER_POLL_S)
+                self._raise_delivery_failure()
             except KafkaException as exception:
                 unknown = kafka_error(exception).code() == KafkaError._UNKNOWN_PARTITION
                 if unknown and not refreshed:
@@ -150,17 +157,6 @@ class RecordProducer:
         """Discard the records that are not delivered yet; some of them may still be written."""
         self._producer.purge()
         self._producer.poll(0)
-
-    def _wait_for_buffer_space(self, topic: str, record_bytes: int) -> None:
-        if len(self._producer) == 0:
-            raise InvalidRequestError(
-                f"topic {topic}",
-                found=f"a record of {record_bytes} bytes, more than the empty buffer can hold",
-                expected="a buffer larger than the largest record",
-                next_step="raise kafka.buffer.memory",
-            )
-        self._producer.poll(_POLL_S)
-        self._raise_delivery_failure()
 
     def _fetch_partition_count(self, topic: str) -> int:
         started_s = self._monotonic()
@@ -216,6 +212,15 @@ class RecordProducer:
 def _record_bytes(key: bytes | None, value: bytes | None, headers: Sequence[Header]) -> int:
     parts = [key, value, *(part for name, content in headers for part in (name.encode(), content))]
     return sum(len(part or b"") for part in parts)
+
+
+def _too_large(topic: str, record_bytes: int) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"topic {topic}",
+        found=f"a record of {record_bytes} bytes, more than the empty buffer can hold",
+        expected="a buffer larger than the largest record",
+        next_step="raise kafka.buffer.memory",
+    )
 
 
 def _delivery_error(
