@@ -100,7 +100,8 @@ class RangeProgress:
 # begins after the position is certain nevertheless. A deleted topic or partition, a log that ends
 # before the position, or a topic with another id, which may be that of the previous topic, must be
 # confirmed several times; a log that ends within the range is certain after a timeout, as is a
-# deletion that the query tolerates: the topic may only be hidden for a while.
+# deletion or an end before the position that the query tolerates: the topic may only be hidden, or
+# the leader behind, for a while.
 
 CONFIRMATIONS: Final = 3
 """The number of checks in a row that must agree on one of these."""

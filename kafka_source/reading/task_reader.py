@@ -427,17 +427,18 @@ class GenerationReader:
             else:
                 self._doubts.pop(ssp, None)
             confirmed = self._doubts[ssp] >= CONFIRMATIONS
+            # It may be the answer of a broker that is behind, and tolerated records would be left
+            # for good: not before the timeout.
+            failing = self.options.fail_on_data_loss and confirmed
             is_final = reason is not StallReason.RECREATED and (confirmed or not is_doubtful)
             certain = (last and is_final) or {
                 StallReason.OK: False,
                 StallReason.INCOMPLETE: False,
-                # It may be hidden for a while, and tolerated records would be left for good: not
-                # before the timeout.
-                StallReason.DELETED: self.options.fail_on_data_loss and confirmed,
+                StallReason.DELETED: failing,
                 StallReason.RECREATED: ssp in recreated,
                 # A consumer that makes progress may have fetched records that have expired by now.
                 StallReason.EXPIRED: ssp in self._stopped,
-                StallReason.TRUNCATED: ssp in self._stopped and confirmed,
+                StallReason.TRUNCATED: ssp in self._stopped and failing,
             }.get(reason, True)
             if certain and reason is not StallReason.OK:
                 loss = to_data_loss(range_, position, reason, status)

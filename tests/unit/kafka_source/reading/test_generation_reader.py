@@ -119,14 +119,15 @@ class Consumer:
 
 @dataclass
 class Paused(Brokers):
-    """A broker that was paused and does not know the new leader answers the first requests."""
+    """A broker that was paused and does not know the new leader answers the first requests; all of
+    them if `stale` is None."""
 
-    stale: int = 0
+    stale: int | None = 0
 
     def list_offsets(
         self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
-        end = 15 if self.looks <= self.stale else 100
+        end = 15 if self.stale is None or self.looks <= self.stale else 100
         return dict.fromkeys(partitions, 0 if point is LogicalOffset.EARLIEST else end)
 
 
@@ -180,25 +181,29 @@ def test_only_errors_that_do_not_keep_from_reading_are_passed_over(
     assert brokers.looks == 0, "they are raised at once"
 
 
-@pytest.mark.parametrize("fail", ["true", "false"])
-def test_an_end_before_the_position_is_a_loss_once_it_is_confirmed(
-    fail: str, monkeypatch: pytest.MonkeyPatch
+def test_an_end_before_the_position_is_a_loss_once_it_is_confirmed_or_if_tolerated_it_stays(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
     planned = part("orders", 0, 50, 100, topic_id="new")
 
-    def placed(stale: int) -> list[int]:
-        brokers, time = Paused(["new"], stale=stale), ManualTime()
-        kind, again = ErrorKind.OUT_OF_RANGE, stale + 2
+    def placed(fail: str, stale: int | None, time: ManualTime) -> list[int]:
+        brokers, again = Paused(["new"], stale=stale), 10_000 if stale is None else stale + 2
+        kind = ErrorKind.OUT_OF_RANGE
         return read(brokers, time, after=0, kind=kind, fail=fail, placements=again, planned=planned)
 
     for stale in range(CONFIRMATIONS):
-        assert placed(stale) == [50] * (stale + 2)
-    if fail == "true":
-        with pytest.raises(DataLossError):
-            placed(CONFIRMATIONS)
-    else:
-        assert placed(CONFIRMATIONS) == [50] * CONFIRMATIONS
+        assert placed("true", stale, ManualTime()) == [50] * (stale + 2)
+    with pytest.raises(DataLossError):
+        placed("true", CONFIRMATIONS, ManualTime())
+    for stale in range(5 * CONFIRMATIONS):
+        assert placed("false", stale, ManualTime()) == [50] * (stale + 2)
+    assert not caplog.messages
+    time = ManualTime()
+    began = time.now
+    assert set(placed("false", None, time)) == {50}
+    assert "an end at 15" in caplog.text
+    assert time.now - began >= 60
 
 
 def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_past_it(
