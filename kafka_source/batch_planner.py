@@ -156,6 +156,8 @@ class BatchPlanner:
         self.losses = 0
         """Losses that failOnDataLoss=false tolerated, topics that went missing among them."""
         self._missing: frozenset[SystemStreamPartition] = frozenset()
+        self._missing_subjects: frozenset[str] = frozenset()
+        """Those of the losses, if what is missing does not exist any more."""
 
     # --- Called by Spark -------------------------------------------------------------------------
 
@@ -342,9 +344,10 @@ class BatchPlanner:
         """Log the partitions that went missing or are back since the last batch."""
         missing = frozenset(context.missing)
         lost, back = missing - self._missing, self._missing & set(context.partitions)
-        self._missing = missing
+        subjects = frozenset(loss.subject for loss in context.missing_losses)
+        self.losses += len(subjects - self._missing_subjects)
+        self._missing, self._missing_subjects = missing, subjects
         if lost:
-            self.losses += len({loss.subject for loss in context.missing_losses})
             _log.warning(
                 "missing from the brokers' answers: %s%s. Their positions stay in the checkpoint: "
                 "the query continues there once they are back. Name topics that were deleted on "

@@ -169,9 +169,15 @@ def test_what_is_missing_is_logged_and_counted_once_in_a_run(
     for _ in range(3):
         history.act("look", "")
     assert history.query.planner.losses == 1
-    assert caplog.text.count("missing from the brokers' answers: topic orders") == 1
+    assert caplog.text.count("missing from the brokers' answers: topic orders ") == 1
+    for count, name in enumerate(NAMES[1:], start=2):
+        history.act("hide", name)
+        history.act("look", "")
+        assert history.query.planner.losses == count
+        assert caplog.text.count(f"missing from the brokers' answers: topic {name} ") == 1
     history.act("show", "orders")
     history.act("look", "")
+    assert history.query.planner.losses == len(NAMES)
     assert caplog.text.count("no longer missing") == 1
 
 
