@@ -18,12 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn
 
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from spark_ssp.common.errors import (
     AccessError,
@@ -34,7 +29,7 @@ from spark_ssp.common.errors import (
 from spark_ssp.common.times import seconds_text
 from spark_ssp.grouping.identifiers import SystemStreamPartition
 from spark_ssp.kafka_source.client.admin_connection import ClientErrors, run_in_thread
-from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
+from spark_ssp.kafka_source.client.client_config import create_group_client, secrets_of
 from spark_ssp.kafka_source.client.error_translation import (
     ErrorKind,
     describe_error,
@@ -278,7 +273,6 @@ class GroupCommitter:
 # --- The group ------------------------------------------------------------------------------------
 
 _POLL_S: Final = 0.02
-_SESSION_MS: Final = "5000"
 _LATE_S: Final = 120.0
 """Longer than a request waits for a broker that is frozen (`socket.timeout.ms`, and the search of
 another coordinator)."""
@@ -391,17 +385,8 @@ class _Link:
     def __init__(self, properties: ClientProperties, group: str) -> None:
         self.errors = ClientErrors()
         self._answers: list[KafkaError | None] = []
-        self._consumer: Any = create_client(
-            Consumer,
-            properties,
-            role=ClientRole.CONSUMER,
-            on_error=self._on_error,
-            overrides={
-                "group.id": group,
-                "on_commit": self._on_commit,
-                # So long a commit waits for a coordinator.
-                "session.timeout.ms": _SESSION_MS,
-            },
+        self._consumer: Any = create_group_client(
+            properties, group, on_error=self._on_error, on_commit=self._on_commit
         )
         _links.add(self)
 

@@ -10,22 +10,30 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.kafka_source.client.error_translation import kafka_error, redact, to_error
 from spark_ssp.kafka_source.options.client_properties import (
     BOOTSTRAP_SERVERS,
+    GROUP_ID,
     PREFIX,
     ClientProperties,
 )
 from spark_ssp.kafka_source.options.login_tokens import provided_token_callback
-from spark_ssp.kafka_source.options.property_names import ALIASES, PRODUCER, words
+from spark_ssp.kafka_source.options.property_names import (
+    ALIASES,
+    NO_LIMIT,
+    PRODUCER,
+    PRODUCER_ONLY,
+    RECEIVE_BYTES,
+    words,
+)
 
 C = TypeVar("C")
 
@@ -160,6 +168,45 @@ def create_client(
     except KafkaException as exception:
         # Without the cause: its text may quote a secret.
         raise _rejection(kafka_error(exception), properties, role) from None
+
+
+_OF_RECORDS: Final = CONSUMER_ONLY | PRODUCER_ONLY
+_COMMIT_WAIT_MS: Final = "5000"
+_OnCommit = Callable[[KafkaError | None, Sequence[TopicPartition]], None]
+
+
+def create_group_client(
+    properties: ClientProperties,
+    group: str,
+    *,
+    on_error: Callable[[KafkaError], None] | None = None,
+    on_commit: _OnCommit | None = None,
+) -> Consumer:
+    """Create a consumer for the offsets of a group, which is no member of it and fetches no
+    records. `on_commit`, if it commits, is called with the answers. Raises the errors of
+    `create_client`.
+
+    Without the properties of fetches and of producers, and without a limit of an answer: librdkafka
+    refuses one below its default for a fetch, which only consumers of records lower.
+    """
+    public = tuple(entry for entry in properties.public if entry[0] not in _OF_RECORDS)
+    overrides: dict[str, Any] = {
+        GROUP_ID: group,
+        RECEIVE_BYTES: NO_LIMIT,
+        # Wait for transactions that have ended and are not applied yet.
+        "isolation.level": "read_committed",
+    }
+    if on_commit is not None:
+        overrides["on_commit"] = on_commit
+        # So long a commit waits for a coordinator, also when the client is closed.
+        overrides["session.timeout.ms"] = _COMMIT_WAIT_MS
+    return create_client(
+        Consumer,
+        replace(properties, public=public),
+        role=ClientRole.CONSUMER,
+        on_error=on_error,
+        overrides=overrides,
+    )
 
 
 _NAMED: Final = (

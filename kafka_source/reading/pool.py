@@ -26,6 +26,7 @@ from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.ranges import PartitionRange
 from spark_ssp.kafka_source.model.topic import TopicId
 from spark_ssp.kafka_source.options.client_properties import GROUP_ID, ClientProperties
+from spark_ssp.kafka_source.options.property_names import RECEIVE_BYTES
 from spark_ssp.kafka_source.reading.confluent_consumer import ConfluentConsumer
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
 from spark_ssp.kafka_source.reading.librdkafka import Library, load
@@ -94,7 +95,6 @@ range. Options `kafka.*` take precedence."""
 _MESSAGE_BYTES: Final = "message.max.bytes"
 _MESSAGE_DEFAULT: Final = 1_000_000
 """librdkafka's default."""
-_RECEIVE_BYTES: Final = "receive.message.max.bytes"
 _FRAME: Final = 512
 """librdkafka requires `receive.message.max.bytes` to exceed the size of an answer by this."""
 
@@ -104,10 +104,10 @@ def profile_settings(profile: FetchProfile, given: Mapping[str, str]) -> dict[st
     below the largest message or above the largest size it may receive."""
     least = int(given.get(_MESSAGE_BYTES, _MESSAGE_DEFAULT))
     answer = max(RESPONSE_BYTES, least)
-    if _RECEIVE_BYTES in given:
+    if RECEIVE_BYTES in given:
         # If it is too small for a message, librdkafka's refusal names it only if the answer size is
         # not too small as well.
-        answer = max(least, min(answer, int(given[_RECEIVE_BYTES]) - _FRAME))
+        answer = max(least, min(answer, int(given[RECEIVE_BYTES]) - _FRAME))
     found = {**PROFILES[profile], _RESPONSE: str(answer)}
     return {name: value for name, value in found.items() if name not in given}
 

@@ -13,18 +13,13 @@ from functools import cache, partial
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
-from confluent_kafka import (
-    Consumer,
-    KafkaError,
-    KafkaException,
-    TopicPartition,
-)
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from spark_ssp.common.errors import ServiceUnavailableError, SspError, StreamNotFoundError
 from spark_ssp.common.times import duration_text
 from spark_ssp.kafka_source.client.admin_connection import run_in_thread
-from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
+from spark_ssp.kafka_source.client.client_config import create_group_client, secrets_of
 from spark_ssp.kafka_source.client.error_translation import (
     ErrorKind,
     error_kind,
@@ -33,7 +28,6 @@ from spark_ssp.kafka_source.client.error_translation import (
     to_error,
 )
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
-from spark_ssp.kafka_source.options.property_names import PRODUCER_ONLY
 from spark_ssp.kafka_source.sink.columns import Rows
 from spark_ssp.kafka_source.sink.markers import (
     Action,
@@ -68,7 +62,6 @@ _GRACE_S: Final = 5.0
 _READERS: Final = 8
 """The markers that a driver reads at once."""
 _POLL_S: Final = 0.005
-_SESSION_MS: Final = "5000"
 _REPORT_S: Final = 0.2
 """The wait for the report of an error that has let a request time out."""
 _NEW_TOPIC_S: Final = 3.0
@@ -100,6 +93,7 @@ def check_properties(properties: ClientProperties) -> None:
     """Raise InvalidOptionsError if librdkafka refuses the properties with transactions. Once per
     process: Spark asks twice for each batch, and the answer stays."""
     RecordProducer(properties, transactional_id="ssp/check")
+    create_group_client(properties, "ssp/check").close()
 
 
 def task_id(sink: str, task: int) -> str:
@@ -473,16 +467,10 @@ def _by_consumer(
     broker for the coordinator: one waits for a broker that is frozen.
     """
     early = _with_early_connections(properties)
-    public = tuple(entry for entry in early.public if entry[0] not in PRODUCER_ONLY)
-    overrides: dict[str, Any] = {
-        "group.id": group,
-        # Wait for transactions that have ended and are not applied yet.
-        "isolation.level": "read_committed",
-    }
-    if answers is not None:
-        overrides["on_commit"] = lambda error, places: answers.append(error or places[0].error)
-        # So long a commit waits for a coordinator, also when the client is closed.
-        overrides["session.timeout.ms"] = _SESSION_MS
+
+    def on_commit(error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
+        assert answers is not None
+        answers.append(error or places[0].error)
 
     def once() -> T:
         is_unsettled = False
@@ -492,12 +480,8 @@ def _by_consumer(
             if error_kind(fault) in (ErrorKind.ACCESS, ErrorKind.GROUP_ACCESS):
                 refusals.append(fault)
 
-        consumer: Any = create_client(
-            Consumer,
-            replace(properties, public=public),
-            role=ClientRole.CONSUMER,
-            on_error=on_error,
-            overrides=overrides,
+        consumer: Any = create_group_client(
+            early, group, on_error=on_error, on_commit=None if answers is None else on_commit
         )
         try:
             return call(consumer)

@@ -215,7 +215,7 @@ class FakeConsumer:
         made.append(self)
         self.answers = answers
         self.on_error = callbacks["on_error"]
-        self.on_commit = callbacks["overrides"]["on_commit"]
+        self.on_commit = callbacks["on_commit"]
         self.places: list[TopicPartition] = []
         self.closed = threading.Event()
         self.may_close = threading.Event()
@@ -245,7 +245,7 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> tuple[list[FakeConsumer], list[A
     made: list[FakeConsumer] = []
     given: list[Any] = []
     monkeypatch.setattr(
-        "spark_ssp.kafka_source.group_committer.create_client",
+        "spark_ssp.kafka_source.group_committer.create_group_client",
         lambda _, __, **more: FakeConsumer(made, given, **more),
     )
     return made, given

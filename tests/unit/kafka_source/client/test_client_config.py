@@ -20,10 +20,11 @@ from spark_ssp.kafka_source.client.client_config import (
     LineLimiter,
     client_config,
     create_client,
+    create_group_client,
     secrets_of,
 )
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
-from spark_ssp.kafka_source.options.property_names import ALIASES, SUPPORTED
+from spark_ssp.kafka_source.options.property_names import ALIASES, PRODUCER, SUPPORTED
 from spark_ssp.kafka_source.options.translation import read_properties
 from spark_ssp.kafka_source.reading.pool import check_consumers
 from tests.support.kafka.reading import open_messages, open_native
@@ -50,6 +51,34 @@ class Lines:
 
     def log(self, level: int, text: str, *values: object) -> None:
         self.lines.append(text % values)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        EVERYTHING_OF_CONSUMERS,
+        {"receive.message.max.bytes": "2000000"},
+        {"receive.message.max.bytes": "300000000", "fetch.max.bytes": "200000000"},
+        {"message.max.bytes": "900000000", "socket.timeout.ms": "1500"},
+    ],
+)
+@pytest.mark.parametrize("is_sink", [True, False])
+def test_a_consumer_of_no_records_takes_what_the_others_take(
+    given: dict[str, str], is_sink: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A limit of an answer may be below librdkafka's default for a fetch."""
+    raw = {f"kafka.{name}": value for name, value in given.items() if name != "group.id"}
+    raw["kafka.bootstrap.servers"] = "127.0.0.1:1"
+    read = read_properties(raw, PRODUCER) if is_sink else read_properties(raw)
+    if is_sink:
+        create_client(Producer, read.properties, role=ClientRole.PRODUCER)
+    else:
+        check_consumers(read.properties, "g")
+    consumer = create_group_client(read.properties, "g", on_commit=lambda *_: None)
+    consumer.poll(0.1)
+    consumer.close()
+    assert "CONFWARN" not in caplog.text
 
 
 @pytest.mark.parametrize("role", list(ClientRole))

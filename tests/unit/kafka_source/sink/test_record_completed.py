@@ -51,8 +51,8 @@ class Groups:
         with self._lock:
             self._reading -= 1
 
-    def consumer(self, *_: Any, overrides: dict[str, Any], **__: Any) -> _Consumer:
-        return _Consumer(self, overrides["group.id"], overrides.get("on_commit"))
+    def consumer(self, _: ClientProperties, group: str, **callbacks: Any) -> _Consumer:
+        return _Consumer(self, group, callbacks["on_commit"])
 
 
 class _Consumer:
@@ -110,7 +110,7 @@ class _Consumer:
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
     found = Groups()
-    monkeypatch.setattr(transactions, "create_client", found.consumer)
+    monkeypatch.setattr(transactions, "create_group_client", found.consumer)
     monkeypatch.setattr(transactions, "_STEP_S", 2 * _CLOSE_S)
     return found
 
