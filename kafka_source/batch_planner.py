@@ -250,6 +250,7 @@ class BatchPlanner:
             end,
             grouping,
             earliest=earliest | {ssp: at for ssp, at in answers.items() if at is not None},
+            selection=self._options.selection,
             stored=self._stored(),
         )
         report_data_loss(batch.losses, fail=self._options.fail_on_data_loss)

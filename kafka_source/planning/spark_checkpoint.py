@@ -28,8 +28,9 @@ from spark_ssp.kafka_source.model.offset import (
     decode,
     partition_number,
 )
-from spark_ssp.kafka_source.model.topic import kafka_name, partition_of
+from spark_ssp.kafka_source.model.topic import Selection, kafka_name, partition_of
 from spark_ssp.kafka_source.planning.data_loss import DataLoss
+from spark_ssp.kafka_source.planning.topic_metadata import topics_read_whole
 
 _SUBJECT: Final = "checkpoint of a kafka-ssp query"
 
@@ -122,6 +123,7 @@ def to_batch(
     grouping: FixedTasks,
     *,
     earliest: Mapping[SystemStreamPartition, int],
+    selection: Selection | None = None,
     stored: TaskAssignment = NO_ASSIGNMENT,
 ) -> PlannedBatch:
     """Return the batch from `start` to `end`, each of this source or of Spark's.
@@ -141,10 +143,11 @@ def to_batch(
         raise _first_batch() if start == BEFORE_FIRST_BATCH else _mixed()
     explicit_starts: dict[SystemStreamPartition, int] = {}
     losses: list[DataLoss] = []
+    expanded = topics_read_whole(first, selection)
     for ssp in new_partitions_in_batch(start, end):
         oldest, position = earliest.get(ssp), end.positions[ssp]
         explicit_starts[ssp] = position if oldest is None else min(oldest, position)
-        if oldest is None or oldest > (0 if ssp.stream in first.topics else position):
+        if oldest is None or oldest > (0 if ssp.stream in expanded else position):
             losses.append(_expired_start(ssp, oldest))
     assignment = grouping.group(first.assignment, end.positions.keys())
     return PlannedBatch(

@@ -3,7 +3,7 @@
 Records are lost if unread ones no longer exist: the topic was deleted and created again (its id
 changed), which must never become a silent rewind; the log ends before the position, as after an
 unclean leader election; the log begins after the position, since retention was faster than the
-query; or the first records of a new partition are gone.
+query; or the first records of a partition that was added to the topic are gone.
 
 A partition of the start that the metadata lacks is in one of three states:
 
@@ -30,7 +30,7 @@ from spark_ssp.common.errors import (
     StreamNotFoundError,
 )
 from spark_ssp.common.logs import abbreviate
-from spark_ssp.grouping.assignment import TaskAssignment, counts_up_to
+from spark_ssp.grouping.assignment import TaskAssignment, counts_up_to, whole_streams
 from spark_ssp.grouping.identifiers import StreamName, SystemStream, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import TopicDescription
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
@@ -110,6 +110,15 @@ def recreated_topics(
         if topic in topics and None not in (before, topics[topic].topic_id)
         if topics[topic].topic_id != before
     )
+
+
+def topics_read_whole(start: Offset, selection: Selection | None = None) -> frozenset[StreamName]:
+    """Return the topics of the start of which the query reads all partitions. One that it does not
+    have yet was added to the topic since. In another topic, as with `assign`, the options may have
+    added it, like a topic: what was in it before was never part of the query."""
+    if isinstance(selection, Assign):
+        return frozenset()
+    return frozenset(stream.stream for stream in whole_streams(start.positions))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,12 +215,13 @@ class BatchContext:
 
         A partition that is new to the query starts at its initial position, which exists for all
         partitions of the first batch; otherwise at its oldest record, for which `earliest` must be
-        known (`ValueError`). So does every partition of a topic that was created again.
+        known (`ValueError`). So does every partition of a topic that was created again. Records
+        before it are a loss only if the topic was expanded, and not the options.
         """
         positions: dict[SystemStreamPartition, int] = {}
         explicit_starts: dict[SystemStreamPartition, int] = {}
         losses: list[DataLoss] = list(self._partition_losses())
-        known_topics = self.start.topics.keys() - self.recreated
+        expanded = topics_read_whole(self.start, self.selection) - self.recreated
         initial = self.initial_positions if self.start == BEFORE_FIRST_BATCH else {}
         for ssp in self.partitions:
             log = offsets_of(self.metadata, ssp)
@@ -222,7 +232,7 @@ class BatchContext:
                 position = explicit_starts[ssp] = initial[ssp]
             else:
                 position = explicit_starts[ssp] = _earliest(ssp, log)
-                if position > 0 and ssp.stream in known_topics:
+                if position > 0 and ssp.stream in expanded:
                     losses.append(_new_partition_expired(ssp, position))
             positions[ssp] = position
             if position > log.end:

@@ -414,6 +414,12 @@ def is_whole(partitions: set[int] | frozenset[int]) -> bool:
     return partitions == set(range(len(partitions)))
 
 
+def whole_streams(ssps: Iterable[SystemStreamPartition]) -> frozenset[SystemStream]:
+    """Return the streams all of whose partitions are among these."""
+    streams = _by_stream(ssps).items()
+    return frozenset(stream for stream, numbers in streams if is_whole(numbers))
+
+
 # --- Merging -------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from spark_ssp.common.structs import replace
-from spark_ssp.grouping.identifiers import ShardKey, StreamName, SystemStreamPartition
+from spark_ssp.grouping.assignment import whole_streams
+from spark_ssp.grouping.identifiers import ShardKey, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.model.ranges import plan_ranges
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
@@ -181,10 +182,7 @@ def has_whole_topics(partitions: Collection[SystemStreamPartition]) -> bool:
     """Return whether these are all partitions of each topic, up to the last of them. Those that
     come later belong to the query then, unless it reads the first ones only; else its option is
     `assign`, and none belongs to it."""
-    last: dict[StreamName, int] = {}
-    for ssp in partitions:
-        last[ssp.stream] = max(last.get(ssp.stream, 0), ssp.partition)
-    return len(partitions) == sum(number + 1 for number in last.values())
+    return whole_streams(partitions) == {ssp.system_stream for ssp in partitions}
 
 
 def _positions(offset: Any) -> dict[SystemStreamPartition, int]:

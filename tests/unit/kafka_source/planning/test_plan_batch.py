@@ -11,9 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import DataLossError, IncompatibleStateError, InvalidOptionsError
-from spark_ssp.grouping.assignment import GroupByPartition, GroupBySystemStreamPartition, Grouper
+from spark_ssp.grouping.assignment import (
+    NO_ASSIGNMENT,
+    GroupByPartition,
+    GroupBySystemStreamPartition,
+    Grouper,
+)
 from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
-from spark_ssp.grouping.identifiers import EpochMillis, StreamName
+from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kafka_source.model.ranges import plan_ranges
 from spark_ssp.kafka_source.model.topic import (
@@ -21,6 +26,8 @@ from spark_ssp.kafka_source.model.topic import (
     AtOffsets,
     AtTimes,
     LogicalOffset,
+    Selection,
+    Subscribe,
     TopicId,
     is_selected,
 )
@@ -262,6 +269,30 @@ def test_a_loss_fails_the_query_and_names_what_is_gone(
     # The positions of a missing topic are not lost yet.
     assert [loss.subject for loss in tolerated.losses] == (subject.split(", ") if world else [])
     assert world or tolerated.end is first
+
+
+@pytest.mark.parametrize(
+    ("read_before", "selection"),
+    [
+        ((O0, O1), Assign(partitions=(O0, O1, O2, O3))),
+        ((O0, O2), Assign(partitions=(O0, O1, O2, O3))),
+        ((O1, O2), Subscribe(topics=(ORDERS,))),
+    ],
+)
+def test_a_partition_that_the_options_add_begins_at_its_oldest_record(
+    read_before: tuple[SystemStreamPartition, ...], selection: Selection
+) -> None:
+    """As an added topic does: the records before it were never part of the query."""
+    first = Offset(
+        topics={ORDERS: TopicId("orders-a")},
+        positions=dict.fromkeys(read_before, 7),
+        assignment=REGROUP.grouping.group(NO_ASSIGNMENT, read_before),
+    )
+    world = found({"orders": [9] * 4}, earliest=5)
+    plan = plan_batch(BatchContext(start=first, metadata=world, selection=selection), REGROUP)
+    assert plan.losses == ()
+    added = {O0, O1, O2, O3} - set(read_before)
+    assert plan.end.explicit_starts == dict.fromkeys(sorted(added), 5)
 
 
 def test_many_losses_are_reported_in_short() -> None:

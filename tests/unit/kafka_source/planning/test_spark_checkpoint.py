@@ -15,7 +15,7 @@ from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kafka_source.model.ranges import plan_ranges
-from spark_ssp.kafka_source.model.topic import TopicId
+from spark_ssp.kafka_source.model.topic import Assign, Selection, Subscribe, TopicId
 from spark_ssp.kafka_source.planning.spark_checkpoint import (
     SparkOffset,
     decode_any,
@@ -221,6 +221,22 @@ def test_lost_records_of_new_partitions_are_reported() -> None:
         ("partition orders-3", "the partition deleted"),
     ]
     assert batch.end.explicit_starts == {C0: 9, O1: 2, O2: 3, O3: 7}
+
+
+@pytest.mark.parametrize(
+    ("selection", "lost"),
+    [
+        (Subscribe(topics=(O0.stream,)), ["partition orders-1"]),
+        (Assign(partitions=(O0, O1)), []),
+    ],
+)
+def test_partitions_that_the_options_added_have_lost_nothing(
+    selection: Selection, lost: list[str]
+) -> None:
+    start, end = spark('{"orders":{"0":5}}'), spark('{"orders":{"0":6,"1":5}}')
+    batch = to_batch(start, end, BY_PARTITION, earliest={O1: 2}, selection=selection)
+    assert [loss.subject for loss in batch.losses] == lost
+    assert batch.end.explicit_starts == {O1: 2}
 
 
 def test_a_batch_of_ours_after_sparks_offset_is_planned_again() -> None:
