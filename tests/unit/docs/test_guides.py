@@ -7,6 +7,7 @@ import dataclasses
 import inspect
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -35,6 +36,7 @@ from spark_ssp.kafka_source.source import spark_schema
 from spark_ssp.kinesis_source.model.shard import AtTimestamp
 from spark_ssp.kinesis_source.options.parse import parse_options as parse_kinesis_options
 from spark_ssp.kinesis_source.source import spark_schema as kinesis_schema
+from spark_ssp.operations.progress import failure_kind
 from spark_ssp.planner import Pipeline, PlannedPipeline, PlanSettings, Stream, Table
 from spark_ssp.planner.running import RunningPipeline
 from tests.support.guides import GUIDE, PAGES, ROOT, blocks
@@ -64,11 +66,26 @@ def simple_statements(tree: ast.AST) -> Iterator[ast.stmt]:
             yield node
 
 
-def kinds(of: type[SspError] = SspError) -> Iterator[str]:
-    """Of every error that there is."""
-    yield of.kind
+def errors(of: type[SspError] = SspError) -> Iterator[type[SspError]]:
+    """Every class of errors that there is."""
+    yield of
     for further in of.__subclasses__():
-        yield from kinds(further)
+        yield from errors(further)
+
+
+def kinds() -> set[str]:
+    """Of every error that there is."""
+    return {one.kind for one in errors()}
+
+
+def defined_kinds() -> set[str]:
+    """Of every error in the source code, imported or not."""
+    return {
+        kind
+        for folder in ("checkpoint", "kafka_source", "kinesis_source", "spark_ssp")
+        for module in (ROOT / folder).rglob("*.py")
+        for kind in re.findall(r'^    kind = "([a-z-]+)"$', module.read_text("utf-8"), re.MULTILINE)
+    }
 
 
 def columns(page: Path, heading: str) -> dict[str, str]:
@@ -94,7 +111,7 @@ def test_json_is_json(page: Path) -> None:
 def test_kinds_of_errors_are_known(page: Path) -> None:
     assert OF_KINDS
     named = set(re.findall(r"`\[([a-z][a-z-]+)\]`", page.read_text(encoding="utf-8")))
-    assert named <= set(kinds())
+    assert named <= kinds()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.stem))
@@ -104,16 +121,25 @@ def test_programs_are_there(page: Path) -> None:
 
 
 def test_every_kind_of_error_is_in_the_troubleshooting_page() -> None:
-    defined = {
-        kind
-        for folder in ("checkpoint", "kafka_source", "kinesis_source", "spark_ssp")
-        for module in (ROOT / folder).rglob("*.py")
-        for kind in re.findall(r'^    kind = "([a-z-]+)"$', module.read_text("utf-8"), re.MULTILINE)
-    }
+    defined = defined_kinds()
     page = (GUIDE / "troubleshooting.md").read_text(encoding="utf-8")
     assert {"access", "consumer", "lease-table", "plan-store"} <= defined
     assert defined <= set(re.findall(r"`\[([a-z-]+)\]`", page))
     assert set(re.findall(r"^## `\[([a-z-]+)\]`$", page, re.MULTILINE)) <= defined
+
+
+def test_the_search_for_an_error_finds_every_kind() -> None:
+    """In a log, where Python shows an error with its module and class."""
+    (pattern,) = re.findall(r"grep -oE '(.+)'", (GUIDE / "logs.md").read_text(encoding="utf-8"))
+    raised = [one for one in errors() if one.__module__.startswith("spark_ssp.")]
+    assert defined_kinds() <= {one.kind for one in raised}
+    lines = [f"{one.__module__}.{one.__qualname__}: [{one.kind}] orders: found" for one in raised]
+    log = "".join(f"Caused by: {line}\n" for line in lines)
+    found = subprocess.run(
+        ["grep", "-oE", pattern], input=log, capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines() == lines
+    assert [failure_kind(line, None) for line in lines] == [one.kind for one in raised]
 
 
 def test_the_readme_is_short() -> None:
