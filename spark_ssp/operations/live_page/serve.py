@@ -65,8 +65,8 @@ def serve_live_page(
     reach needs a `token`, by which the page is opened; without one, a random token is generated.
 
     `max_delay`: a query whose oldest uncommitted record is older is BEHIND. `stuck_after`: one
-    that commits nothing for longer is STALLED; longer than the interval of the trigger, and than
-    the longest usual batch.
+    that commits nothing for longer although records wait is STALLED; longer than the interval of
+    the trigger, and than the longest usual batch.
 
     Works through Spark Connect too, where the client serves the page. Raises UnsupportedError if
     the packages of the extra `live` are missing, InvalidOptionsError for an address that cannot be
