@@ -298,19 +298,21 @@ def _lease_table(application: str, table: str, connection: ConnectionOptions) ->
         yield Finding(
             "dynamodb:Scan",
             Level.NOTE,
-            f"no table {table}: the query creates it, which needs dynamodb:CreateTable",
+            f"no table {table}: the query creates it",
+            "allow dynamodb:CreateTable, and TagResource with leaseTableTags",
         )
     except SspError as error:
         yield from findings_of("dynamodb:Scan", error)
+        return
     else:
         yield Finding("dynamodb:Scan", Level.OK, f"table {table}, {count} leases")
-        yield Finding(
-            "lease writes",
-            Level.NOTE,
-            "not tried: this command does not write",
-            "allow dynamodb:DescribeTable, PutItem, UpdateItem, DeleteItem and GetItem on "
-            "the table",
-        )
+    yield Finding(
+        "lease writes",
+        Level.NOTE,
+        "not tried: this command does not write",
+        "allow dynamodb:DescribeTable, PutItem, UpdateItem, DeleteItem and GetItem on the table, "
+        "and PartiQLUpdate, by which 16 writes or more are made at once",
+    )
 
 
 # --- Kafka ----------------------------------------------------------------------------------------

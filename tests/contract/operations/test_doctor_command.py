@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from spark_ssp.operations.commands import doctor
 from spark_ssp.operations.commands.doctor import task_interpreter
 from spark_ssp.testing.kinesis.state.faults import AccessDenied
 from tests.contract.operations.conftest import KEYS, Cloud
+from tests.support.guides import GUIDE, blocks
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.operations.command import WIDTHS, Run, check_output, run
 from tests.support.servers.kafka_broker import KafkaBroker
@@ -211,7 +213,11 @@ def test_a_clock_that_is_wrong(orders: Cloud) -> None:
 
 def test_leases(orders: Cloud) -> None:
     options = ("--option=streamName=orders", "--option=applicationName=etl")
-    assert _levels(orders.run("doctor", *options, "--json"))["dynamodb:Scan"] == "note"
+    found = orders.run("doctor", *options, "--json")
+    assert _levels(found)["dynamodb:Scan"] == "note"
+    policy = json.loads(blocks(GUIDE / "leases.md", "json")[0])
+    names = {action.partition(":")[2] for action in policy["Statement"][0]["Action"]}
+    assert {name for name in names if not re.search(rf"\b{name}\b", found.out)} == set()
     orders.table("etl", [])
     assert _levels(orders.run("doctor", *options, "--json"))["dynamodb:Scan"] == "ok"
 
