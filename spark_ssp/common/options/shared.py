@@ -49,8 +49,8 @@ def trigger_option() -> bool:
         "trigger",
         _is_processing_time,
         "`processingTime` declares that the query is not started with the trigger availableNow or "
-        "once. Limits of a batch and leases require it with PySpark 4.0 and 4.1; it has no effect "
-        "from 4.2 on.",
+        "once. With PySpark 4.0 and 4.1, limits of a batch require it, and leases of Kinesis; it "
+        "has no effect from 4.2 on.",
         unset="not declared",
         empty=False,
         only=QueryKind.STREAM,
