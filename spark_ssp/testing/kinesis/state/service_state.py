@@ -66,6 +66,7 @@ class ServiceState:
         self._consumers: dict[str, Consumers] = {}  # by stream name
         self._last_era = 0
         self._created_ms: dict[str, int] = {}  # of each name's latest stream
+        self._last_seconds: dict[str, dict[str, int]] = {}  # of consumers, by stream name
         self._serial = 0
 
     # --- Changes by a test --------------------------------------------------------------------
@@ -105,7 +106,8 @@ class ServiceState:
                 max_record_bytes=max_record_bytes,
             )
             self._streams[name] = stream
-            self._consumers[name] = Consumers(stream.arn)
+            last_seconds = self._last_seconds.setdefault(name, {})
+            self._consumers[name] = Consumers(stream.arn, last_seconds)
             if delay_ms:
                 due_ms = now_ms + delay_ms
                 stream.schedule(

@@ -141,10 +141,10 @@ def advance(
     answers: UnusualAnswers,
 ) -> Step:
     """Return the next step of a subscription that has not ended. `newest`: the latest subscription
-    of its consumer to its shard, None if the consumer was deregistered. `bytes_per_second`: the
-    limit of its consumer and shard, None for no limit."""
+    of its consumer to its shard, None if the consumer was deregistered, or deleted with its stream.
+    `bytes_per_second`: the limit of its consumer and shard, None for no limit."""
     if newest is None:
-        return _failure(subscription, "ResourceNotFoundException", "The consumer was deregistered.")
+        return _failure(subscription, "ResourceNotFoundException", "The consumer was deleted.")
     if newest.serial != subscription.serial:
         return _failure(
             subscription,
@@ -153,8 +153,6 @@ def advance(
         )
     if now_ms - subscription.opened_ms >= LIFE_MS:
         return Step(subscription=replace(subscription, ended=True))
-    if stream.created_ms != subscription.cursor.created_ms:
-        return _failure(subscription, "ResourceNotFoundException", "The stream was deleted.")
     try:
         shard = stream.shard(subscription.shard_id, now_ms)
     except KinesisError as error:
@@ -321,13 +319,14 @@ class Consumer:
 
 
 class Consumers:
-    """The consumers of the stream with `stream_arn`. Times are passed as `now_ms`; not
-    thread-safe."""
+    """The consumers of the stream with `stream_arn`. `last_seconds`: the second in the ARN of each
+    name's latest consumer, those of deleted streams of that name included; updated here. Times are
+    passed as `now_ms`; not thread-safe."""
 
-    def __init__(self, stream_arn: str) -> None:
+    def __init__(self, stream_arn: str, last_seconds: dict[str, int]) -> None:
         self._stream_arn = stream_arn
         self._consumers: dict[str, Consumer] = {}
-        self._last_second: dict[str, int] = {}  # in the ARN of each name's latest consumer
+        self._last_seconds = last_seconds
 
     def all(self, now_ms: int) -> list[Consumer]:
         """Return the consumers that are not deleted, by name."""
@@ -371,8 +370,8 @@ class Consumers:
         with this name."""
         if any(consumer.name == name for consumer in self.all(now_ms)):
             raise in_use(f"Consumer {name} of stream {self._stream_arn} already exists.")
-        created_ms = max(now_ms, (self._last_second.get(name, -1) + 1) * 1000)
-        self._last_second[name] = created_ms // 1000
+        created_ms = max(now_ms, (self._last_seconds.get(name, -1) + 1) * 1000)
+        self._last_seconds[name] = created_ms // 1000
         consumer = Consumer(
             name=name,
             arn=f"{self._stream_arn}/consumer/{name}:{created_ms // 1000}",

@@ -298,6 +298,12 @@ def test_a_subscription_ends_with_its_consumer_or_stream(
     assert codes(state, second) == ["ok"]
     state.delete_stream("orders")
     assert codes(state, second) == [NOT_FOUND]
+    # Within the same second, another stream and consumer of these names.
+    state.create_stream("orders")
+    again = subscribe(state, state.register_consumer("orders", "other").arn)
+    assert codes(state, second) == [NOT_FOUND]
+    state.close_subscription(second)
+    assert state.subscriptions("orders") == [again]
 
 
 def test_the_limit_of_calls_comes_before_the_five_seconds(clock: ManualClock) -> None:
