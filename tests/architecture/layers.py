@@ -89,9 +89,9 @@ FOLDERS: Final[dict[str, dict[str, str]]] = {
     },
     "testing": {
         ".": "",
-        "kafka": "",
+        "kafka": ".",
         "kinesis.state": "",
-        "kinesis": "kinesis.state",
+        "kinesis": ". kinesis.state",
     },
     "common": {
         ".": "",

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from spark_ssp.testing.arguments import AppendNamed
 from spark_ssp.testing.kafka.broker import LOOPBACK, LocalKafka
 
 _DEFAULT_PORT = 9092
@@ -17,12 +18,7 @@ _DEFAULT_PORT = 9092
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run until a signal; 0 then, 1 when the broker cannot start."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    names = [name for name, _ in options.topic]
-    for name in names:
-        if names.count(name) > 1:
-            parser.error(f"argument --topic: found {name} twice, expected each topic once")
+    options = _parser().parse_args(arguments)
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -53,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--topic",
         type=_topic,
-        action="append",
+        action=AppendNamed,
         default=[],
         metavar="NAME[:PARTITIONS]",
         help="a topic to create at the start; may be given several times",

@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
+from spark_ssp.testing.arguments import AppendNamed
 from spark_ssp.testing.kinesis.server import LOOPBACK
 from spark_ssp.testing.kinesis.service import EmbeddedKinesis
 from spark_ssp.testing.kinesis.state.limits import Limits
@@ -61,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--stream",
         type=_stream,
-        action="append",
+        action=AppendNamed,
         default=[],
         metavar="NAME[:SHARDS]",
         help="a stream to create at the start; may be given several times",

@@ -20,6 +20,7 @@ from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError, ReadTimeoutError
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
+from spark_ssp.testing.kinesis.__main__ import main
 from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
     DelayVisibility,
@@ -261,6 +262,13 @@ def test_dynamodb_beside_it() -> None:
         dynamodb.delete_table(TableName="beside-it")
         dynamodb.close()
         assert service.environment()["AWS_ENDPOINT_URL_DYNAMODB"] == service.dynamodb_endpoint_url
+
+
+def test_a_stream_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["--stream", "orders:2", "--stream", "clicks", "--stream", "orders"])
+    assert refused.value.code == 2
+    assert "argument --stream: found orders twice" in capsys.readouterr().err
 
 
 def test_the_command_line_serves_until_it_is_stopped() -> None:
