@@ -1,9 +1,16 @@
 """Departures counted by hour and airport; each count is written once, when it is final."""
 
+from collections import Counter
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.listener import (
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
 from pyspark.sql.streaming.query import StreamingQuery
 
 SOURCE = {"streamName": "departures", "region": "eu-west-1", "startingPosition": "trim_horizon"}
@@ -33,7 +40,20 @@ def start(spark: SparkSession, folder: str, **trigger: Any) -> StreamingQuery:
     return writer.start(f"{folder}/counts")
 
 
-def too_late(query: StreamingQuery) -> int:
-    """Return the number of counts that Spark has dropped since they came too late."""
-    operators = (each for report in query.recentProgress for each in report.stateOperators)
-    return sum(each.numRowsDroppedByWatermark for each in operators)
+class TooLate(StreamingQueryListener):
+    """The number of counts that Spark has dropped since they came too late, by the id of the query.
+
+    Add it before the start, by `spark.streams.addListener`."""
+
+    def __init__(self) -> None:
+        self.dropped = Counter[str]()
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        """Add the counts that a batch has dropped."""
+        operators = event.progress.stateOperators
+        dropped = sum(each.numRowsDroppedByWatermark for each in operators)
+        self.dropped[str(event.progress.id)] += dropped
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None: ...
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None: ...

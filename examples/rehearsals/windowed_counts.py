@@ -10,10 +10,12 @@ import sys
 from collections import Counter
 from datetime import datetime, timedelta
 from pathlib import Path
+from threading import Event
 from typing import Final
 from unittest.mock import patch
 
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.listener import QueryTerminatedEvent
 
 from examples.flights.data import departures
 from examples.recipes import windowed_counts
@@ -22,6 +24,17 @@ from spark_ssp import EmbeddedKinesis
 
 DEPARTURES: Final = 842
 """Those of the first day."""
+
+
+class Listener(windowed_counts.TooLate):
+    """`ended` is set when the query has ended, after the reports of all its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = Event()
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        self.ended.set()
 
 
 def rehearse(spark: SparkSession, folder: Path) -> bool:
@@ -33,14 +46,19 @@ def rehearse(spark: SparkSession, folder: Path) -> bool:
     newest = datetime.fromisoformat(last["time_hour"])
     late = last | {"time_hour": (newest - timedelta(hours=1)).isoformat()}
     next_day = last | {"time_hour": (newest + timedelta(days=1)).isoformat()}
+    too_late = Listener()
+    spark.streams.addListener(too_late)
     with EmbeddedKinesis() as kinesis, patch.dict(windowed_counts.SOURCE, connection(kinesis)):
         kinesis.state.create_stream("departures", shards=2)
         query = windowed_counts.start(spark, str(folder), processingTime="0 seconds")
         for step in (rows, [late], [first, next_day]):
             put(kinesis, "departures", step, key="origin")
             query.processAllAvailable()
-        dropped = windowed_counts.too_late(query)
         query.stop()
+    # Spark reports in a thread; the end comes last.
+    too_late.ended.wait(60)
+    spark.streams.removeListener(too_late)
+    dropped = too_late.dropped[query.id]
 
     table = spark.read.parquet(f"{folder}/counts")
     written = table.selectExpr("unix_seconds(hour) AS hour", "origin", "departures").collect()
