@@ -10,19 +10,23 @@ def start_after(table: DataFrame) -> str:
     """Return a value for `startingPosition`: after the last row of each shard, and shards without
     rows from their beginning.
 
-    The table has the columns `shardId` and `sequenceNumber`, and exactly one row for each user
-    record: with fewer or more, the position in an aggregated record would be wrong. Leave out rows
-    that are older than the stream's retention: a shard that has expired cannot be named.
+    The table has the columns `shardId` and `sequenceNumber`. Without `subSequenceNumber`, or where
+    it is null, it also has exactly one row for each user record: with fewer or more, the position
+    in an aggregated record would be wrong. Leave out rows that are older than the stream's
+    retention: a shard that has expired cannot be named.
     """
     # Sequence numbers are numbers, with more digits than Spark's types have.
     order = F.struct(F.length("sequenceNumber"), "sequenceNumber")
-    rows = table.groupBy("shardId", "sequenceNumber").count()
+    # Of an aggregated record, the table has a row for each user record.
+    index = F.count("*") - 1
+    if "subSequenceNumber" in table.columns:
+        index = F.coalesce(F.max("subSequenceNumber"), index)
+    rows = table.groupBy("shardId", "sequenceNumber").agg(index.alias("index_of_last"))
     last = rows.groupBy("shardId").agg(F.max_by(F.struct("*"), order).alias("last"))
     positions = {
         row.shardId: {
             "after_sequence_number": row.sequenceNumber,
-            # Of an aggregated record, the table has a row for each user record.
-            "sub_sequence_number": row["count"] - 1,
+            "sub_sequence_number": row.index_of_last,
         }
         for row in last.select("last.*").collect()
     }

@@ -3,6 +3,7 @@ shows."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from examples.recipes.start_after_table import start_after
 from tests.architecture.layers import ROOT
 
 # Those of `test_table_formats.py`.
@@ -64,3 +66,25 @@ def test_the_tests_of_a_recipe_pass(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stdout + result.stderr
     assert "2 passed" in result.stdout
+
+
+def test_a_position_after_a_table_is_in_the_last_record_after_its_last_row(
+    spark: SparkSession,
+) -> None:
+    """Of the last aggregated record with the user records 0 to 9, the table lacks number 3."""
+    rows: list[tuple[str, str, int | None]] = [("a", "99", sub) for sub in range(20)]
+    rows += [("a", "100", sub) for sub in range(10) if sub != 3]
+    rows += [("b", "7", None), ("b", "7", None)]
+    table = spark.createDataFrame(
+        rows, "shardId string, sequenceNumber string, subSequenceNumber bigint"
+    )
+    assert json.loads(start_after(table)) == {
+        "a": {"after_sequence_number": "100", "sub_sequence_number": 9},
+        "b": {"after_sequence_number": "7", "sub_sequence_number": 1},
+        "default": "trim_horizon",
+    }
+    complete = table.where("sequenceNumber = '99'").drop("subSequenceNumber")
+    assert json.loads(start_after(complete)) == {
+        "a": {"after_sequence_number": "99", "sub_sequence_number": 19},
+        "default": "trim_horizon",
+    }
