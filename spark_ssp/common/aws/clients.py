@@ -167,13 +167,13 @@ def _found(options: ConnectionOptions, core: botocore.session.Session) -> Creden
 
     def load() -> Loaded:
         credentials = _from_chain(chain, retry_settings(options))
-        return Loaded(credentials, is_plain(credentials))
+        return Loaded(credentials, is_plain(credentials), credentials.method)
 
     found = load()
     if not found.is_plain:
         return found.credentials  # type: ignore[no-any-return]
     # Files of keys are rotated too, while queries run.
-    renewed: Any = RenewedCredentials(load, method=found.credentials.method, loaded=found)
+    renewed: Any = RenewedCredentials(load, loaded=found)
     return renewed  # type: ignore[no-any-return]
 
 

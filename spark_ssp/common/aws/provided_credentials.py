@@ -18,6 +18,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from botocore.exceptions import BotoCoreError
+
 from spark_ssp.common.aws.error_translation import (
     ProviderFailedError,
     code_of,
@@ -38,6 +40,8 @@ PLAIN_LIFETIME_S: Final = 60.0
 _REFUSALS_S: Final = 5.0
 """The time after a renewal within which refusals are those of calls with the former keys."""
 
+_METHOD: Final = "credentialsProvider"
+
 _EXPECTED: Final = (
     "botocore credentials, a boto3 or botocore session that has some, or an object with "
     "get_frozen_credentials()"
@@ -47,10 +51,11 @@ _RETURN_STEP: Final = "return refreshable credentials of botocore from the funct
 
 class Loaded(NamedTuple):
     """Credentials, with botocore's `get_frozen_credentials`. `is_plain`: they do not refresh
-    themselves, and their end is unknown."""
+    themselves, and their end is unknown. `method`: their source, as botocore names it."""
 
     credentials: Any
     is_plain: bool
+    method: str
 
 
 class RenewedCredentials:
@@ -59,19 +64,18 @@ class RenewedCredentials:
 
     Those that refresh themselves are kept. Plain ones are loaded again when they are used after
     `PLAIN_LIFETIME_S`, and when the service refuses them: a rotation may end the keys at any time.
+    While it accepts them, those of another source of the chain do not replace them: a file that is
+    empty while a tool writes it must not let a query continue with another identity.
     """
 
     def __init__(
         self,
         load: Callable[[], Loaded],
         *,
-        method: str,
         monotonic: Callable[[], float] = time.monotonic,
         loaded: Loaded | None = None,
     ) -> None:
-        """Load them, unless they were `loaded` just now. `method` names their source, as in
-        botocore. Raises the errors of `load`, an AccessError each."""
-        self.method = method
+        """Load them, unless they were `loaded` just now. Raises the errors of `load`."""
         self._load = load
         self._monotonic = monotonic
         self._renewing = threading.Lock()
@@ -80,6 +84,11 @@ class RenewedCredentials:
         self._renewed_at: float | None = None
         """The time at which a refusal led to other keys."""
         _renewable.add(self)
+
+    @property
+    def method(self) -> str:
+        """The source of the current ones, as botocore names it."""
+        return self._loaded.method
 
     def get_frozen_credentials(self) -> ReadOnlyCredentials:
         """Return valid keys. Raises ProviderFailedError if they cannot be refreshed, and
@@ -100,7 +109,7 @@ class RenewedCredentials:
             if not self._loaded.is_plain:
                 return False
             before = self._loaded
-            self._reload()
+            self._reload(are_refused=True)
             if _same_keys(before, self._loaded):
                 return False
             self._renewed_at = now
@@ -111,7 +120,7 @@ class RenewedCredentials:
             return self._loaded
         try:
             if not self._is_fresh():
-                self._reload()
+                self._reload(are_refused=False)
         finally:
             self._renewing.release()
         return self._loaded
@@ -119,14 +128,25 @@ class RenewedCredentials:
     def _is_fresh(self) -> bool:
         return not self._loaded.is_plain or self._monotonic() - self._loaded_at < PLAIN_LIFETIME_S
 
-    def _reload(self) -> None:
+    def _reload(self, *, are_refused: bool) -> None:
         loaded_at = self._monotonic()
         try:
-            self._loaded = self._load()
+            loaded = self._load()
         except AccessError as error:
-            # The last ones may still be valid; the service decides.
-            _log.warning("could not renew credentials, using the last ones: %s", error)
+            self._keep(str(error))
+        except (BotoCoreError, OSError, ValueError) as error:
+            # Of a file that is being written, or of a process, whose text may contain a secret.
+            self._keep(type(error).__name__)
+        else:
+            if are_refused or loaded.method == self.method:
+                self._loaded = loaded
+            else:
+                self._keep(f"{self.method} has none, and those of {loaded.method} may be another's")
         self._loaded_at = loaded_at
+
+    def _keep(self, reason: str) -> None:
+        """Keep the last ones, which may still be valid: the service decides."""
+        _log.warning("could not renew credentials, using the last ones: %s", reason)
 
 
 def _same_keys(one: Loaded, other: Loaded) -> bool:
@@ -208,7 +228,7 @@ def load_provided(path: str, call: Callable[[], Any]) -> Loaded:
             _EXPECTED,
             _RETURN_STEP,
         )
-    loaded = Loaded(_Guarded(path, credentials), is_plain(credentials))
+    loaded = Loaded(_Guarded(path, credentials), is_plain(credentials), _METHOD)
     if loaded.is_plain:
         # Keys that cannot be sent, as of a file that is being written, replace no last ones.
         loaded.credentials.get_frozen_credentials()
@@ -262,8 +282,7 @@ def provided_credentials(path: str, arguments: str | None) -> RenewedCredentials
             keywords = json.loads(arguments or "{}")
             _hide_exceptions()
             found = _provided[key] = RenewedCredentials(
-                lambda: load_provided(path, lambda: function(**keywords)),
-                method="credentialsProvider",
+                lambda: load_provided(path, lambda: function(**keywords))
             )
     return found
 

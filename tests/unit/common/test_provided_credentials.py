@@ -199,9 +199,7 @@ def test_plain_credentials_are_requested_again_after_their_lifetime(
             raise answer
         return answer
 
-    provided = RenewedCredentials(
-        lambda: load_provided(PATH, call), method="test", monotonic=lambda: now
-    )
+    provided = RenewedCredentials(lambda: load_provided(PATH, call), monotonic=lambda: now)
     for now, expected in (
         (PLAIN_LIFETIME_S - 1, "ONE"),
         (PLAIN_LIFETIME_S, "ONE"),
@@ -225,9 +223,7 @@ def test_plain_credentials_are_renewed_by_one_thread_at_a_time() -> None:
             assert go_on.wait(30)
         return Credentials(f"K{len(calls)}", CANARY)
 
-    provided = RenewedCredentials(
-        lambda: load_provided(PATH, call), method="test", monotonic=lambda: now
-    )
+    provided = RenewedCredentials(lambda: load_provided(PATH, call), monotonic=lambda: now)
     now = PLAIN_LIFETIME_S
     other = threading.Thread(target=provided.get_frozen_credentials)
     other.start()

@@ -16,7 +16,7 @@ import orjson
 import pytest
 from botocore.credentials import Credentials
 
-from spark_ssp.common.aws import clients
+from spark_ssp.common.aws import clients, provided_credentials
 from spark_ssp.common.aws.clients import create_client, signer
 from spark_ssp.common.aws.provided_credentials import forget_providers
 from spark_ssp.common.errors import AccessError
@@ -304,3 +304,75 @@ def test_other_keys_that_are_refused_too_fail_after_a_few_attempts(
         service.close()
     assert 2 <= len(server.requests) <= 4
     assert {key_id(each) for each in server.requests[1:]} == {"AKIDLATTER"}
+
+
+def written(name: str) -> str:
+    return f"[default]\naws_access_key_id = {name}\naws_secret_access_key = {SECRET}\n"
+
+
+BEING_WRITTEN = (
+    "",
+    "[default]\naws",
+    "[default]\naws_access_key_id = AKIDLATTER\n",
+)
+FAILING_PROCESSES = ("echo '{", f"echo {SECRET} >&2; exit 1", "echo '{\"Version\": 1}'")
+
+
+@pytest.mark.parametrize(
+    ("is_process", "fault"),
+    [
+        *((False, text) for text in BEING_WRITTEN),
+        *((True, text) for text in FAILING_PROCESSES),
+    ],
+)
+def test_a_source_that_cannot_be_read_for_a_moment_leaves_the_last_keys(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    *,
+    is_process: bool,
+    fault: str,
+) -> None:
+    """A tool writes the file in place, or a `credential_process` fails once."""
+    monkeypatch.setattr(provided_credentials, "PLAIN_LIFETIME_S", 0.0)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    source = tmp_path / ("process" if is_process else "credentials")
+
+    def write(name: str) -> None:
+        document = {"Version": 1, "AccessKeyId": name, "SecretAccessKey": SECRET}
+        answer = f"echo '{orjson.dumps(document).decode()}'"
+        source.write_text(answer if is_process else written(name))
+
+    if is_process:
+        (tmp_path / "config").write_text(f"[default]\ncredential_process = sh {source}\n")
+    write("AKIDFORMER")
+    credentials = signer(REGION).credentials
+    source.write_text(fault)
+    assert credentials.get_frozen_credentials().access_key == "AKIDFORMER"
+    assert "could not renew credentials" in caplog.text
+    assert SECRET not in caplog.text
+    write("AKIDLATTER")
+    assert credentials.get_frozen_credentials().access_key == "AKIDLATTER"
+
+
+def test_another_source_of_the_chain_replaces_only_keys_that_are_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(provided_credentials, "PLAIN_LIFETIME_S", 0.0)
+    (tmp_path / "answer").write_bytes(orjson.dumps({"Version": 1, **keys_json("AKIDROLE")}))
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path / 'answer'}\n")
+    file = tmp_path / "credentials"
+    file.write_text(written("AKIDFORMER"))
+    with ScriptedHttp(EMPTY, EMPTY, EMPTY, refusal("InvalidClientTokenId"), EMPTY) as server:
+        service = service_on(replace(REGION, endpoint_url=server.url))
+        for text in (written("AKIDFORMER"), "", written("AKIDLATTER"), ""):
+            file.write_text(text)
+            service.get_records(ORDERS, SHARD, ITERATOR, limit=1)
+        service.close()
+    assert [key_id(each) for each in server.requests] == [
+        "AKIDFORMER",
+        "AKIDFORMER",
+        "AKIDLATTER",
+        "AKIDLATTER",
+        "AKIDROLE",
+    ]
