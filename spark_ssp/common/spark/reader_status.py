@@ -8,7 +8,8 @@ that machine, and never run, returns the statuses as the name of a column:
     spark.read.format("kinesis-ssp").option("statusOf", digests).load().columns
 
 A user knows a source's end offset from the progress, also through Spark Connect. Readers of equal
-end offsets are equally far, so they have the same lag; with leases they have no shard in common.
+end offsets are equally far, so they have the same lag; with leases they have no shard in common. A
+reader that was there some batches ago is another query's that is ahead, if there is a nearer one.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -64,8 +66,11 @@ def is_status(document: Any) -> bool:
     """Return whether a document is a status: a Kinesis source's has an entry for each stream."""
     if not isinstance(document, dict):
         return False
-    nested = [one for one in document.values() if isinstance(one, dict)]
-    return any(mark in one for one in (document, *nested) for mark in _MARKS)
+    return any(mark in entry for entry in _entries(document) for mark in _MARKS)
+
+
+def _entries(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [document, *(one for one in document.values() if isinstance(one, dict))]
 
 
 def lacks_status(source: Mapping[str, Any]) -> bool:
@@ -176,16 +181,26 @@ class StatusFile:
 
 def find_statuses(options: Mapping[str, str], *, folder: Path | None = None) -> str | None:
     """Return the statuses that a batch read requests by its options, as JSON: for each digest the
-    list of the statuses of its readers. None if it requests none. Raises AccessError if other users
-    can access the folder of the files."""
+    list of the statuses of its readers, that of the reader with the fewest newer end offsets first,
+    and among equals that with the largest lag. None if it requests none. Raises AccessError if
+    other users can access the folder of the files."""
     wanted = {name.lower(): value for name, value in options.items()}.get(STATUS_OF.lower())
     if wanted is None:
         return None
-    found: dict[str, list[Status]] = {one: [] for one in wanted.split(",")}
+    found: dict[str, list[tuple[int, int, Status]]] = {one: [] for one in wanted.split(",")}
     for content in _contents(folder or private_folder()):
-        for one in found.keys() & set(content["ends"]):
-            found[one].append(content["status"])
-    return json.dumps([found[one] for one in wanted.split(",")])
+        status = content["status"]
+        for newer, end in enumerate(reversed(content["ends"])):
+            if end in found:
+                found[end].append((newer, -_lag(status), status))
+    ordered = {end: sorted(each, key=itemgetter(0, 1)) for end, each in found.items()}
+    return json.dumps([[each[2] for each in ordered[one]] for one in wanted.split(",")])
+
+
+def _lag(status: Status) -> int:
+    """Return the largest lag of a status; -1 if none is known."""
+    lags = [each.get(mark) for each in _entries(status) for mark in _MARKS]
+    return max((lag for lag in lags if isinstance(lag, int)), default=-1)
 
 
 def status_request(ends: Sequence[Any]) -> str:
@@ -268,7 +283,8 @@ def session_of(query: StreamingQuery, spark: SparkSession | None) -> SparkSessio
 
 def source_statuses(session: SparkSession, progress: Any) -> list[list[Status]]:
     """Return the statuses of the readers of each source of a progress report: normally one, none if
-    it has not reported or is of another package, several if readers have equal end offsets."""
+    it has not reported or is of another package, several if readers had equal end offsets: the
+    nearest first, whose lag is the source's."""
     sources = progress["sources"]
     ends = [parsed(source["endOffset"]) for source in sources]
     latest = [parsed(source["latestOffset"]) for source in sources]

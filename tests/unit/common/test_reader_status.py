@@ -59,6 +59,19 @@ def test_readers_of_equal_ends_are_all_found(base: Path) -> None:
     assert sorted(map(str, found)) == ["{'one': {}}", "{'other': {}}"]
 
 
+def test_the_nearest_reader_comes_first(base: Path) -> None:
+    """One query may be batches ahead of another that reads the same; whichever file sorts first."""
+    readers = [StatusFile(folder=base) for _ in range(8)]
+    for number, reader in enumerate(readers):
+        for end in range(1 + number // 2):
+            lag = 1000 - 100 * end + number % 2
+            reader.publish({"at": end}, {"orders": {"maxMillisBehindLatest": lag}})
+    assert _find(base, {"at": 0}, {"at": 2}) == [
+        [{"orders": {"maxMillisBehindLatest": lag}} for lag in lags]
+        for lags in ([1001, 1000, 901, 900, 801, 800, 701, 700], [801, 800, 701, 700])
+    ]
+
+
 def _killed(base: Path) -> None:
     """Run a reader that is killed while it writes its second status."""
     program = (
