@@ -75,6 +75,22 @@ class Instruments:
 
 _lock = threading.Lock()
 _instruments: Final[WeakKeyDictionary[MeterProvider, Instruments]] = WeakKeyDictionary()
+_global: Instruments | None = None
+"""Those of the global provider."""
+
+
+def _instruments_of(provider: MeterProvider | None) -> Instruments:
+    """Return the instruments of a provider. The global one counts as one provider: until the
+    program sets it, the API returns a proxy, whose instruments it then creates in the real one."""
+    global _global
+    current = get_meter_provider()
+    chosen = provider or current
+    with _lock:
+        found = _instruments.get(chosen) or (_global if chosen is current else None)
+        found = _instruments[chosen] = found or Instruments(chosen)
+        if chosen is current:
+            _global = found
+        return found
 
 
 class OpenTelemetryOutput(Output):
@@ -82,11 +98,7 @@ class OpenTelemetryOutput(Output):
 
     def __init__(self, states: QueryStates, provider: MeterProvider | None) -> None:
         """`provider`: by default, the global one."""
-        chosen = provider or get_meter_provider()
-        with _lock:
-            if chosen not in _instruments:
-                _instruments[chosen] = Instruments(chosen)
-            self._instruments = _instruments[chosen]
+        self._instruments = _instruments_of(provider)
         self._states: QueryStates | None = states
         self._instruments.add(states)
 

@@ -13,6 +13,7 @@ from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
+from opentelemetry.metrics._internal import _ProxyMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
@@ -20,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from spark_ssp.common.errors import InvalidOptionsError
 from spark_ssp.common.version import __version__
-from spark_ssp.operations.metrics import cloudwatch
+from spark_ssp.operations.metrics import cloudwatch, opentelemetry
 from spark_ssp.operations.metrics.catalogue import METRICS
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
 from spark_ssp.operations.metrics.opentelemetry import OpenTelemetryOutput
@@ -186,6 +187,31 @@ def test_opentelemetry_observes_the_last_values_until_it_is_closed(
     assert {one.attributes["query"] for one in observed()["ssp_rows"]} == {"etl"}
     third.close()
     provider.shutdown()
+
+
+@pytest.mark.parametrize("is_set_first", [False, True])
+@pytest.mark.parametrize("first_is_named", [False, True])
+def test_the_global_provider_has_the_instruments_once(
+    monkeypatch: pytest.MonkeyPatch, *, first_is_named: bool, is_set_first: bool
+) -> None:
+    """The program may set it after the first call, which then has a proxy."""
+    reader, proxy = InMemoryMetricReader(), _ProxyMeterProvider()
+    real = MeterProvider([reader])
+    current: list[Any] = [real if is_set_first else proxy]
+    monkeypatch.setattr(opentelemetry, "get_meter_provider", lambda: current[0])
+    monkeypatch.setattr(opentelemetry, "_global", None)
+    states = QueryStates(series=10)
+    states.update(trigger())
+    first = OpenTelemetryOutput(states, current[0] if first_is_named else None)
+    if not is_set_first:
+        proxy.on_set_meter_provider(real)
+        current[0] = real
+    first.close()
+    assert reader.get_metrics_data() is None
+    second = OpenTelemetryOutput(states, None if first_is_named else real)
+    assert reader.get_metrics_data() is not None
+    second.close()
+    real.shutdown()
 
 
 # --- CloudWatch -----------------------------------------------------------------------------------
