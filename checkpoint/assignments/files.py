@@ -172,9 +172,9 @@ def open_assignment_store(uri: str, connection: ConnectionOptions | None = None)
     """Return the store of a URI that passes `parse_store_uri`, without calling it yet. The code
     for AWS is imported when a store there is first opened.
 
-    `connection` is for S3 and DynamoDB; without it boto3's default chain applies, with AWS_REGION
-    and AWS_ENDPOINT_URL. Raises AccessError without credentials, InvalidOptionsError without a
-    region or without the package that a scheme needs.
+    `connection` is for S3 and DynamoDB; without it AWS's default chain applies, with the region
+    and the endpoint of AWS's configuration. Raises AccessError without credentials,
+    InvalidOptionsError without a region or without the package that a scheme needs.
     """
     parsed = parse_store_uri(uri)
     aws = connection or ConnectionOptions()

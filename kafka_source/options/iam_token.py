@@ -91,7 +91,7 @@ def _signer(_process: int, login: ConnectionOptions) -> Signer:
             found="no AWS region, neither in kafka.bootstrap.servers nor in AWS's configuration",
             expected="the region of the brokers",
             next_step="name the brokers as Amazon MSK does (….kafka.<region>.amazonaws.com), or "
-            "set the environment variable AWS_REGION on the driver and on every executor",
+            "set the environment variable AWS_DEFAULT_REGION on the driver and on every executor",
         ) from None
     except CredentialsProviderError:
         raise

@@ -137,13 +137,14 @@ def _core_session(options: ConnectionOptions) -> botocore.session.Session:
     if options.aws_profile is not None:
         core.set_config_variable("profile", options.aws_profile)
     # AWS's Java SDK, and so most clusters, set AWS_REGION; botocore reads only AWS_DEFAULT_REGION.
+    # It is the last, so that the user's own calls by boto3 are in the same region.
     region = options.region or core.get_config_variable("region") or os.environ.get("AWS_REGION")
     if not region:
         raise _invalid(
             "region",
             "no region, neither as an option nor in AWS's configuration",
             "the AWS region to work in",
-            "set region to that of the stream, for example us-east-1, or AWS_REGION",
+            "set region to that of the stream, for example us-east-1, or AWS_DEFAULT_REGION",
         )
     core.set_config_variable("region", region)
     credentials = _found(options, core)

@@ -110,7 +110,8 @@ class StoreCalls(ServiceCalls):
                         option=where.option,
                         found=f"{where.subject}, and {error.problems[0].found}",
                         expected="a region, and an endpoint that is a URL, by AWS's configuration",
-                        next_step="set AWS_REGION, for example us-east-1 (any for a local service)",
+                        next_step="set AWS_DEFAULT_REGION, for example us-east-1 (any for a local "
+                        "service)",
                     )
                 ],
             ) from None
@@ -149,21 +150,21 @@ class StoreCalls(ServiceCalls):
                 where.subject,
                 found=f"{quoted(error)} on {operation}, {self._retrier.max_attempts} times",
                 expected=f"an answer from {place}",
-                next_step="check AWS_REGION, AWS_ENDPOINT_URL and the network, or wait for the "
-                "service",
+                next_step="check AWS_DEFAULT_REGION, AWS_ENDPOINT_URL and the network, or wait for "
+                "the service",
             )
         if code_of(error) in _ABSENT:
             return where.absent(
                 where.subject,
                 found=f"{quoted(error)} on {operation} in {place}",
                 expected=where.resource,
-                next_step=f"create or restore it, or correct {where.option} or AWS_REGION",
+                next_step=f"create or restore it, or correct {where.option} or AWS_DEFAULT_REGION",
             )
         return InvalidRequestError(
             where.subject,
             found=f"{quoted(error)} on {operation}",
             expected=f"a request that {place} accepts, for {where.resource}",
-            next_step=f"check {where.option}, AWS_REGION and AWS_ENDPOINT_URL",
+            next_step=f"check {where.option}, AWS_DEFAULT_REGION and AWS_ENDPOINT_URL",
         )
 
 

@@ -145,8 +145,8 @@ def _local_folder(root: Path) -> WriteOnceFiles:
 
 
 def _open_s3(root: str) -> WriteOnceFiles:
-    """Open the folder with AWS's default credentials chain, AWS_REGION and AWS_ENDPOINT_URL: a
-    client of Spark Connect cannot read Spark's S3 settings."""
+    """Open the folder with AWS's default credentials chain, region and endpoint: a client of
+    Spark Connect cannot read Spark's S3 settings."""
     # Loaded only if needed: the AWS SDK is large.
     from spark_ssp.common.aws.store import S3Calls, S3Files, StoreLocation
 

@@ -329,7 +329,7 @@ def test_without_a_region_the_option_is_named(monkeypatch: pytest.MonkeyPatch) -
     for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", "none-such")
-    with pytest.raises(InvalidOptionsError, match=r"assignmentStore: .*AWS_REGION"):
+    with pytest.raises(InvalidOptionsError, match=r"assignmentStore: .*AWS_DEFAULT_REGION"):
         open_assignment_store("dynamodb://table/orders")
 
 

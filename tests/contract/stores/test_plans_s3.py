@@ -192,7 +192,7 @@ def test_a_bucket_that_is_not_there_is_named_and_not_made(scheme: str, client: A
         with pytest.raises(PlanStoreError, match="NoSuchBucket") as caught:
             ask()
         assert caught.value.subject == f"plans under {root}"
-        assert "correct root or AWS_REGION" in caught.value.next_step
+        assert "correct root or AWS_DEFAULT_REGION" in caught.value.next_step
     assert "no-bucket-of-plans" not in [each["Name"] for each in client.list_buckets()["Buckets"]]
 
 

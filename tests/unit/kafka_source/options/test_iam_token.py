@@ -216,7 +216,7 @@ def test_without_a_region_the_advice_is_to_set_one(monkeypatch: pytest.MonkeyPat
     set_keys(monkeypatch)
     with pytest.raises(AccessError, match="no AWS region") as caught:
         iam_token(ConnectionOptions(), "kafka.example.com:9098")
-    assert "AWS_REGION" in caught.value.next_step
+    assert "AWS_DEFAULT_REGION" in caught.value.next_step
     monkeypatch.setenv("AWS_REGION", "eu-west-3")
     token, _ = iam_token(ConnectionOptions(), "kafka.example.com:9098")
     assert url_of(token).startswith("https://kafka.eu-west-3.")

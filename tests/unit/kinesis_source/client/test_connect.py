@@ -95,12 +95,17 @@ def test_no_region_is_an_error_that_names_the_option() -> None:
         create_client("kinesis", replace(KEYS, region=None))
 
 
-@pytest.mark.parametrize("variable", ["AWS_DEFAULT_REGION", "AWS_REGION"])
-def test_the_region_may_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch, variable: str
+def test_the_region_is_the_first_that_is_set(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(variable, "eu-central-1")
-    assert region(asked_with(replace(KEYS, region=None))) == "eu-central-1"
+    """As docs/guide/kinesis-permissions.md lists them, here the last one first."""
+    unset = replace(KEYS, region=None)
+    monkeypatch.setenv("AWS_REGION", "eu-central-1")
+    assert region(asked_with(unset)) == "eu-central-1"
+    (tmp_path / "config").write_text("[default]\nregion = ap-south-1\n")
+    assert region(asked_with(unset)) == "ap-south-1"
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-west-3")
+    assert region(asked_with(unset)) == "eu-west-3"
     assert region(asked_with(KEYS)) == "us-east-1"
 
 

@@ -401,7 +401,9 @@ def no_aws(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def test_without_a_region_the_root_is_named(no_aws: pytest.MonkeyPatch) -> None:
     no_aws.setenv("AWS_ACCESS_KEY_ID", "local")
     no_aws.setenv("AWS_SECRET_ACCESS_KEY", "local")
-    with pytest.raises(InvalidOptionsError, match=r"root: found plans under s3a://.*AWS_REGION"):
+    with pytest.raises(
+        InvalidOptionsError, match=r"root: found plans under s3a://.*AWS_DEFAULT_REGION"
+    ):
         newest("s3a://lake/delays")
 
 
