@@ -17,16 +17,14 @@ from urllib.parse import urlencode
 import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from spark_ssp.common import clock
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
-from spark_ssp.common.options.values import is_loopback
 from spark_ssp.operations.health import Limits
+from spark_ssp.operations.http_hosts import REFUSAL, base_url, is_local, names_this_machine
 from spark_ssp.operations.live_page.page import (
     Assessed,
     Content,
@@ -177,7 +175,7 @@ def start_server(
     problems = [*_blank("host", host, "127.0.0.1"), *_blank("token", token, "a secret text")]
     if problems:
         raise InvalidOptionsError("the live page", problems)
-    if token is None and not is_loopback(f"http://{f'[{host}]' if ':' in host else host}"):
+    if token is None and not is_local(host):
         token = secrets.token_urlsafe(24)
     try:
         server = PageServer(timelines, host=host, port=port, token=token, now_ms=now_ms)
@@ -251,11 +249,7 @@ class PageServer:
     def url(self) -> str:
         """The address of the page, with its token."""
         query = "" if self._token is None else f"?{urlencode({'token': self._token})}"
-        return f"http://{self._bracketed}:{self._socket.getsockname()[1]}/{query}"
-
-    @property
-    def _bracketed(self) -> str:
-        return f"[{self._host}]" if ":" in self._host else self._host
+        return f"{base_url(self._host)}:{self._socket.getsockname()[1]}/{query}"
 
     def start(self) -> None:
         """Start the thread."""
@@ -293,17 +287,11 @@ class PageServer:
         asyncio.run(self._server.serve(sockets=[self._socket]))
 
     def _application(self) -> Starlette:
-        middleware = []
-        if is_loopback(f"http://{self._bracketed}"):
-            # Against a page of another site whose name resolves to this machine.
-            names = ["127.0.0.1", "localhost", "[::1]"]
-            middleware = [Middleware(TrustedHostMiddleware, allowed_hosts=names)]
-        routes = [Route("/", self._page), Route("/events", self._events)]
-        return Starlette(routes=routes, middleware=middleware)
+        return Starlette(routes=[Route("/", self._page), Route("/events", self._events)])
 
     async def _page(self, request: Request) -> Response:
-        if not self._is_allowed(request):
-            return _refusal()
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         nonce = secrets.token_urlsafe(16)
         shown = await run_in_threadpool(self.rendered)
         policy = (
@@ -319,8 +307,8 @@ class PageServer:
         return HTMLResponse(text, headers=headers)
 
     async def _events(self, request: Request) -> Response:
-        if not self._is_allowed(request):
-            return _refusal()
+        if (refusal := self._refusal(request)) is not None:
+            return refusal
         if self._readers >= MAX_READERS:
             return PlainTextResponse(
                 f"{MAX_READERS} pages are open already: close one of them", status_code=503
@@ -355,12 +343,11 @@ class PageServer:
         with self._lock:
             return next((one for one in self._rendered if one.revision == revision), None)
 
-    def _is_allowed(self, request: Request) -> bool:
-        if self._token is None:
-            return True
+    def _refusal(self, request: Request) -> Response | None:
+        """Return the answer to a request that may not see the page."""
+        if is_local(self._host) and not names_this_machine(request.headers.get("host")):
+            return PlainTextResponse(REFUSAL, status_code=400)
         given = request.query_params.get("token", "")
-        return secrets.compare_digest(given.encode(), self._token.encode())
-
-
-def _refusal() -> Response:
-    return PlainTextResponse("the page needs the token of its address", status_code=403)
+        if self._token is None or secrets.compare_digest(given.encode(), self._token.encode()):
+            return None
+        return PlainTextResponse("the page needs the token of its address", status_code=403)

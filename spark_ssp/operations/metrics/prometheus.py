@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 
-from spark_ssp.common.options.values import is_loopback
+from spark_ssp.operations.http_hosts import REFUSAL, base_url, is_local, names_this_machine
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
 from spark_ssp.operations.metrics.readings import Output, QueryStates, invalid_argument
 
@@ -74,14 +74,13 @@ def _application(server: WSGIServer) -> WSGIApplication:
 
 
 def _for_this_machine(application: WSGIApplication) -> WSGIApplication:
-    """Refuse requests for other hosts: a page of another site, whose name resolves to this machine,
-    could read the metrics."""
+    """Refuse requests for other hosts."""
 
     def answer(environment: WSGIEnvironment, start: StartResponse) -> Iterable[bytes]:
-        if is_loopback(f"http://{environment.get('HTTP_HOST', '')}"):
+        if names_this_machine(environment.get("HTTP_HOST")):
             return application(environment, start)
         start("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
-        return [b"the Host header must name this machine: 127.0.0.1, localhost or [::1]\n"]
+        return [REFUSAL.encode()]
 
     return answer
 
@@ -104,10 +103,9 @@ class ScrapeEndpoint(Output):
             ) from error
         self._server: WSGIServer = started[0]
         self._thread: threading.Thread = started[1]
-        address = f"http://{f'[{host}]' if ':' in host else host}"
-        if is_loopback(address):
+        if is_local(host):
             self._server.set_app(_for_this_machine(_application(self._server)))
-        self.url = f"{address}:{self._server.server_port}/metrics"
+        self.url = f"{base_url(host)}:{self._server.server_port}/metrics"
 
     def close(self) -> None:
         """Stop the endpoint."""

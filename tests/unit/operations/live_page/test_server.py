@@ -60,9 +60,13 @@ class Clock:
 
 @contextmanager
 def serving(
-    content: Counted, *, token: str | None = None, clock: Clock | None = None
+    content: Counted,
+    *,
+    host: str = "127.0.0.1",
+    token: str | None = None,
+    clock: Clock | None = None,
 ) -> Iterator[PageServer]:
-    server = PageServer(content, host="127.0.0.1", port=0, token=token, now_ms=clock or Clock())
+    server = PageServer(content, host=host, port=0, token=token, now_ms=clock or Clock())
     server.start()
     try:
         yield server
@@ -220,5 +224,15 @@ def test_a_name_that_resolves_to_this_machine_is_refused() -> None:
     """A page of another site can resolve its own name to 127.0.0.1 (DNS rebinding)."""
     with serving(Counted()) as server:
         for path in ("/", "/events"):
-            with request(server, path, Host="evil.example") as response:
-                assert response.status == 400
+            for host in ("evil.example", "127.0.0.1.evil.example", "10.0.0.1", ""):
+                with request(server, path, Host=host) as response:
+                    assert response.status == 400
+            with request(server, path, Host="spark.localhost") as response:
+                assert response.status == 200
+
+
+@pytest.mark.parametrize("host", ["127.0.0.2", "localhost"])
+def test_a_page_on_any_loopback_address_is_opened_by_its_url(host: str) -> None:
+    with serving(Counted(), host=host) as server:
+        assert host in server.url
+        assert "version 0" in read(server)[0]
