@@ -29,7 +29,7 @@ FAILING_STARTS: Final = 3
 """A batch that was begun this often without a commit fails again and again."""
 _NAMED: Final = 3
 """The most shards that a reason names."""
-_CLOCK_TOLERANCE_MS: Final = 60_000
+CLOCK_TOLERANCE_MS: Final = 60_000
 """Clocks of two machines differ by less. A time further in the future says nothing of an age."""
 
 
@@ -353,7 +353,7 @@ def outlook(part: Part, limits: Limits) -> Outlook:
 
 def age_ms(time_ms: int | None, now_ms: int) -> int | None:
     """Return how long ago a time was; None if it is not known, as by a clock that is ahead."""
-    if time_ms is None or time_ms - now_ms > _CLOCK_TOLERANCE_MS:
+    if time_ms is None or time_ms - now_ms > CLOCK_TOLERANCE_MS:
         return None
     return max(0, now_ms - time_ms)
 

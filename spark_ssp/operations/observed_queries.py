@@ -21,6 +21,7 @@ from typing import Final
 from spark_ssp.common.logs import count_of
 from spark_ssp.common.times import duration_text
 from spark_ssp.operations.health import (
+    CLOCK_TOLERANCE_MS,
     Behind,
     Finding,
     Health,
@@ -260,10 +261,10 @@ class ObservedQueries:
 
 def is_older(snapshot: QuerySnapshot, known: QuerySnapshot | None) -> bool:
     """Return whether a snapshot of a run is older than one that is known. Batches tell, and times
-    only of one batch: the clock may step back."""
-    if known is None or snapshot.batch_id > known.batch_id:
-        return False
-    return snapshot.batch_id < known.batch_id or snapshot.time_ms < known.time_ms
+    only of one batch, an idle query's, unless the clock was set back meanwhile."""
+    if known is None or snapshot.batch_id != known.batch_id:
+        return known is not None and snapshot.batch_id < known.batch_id
+    return 0 < known.time_ms - snapshot.time_ms <= CLOCK_TOLERANCE_MS
 
 
 def phase_of(message: str) -> Phase | None:

@@ -32,7 +32,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp.common import clock
 from spark_ssp.common.spark.reader_status import Status, lacks_status, source_statuses, status_in
-from spark_ssp.operations.observed_queries import ObservedQueries, phase_of
+from spark_ssp.operations.observed_queries import ObservedQueries, is_older, phase_of
 from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
 
 _REMEMBERED_RUNS: Final = 1000
@@ -143,10 +143,9 @@ class ProgressListener(StreamingQueryListener):
             with self._lock:
                 self._reports[run_id] = progress
             found = self._poller.request(run_id, lambda: progress) or found
-        self._publish(progress, found)
+        self._publish(query_snapshot(progress, found))
 
-    def _publish(self, progress: Any, statuses: Statuses) -> None:
-        snapshot = query_snapshot(progress, statuses)
+    def _publish(self, snapshot: QuerySnapshot) -> None:
         if not self.queries.publish(snapshot):
             return
         with self._lock:
@@ -183,8 +182,13 @@ class ProgressListener(StreamingQueryListener):
             if run_id in self._ended or str(progress["runId"]) != run_id:
                 return
             waiting = self._reports.get(run_id, progress)
-            newest = max(progress, waiting, key=lambda one: str(one["timestamp"]))
-            self._guard.run("a status", lambda: self._publish(newest, statuses))
+            self._guard.run("a status", lambda: self._publish(_newer(progress, waiting, statuses)))
+
+
+def _newer(read: Any, waiting: Any, statuses: Statuses) -> QuerySnapshot:
+    """Return the snapshot of the newer of two reports of a run: the first, unless it is older."""
+    one, other = query_snapshot(read, statuses), query_snapshot(waiting, statuses)
+    return other if is_older(one, other) else one
 
 
 def failure_kind(text: str, error_class: str | None) -> str:

@@ -238,10 +238,14 @@ def test_of_two_queries_with_one_name_the_one_that_was_started_last_counts() -> 
 def test_reports_are_taken_in_order_and_after_the_clock_was_set_back() -> None:
     queries = observed(snapshot(START, 0, batch=7))
     assert not queries.publish(snapshot(START + 1, 0, batch=6))
-    assert not queries.publish(snapshot(START - 1, 0, batch=7))
+    assert not queries.publish(snapshot(START - MINUTE, 0, batch=7))
     back = START - HOUR
-    assert queries.publish(snapshot(back, 11 * MINUTE, batch=8))
+    assert not queries.publish(snapshot(back, 0, batch=6))
+    assert queries.publish(snapshot(back, 11 * MINUTE, batch=7))  # of an idle query
     assert health(queries, back).verdict is Verdict.BEHIND
+    back -= HOUR
+    assert queries.publish(snapshot(back, 0, batch=8))
+    assert health(queries, back).verdict is Verdict.OK
 
 
 def test_a_backlog_is_not_in_time_after_the_clock_was_set_back() -> None:

@@ -287,6 +287,33 @@ def test_before_pyspark_4_2_the_status_follows_from_a_thread(
     listener.close()
 
 
+@pytest.mark.parametrize(
+    ("batch", "time", "is_newer"),
+    [
+        (7, "19:00:00", True),  # the clock was set back
+        (7, "19:59:59", False),
+        (7, "20:00:09", True),
+        (6, "20:00:09", False),
+    ],
+)
+def test_the_newer_of_two_reports_gets_a_status(batch: int, time: str, *, is_newer: bool) -> None:
+    """One that Spark renewed, or one that came meanwhile and waits for its status."""
+    end = end_offset(1)
+    states = QueryStates(series=1)
+    listener = listening(Session(), MetricsPublisher(states, {}))
+    listener._poller.close()
+    waiting = report(end, end, run=RUN, rows=1) | {"timestamp": "2026-11-23T20:00:00.000Z"}
+    listener.onQueryProgress(progress_event(waiting))
+    read = report(end, end, batch=batch, run=RUN, rows=2)
+    read["timestamp"] = f"2026-11-23T{time}.000Z"
+    listener._publish_later(RUN, read, [status({0: 60_000})])
+    query = listener.queries.get(RUN)
+    assert query is not None
+    assert query.snapshot is not None
+    assert query.snapshot.rows == 1 + is_newer
+    assert query.snapshot.sources[0].streams[0].max_lag == 60_000
+
+
 def test_an_idle_query_is_read_again() -> None:
     """Spark sends an event without content, and renews the last report of the query."""
     session, published = Session(), threading.Event()
