@@ -65,11 +65,13 @@ class Environment:
 
     now_ms: Callable[[], int]
     """This machine's clock, in milliseconds since the epoch."""
+    monotonic: Callable[[], float]
+    """Seconds that only differ by the time between two calls, even if the clock is set."""
     sleep: Callable[[float], None]
     """Waits, in seconds."""
 
 
-SYSTEM = Environment(now_ms=clock.now_ms, sleep=time.sleep)
+SYSTEM = Environment(now_ms=clock.now_ms, monotonic=time.monotonic, sleep=time.sleep)
 
 
 class Screen:

@@ -96,7 +96,7 @@ def acceptance_command(
     account = connect_account(
         kinesis,
         dynamodb,
-        monotonic=lambda: environment.now_ms() / 1000,
+        monotonic=environment.monotonic,
         sleep=environment.sleep,
     )
     place = f"region {region}" + (f" at {kinesis.endpoint_url}" if kinesis.endpoint_url else "")

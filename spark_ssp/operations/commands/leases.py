@@ -184,9 +184,9 @@ def leases_command(
                 environment.sleep(pause / 1000)
             with unavailable_noted() if watch and pause is not None else nullcontext():
                 found = rows.read()
-                observed = observe(observed, found.rows, environment.now_ms(), failover)
+                observed = observe(observed, found.rows, environment.monotonic(), failover)
                 if watch or wait == 0 or pause is not None:
-                    reading = _read(settings, found, observed)
+                    reading = _read(settings, found, observed, environment.now_ms())
                     _write(settings, reading, as_json=as_json, watch=watch)
     finally:
         rows.close()
@@ -194,7 +194,7 @@ def leases_command(
         context.exit(FINDING)
 
 
-def _read(settings: _Settings, table: TableRows, observed: ObservedTable) -> _Reading:
+def _read(settings: _Settings, table: TableRows, observed: ObservedTable, now_ms: int) -> _Reading:
     names = tuple(StreamName(name) for name in settings.streams) or streams_of(table.rows.leases)
     streams = {name: _listed(name, settings) for name in names}
     shards = shard_leases(
@@ -209,7 +209,7 @@ def _read(settings: _Settings, table: TableRows, observed: ObservedTable) -> _Re
         table=table,
         shards=tuple(shards),
         streams=streams,
-        now_ms=observed.read_ms,
+        now_ms=now_ms,
         lagging=tuple(row for row, is_late in judged if is_late),
         unmeasured=tuple(row for row, is_late in judged if is_late is None),
         is_judged=limit is None or bool(judged),

@@ -136,7 +136,8 @@ def _stream_in(key: str | None) -> StreamIdentifier | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Renewal:
-    """The readings of one lease's counter. Times are this machine's, in milliseconds."""
+    """The readings of one lease's counter. Times are those of a monotonic clock, in milliseconds: a
+    clock that is set must not make a lease stale, nor renew it."""
 
     counter: int
     since_ms: int
@@ -156,10 +157,10 @@ class Age:
 Renewals = Mapping[LeaseId, Renewal]
 
 
-def age_of(renewal: Renewal, now_ms: int) -> Age:
-    """Return the age of the last renewal."""
-    at_most = None if renewal.after_ms is None else now_ms - renewal.after_ms
-    return Age(at_least=now_ms - renewal.since_ms, at_most=at_most)
+def age_of(renewal: Renewal, read_ms: int) -> Age:
+    """Return the age of the last renewal at a reading."""
+    at_most = None if renewal.after_ms is None else read_ms - renewal.after_ms
+    return Age(at_least=read_ms - renewal.since_ms, at_most=at_most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,9 +176,10 @@ class ObservedTable:
 
 
 def observe(
-    earlier: ObservedTable | None, rows: Rows, now_ms: int, failover_ms: int
+    earlier: ObservedTable | None, rows: Rows, monotonic: float, failover_ms: int
 ) -> ObservedTable:
-    """Return a table after another reading, at `now_ms`."""
+    """Return a table after another reading, at `monotonic` seconds."""
+    read_ms = round(1000 * monotonic)
     before: Renewals = {} if earlier is None else earlier.renewals
     renewals: dict[LeaseId, Renewal] = {}
     for lease in rows.leases:
@@ -188,14 +190,14 @@ def observe(
         else:
             renewals[key] = Renewal(
                 counter=lease.counter,
-                since_ms=now_ms,
+                since_ms=read_ms,
                 after_ms=None if known is None or earlier is None else earlier.read_ms,
             )
     return ObservedTable(
         rows=rows,
         before=None if earlier is None else earlier.rows,
         renewals=renewals,
-        read_ms=now_ms,
+        read_ms=read_ms,
         failover_ms=failover_ms,
     )
 
@@ -224,7 +226,7 @@ def observe_tables(
             rows = _scan(stores[name], name)
         except SspError as error:
             return error
-        return observe(before, rows, environment.now_ms(), failover_ms)
+        return observe(before, rows, environment.monotonic(), failover_ms)
 
     try:
         with ThreadPoolExecutor(_THREADS) as threads:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -114,11 +115,13 @@ def test_closed_shards_before_the_start_of_a_kcl_need_no_lease(
 
 
 def test_a_second_reading_shows_renewals_and_stale_leases(orders: Cloud) -> None:
-    """A counter is all that a row has: one reading proves nothing."""
+    """A counter is all that a row has: one reading proves nothing. The clock may be set between two
+    readings."""
     pause = orders.renew("etl", 1)
     arguments = ("leases", "etl", "--no-lag", "--json")
+    set_back = itertools.count(orders.clock.now_ms(), -3_600_000)
 
-    found = orders.run(*arguments, sleep=pause, now_ms=orders.clock.now_ms).document()
+    found = orders.run(*arguments, sleep=pause, now_ms=lambda: next(set_back)).document()
     rows = {int(row["shard"][-2:]): row for row in found["shards"]}
     assert (rows[1]["state"], rows[1]["renewedAtMostMsAgo"]) == ("held", 15_000)
     assert (rows[2]["state"], rows[2]["renewedAtLeastMsAgo"]) == ("stale", 15_000)

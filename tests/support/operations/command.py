@@ -42,11 +42,23 @@ def run(
     sleep: Callable[[float], None] = _no_sleep,
     environment: Mapping[str, str | None] | None = None,
 ) -> Run:
-    """Run the command. `columns` None: as in a pipe."""
+    """Run the command. `columns` None: as in a pipe. Only its pauses take time, whatever `now_ms`
+    returns."""
+    elapsed = 0.0
+
+    def pause(seconds: float) -> None:
+        nonlocal elapsed
+        sleep(seconds)
+        elapsed += seconds
+
     result = CliRunner().invoke(
         cli,
         arguments,
-        obj=Environment(now_ms=now_ms if callable(now_ms) else lambda: now_ms, sleep=sleep),
+        obj=Environment(
+            now_ms=now_ms if callable(now_ms) else lambda: now_ms,
+            monotonic=lambda: elapsed,
+            sleep=pause,
+        ),
         env={
             "COLUMNS": None if columns is None else str(columns),
             "AWS_EC2_METADATA_DISABLED": "true",
