@@ -52,8 +52,8 @@ def publish_metrics(
     spark: SparkSession,
     *,
     prometheus: int | str | CollectorRegistry | None = None,
-    opentelemetry: bool | MeterProvider = False,
-    cloudwatch: bool | str | PathLike[str] | TextIO = False,
+    opentelemetry: bool | MeterProvider | None = None,
+    cloudwatch: bool | str | PathLike[str] | TextIO | None = None,
     cloudwatch_namespace: str = "spark-ssp",
     series: int = 100,
     max_delay: str = "10m",
@@ -65,8 +65,8 @@ def publish_metrics(
     another address, or a `CollectorRegistry` to add the metrics to. `opentelemetry`: True for the
     global meter provider, or another one. `cloudwatch`: lines in the Embedded Metric Format, True
     for the standard output, else a file to append to or an open stream; `cloudwatch_namespace`:
-    their namespace, for alarms of the Kinesis Client Library the application name. At least one of
-    the three is needed.
+    their namespace, for alarms of the Kinesis Client Library the application name. None and False
+    switch an output off; at least one of the three is needed.
 
     `series`: a stream of at most so many shards or partitions has series of each; a larger one has
     totals only. `max_delay`, `stuck_after`: the limits of a healthy query, as of `spark-ssp
@@ -104,7 +104,7 @@ def _add_prometheus(
     outputs: dict[str, Output], states: QueryStates, target: int | str | CollectorRegistry | None
 ) -> str | None:
     """Add the output for Prometheus; return the URL of its endpoint, if it has one."""
-    if target is None:
+    if target is None or target is False:
         return None
     try:
         from spark_ssp.operations.metrics.prometheus import RegistryOutput, ScrapeEndpoint
@@ -131,9 +131,9 @@ def _address(target: int | str) -> tuple[str, int]:
 
 
 def _add_opentelemetry(
-    outputs: dict[str, Output], states: QueryStates, target: bool | MeterProvider
+    outputs: dict[str, Output], states: QueryStates, target: bool | MeterProvider | None
 ) -> None:
-    if target is False:
+    if target is None or target is False:
         return
     try:
         from spark_ssp.operations.metrics.opentelemetry import OpenTelemetryOutput
@@ -145,11 +145,11 @@ def _add_opentelemetry(
 def _add_cloudwatch(
     outputs: dict[str, Output],
     states: QueryStates,
-    target: bool | str | PathLike[str] | TextIO,
+    target: bool | str | PathLike[str] | TextIO | None,
     namespace: str,
     series: int,
 ) -> None:
-    if target is False:
+    if target is None or target is False:
         return
     if not namespace or namespace.startswith((":", "AWS/")):
         raise invalid_argument(

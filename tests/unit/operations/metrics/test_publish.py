@@ -66,11 +66,18 @@ def ended(run: str, error: str | None = None) -> QueryTerminatedEvent:
 
 # --- Arguments ------------------------------------------------------------------------------------
 
+OUTPUTS = ("prometheus", "opentelemetry", "cloudwatch")
+
 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
+        *(
+            (dict.fromkeys(OUTPUTS, off), "prometheus, opentelemetry, cloudwatch: found no output")
+            for off in (None, False)
+        ),
         ({}, "prometheus, opentelemetry, cloudwatch: found no output"),
+        ({"prometheus": True}, "prometheus: found True"),
         ({"prometheus": 70_000}, "prometheus: found 70000"),
         ({"prometheus": "example.org"}, "prometheus: found 'example.org'"),
         ({"prometheus": CollectorRegistry(), "series": -1}, "series: found -1"),
