@@ -57,6 +57,7 @@ _OLDEST_JAVA: Final = 17
 _TOO_NEW_JAVA: Final = 23
 """For Hadoop 3.4.1, which Spark 4.0 has (HADOOP-19212)."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
+_VERSION: Final = re.compile(r"([0-9]+)(?:\.([0-9]+))?")
 _JAVA: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
 _SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
 _JAVA_TIMEOUT_S: Final = 30
@@ -163,9 +164,15 @@ def check_machine() -> Iterator[Finding]:
     yield _dependencies()
     yield _kafka_reads()
     yield from _formats()
-    file = defaults_file(os.environ)
-    defaults = "" if file is None else file.read_text(encoding="utf-8", errors="replace")
-    yield from check_interpreters(os.environ, defaults, _required())
+    file, defaults = _read_defaults(os.environ)
+    if defaults is None:
+        yield Finding(
+            "spark-defaults.conf",
+            Level.NOTE,
+            f"{file} cannot be read; it may name another interpreter for tasks",
+            "let this user read it",
+        )
+    yield from check_interpreters(os.environ, defaults or "", _required())
     yield from _temporary_files()
     yield _sockets(file, defaults)
 
@@ -180,13 +187,20 @@ def _pyspark() -> Finding:
             "on a platform, run the command with the platform's Python; elsewhere "
             + install_step("pyspark"),
         )
-    major, minor = (int(part) for part in found.split(".")[:2])
-    if major < OLDEST_PYSPARK:
+    major, minor = _numbers(found)
+    if major is not None and major < OLDEST_PYSPARK:
         return Finding(
             "PySpark",
             Level.PROBLEM,
             f"{found}, which has no streaming data sources in Python",
             "use PySpark 4.0 or newer; unset SPARK_HOME if it names an older Spark",
+        )
+    if major is None or minor is None:
+        return Finding(
+            "PySpark",
+            Level.NOTE,
+            f"{found}, which does not show whether it is 4.2 or newer",
+            f"see {GUIDE}compatibility.md for what depends on it",
         )
     if (major, minor) < (4, 2):
         return Finding(
@@ -196,6 +210,15 @@ def _pyspark() -> Finding:
             f"see {GUIDE}kinesis-limits.md, or use PySpark 4.2 or newer",
         )
     return Finding("PySpark", Level.OK, found)
+
+
+def _numbers(version: str) -> tuple[int | None, int | None]:
+    """Return the first two numbers of a version, which a vendor may write in another form; None for
+    those that it does not have."""
+    match = _VERSION.match(version)
+    if match is None:
+        return None, None
+    return int(match[1]), None if match[2] is None else int(match[2])
 
 
 def _java(environ: Mapping[str, str]) -> Finding:
@@ -315,14 +338,16 @@ def _temporary_files() -> Iterator[Finding]:
         yield Finding("temporary files", Level.OK, str(folder))
 
 
-def _sockets(file: Path | None, text: str) -> Finding:
+def _sockets(file: Path | None, text: str | None) -> Finding:
     """Check the sockets between Spark's JVM and its Python processes. `text`: of the file
-    spark-defaults.conf."""
+    spark-defaults.conf, None if it cannot be read."""
     check = "reader sockets"
-    match = re.search(rf"^\s*{re.escape(_SOCKETS)}[\s=]+(\S+)", text, re.MULTILINE)
+    match = re.search(rf"^\s*{re.escape(_SOCKETS)}[\s=]+(\S+)", text or "", re.MULTILINE)
     if match is not None and match[1].lower() == "true":
         return Finding(check, Level.OK, f"{_SOCKETS}=true in {file}")
     where = "no spark-defaults.conf was found" if file is None else f"not in {file}"
+    if text is None:
+        where = f"{file} cannot be read"
     return Finding(
         check,
         Level.NOTE,
@@ -360,7 +385,8 @@ try:
     found["pyspark"] = pyspark.__version__
 except Exception:
     found["pyspark"] = None
-if found["pyspark"] and int(found["pyspark"].partition(".")[0]) >= 4:
+major = (found["pyspark"] or "").partition(".")[0]
+if found["pyspark"] and not (major.isdecimal() and int(major) < 4):
     for name in ("pyspark_kafka_ssp", "pyspark_kinesis_ssp"):
         try:
             importlib.import_module(name)
@@ -441,7 +467,8 @@ def check_interpreters(
 
 def _of_lookup(lookup: Interpreter, found: _Answer) -> Iterator[Finding]:
     """Yield the findings about modules that the JVM may find or not."""
-    if found.pyspark is not None and int(found.pyspark.partition(".")[0]) < OLDEST_PYSPARK:
+    major, _ = _numbers(found.pyspark or "")
+    if major is not None and major < OLDEST_PYSPARK:
         yield Finding(
             "Python of the JVM",
             Level.WARNING,
@@ -521,10 +548,18 @@ def _asked(program: str, packages: Sequence[str]) -> _Answer | str:
         return f"no Python interpreter ({printable(last[0][:200])})"
 
 
-def defaults_file(environ: Mapping[str, str]) -> Path | None:
-    """Return the file spark-defaults.conf that this environment names, if it exists."""
+def _read_defaults(environ: Mapping[str, str]) -> tuple[Path | None, str | None]:
+    """Return the file spark-defaults.conf that this environment names, None if it does not exist,
+    and its text, None if it cannot be read."""
     folder = environ.get("SPARK_CONF_DIR")
     if folder is None and "SPARK_HOME" in environ:
         folder = str(Path(environ["SPARK_HOME"]) / "conf")
-    file = None if folder is None else Path(folder) / "spark-defaults.conf"
-    return file if file is not None and file.is_file() else None
+    if folder is None:
+        return None, ""
+    file = Path(folder) / "spark-defaults.conf"
+    try:
+        return file, file.read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return None, ""
+    except OSError:
+        return file, None

@@ -133,6 +133,7 @@ def test_a_slow_interpreter_is_not_a_wrong_one(
     ("name", "text", "level", "found"),
     [
         ("pyspark.py", "__version__ = '3.5.6'", "warning", "PySpark 3.5.6"),
+        ("pyspark.py", "__version__ = 'vendor'", "problem", "ends in UnsupportedError"),
         ("pyspark.py", "1 / 0", "ok", ""),
         ("pyspark_orders.py", "import sys; sys.exit('a job')", "note", "pyspark_orders"),
         ("pyspark_kafka_ssp.py", "print(1); 1 / 0", "problem", "ends in ZeroDivisionError"),
@@ -328,6 +329,38 @@ def test_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert levels["Java"] == "note"  # This Python can be a client of Spark Connect.
     assert levels["dependencies"] == levels["Kafka reads"] == "ok"
     assert "identity" not in levels
+
+
+def test_defaults_that_cannot_be_read_hide_no_other_check(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def read_text(path: Path, **_: object) -> str:
+        raise PermissionError(path)
+
+    expected = _levels(run("doctor", "--json"))
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    monkeypatch.setattr(Path, "read_text", read_text)
+    levels = _levels(run("doctor", "--json"))
+    assert levels == expected | {"spark-defaults.conf": "note"}
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [
+        ("4", "note"),
+        ("vendor-4.2", "note"),
+        ("4.2", "ok"),
+        ("4.1.0+vendor", "note"),
+        ("5.0.dev1", "ok"),
+        ("3", "problem"),
+    ],
+)
+def test_a_version_of_pyspark_in_any_form(
+    monkeypatch: pytest.MonkeyPatch, version: str, level: str
+) -> None:
+    monkeypatch.setattr(doctor, "pyspark_version", lambda: version)
+    found = doctor._pyspark()
+    assert (found.level, version in found.found) == (level, True)
 
 
 def test_a_driver_needs_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
