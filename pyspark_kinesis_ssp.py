@@ -8,7 +8,6 @@ PySpark until a query uses this source.
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from typing import NoReturn
 
 try:
     from pyspark.sql.datasource import (
@@ -96,12 +95,13 @@ class DefaultSource(DataSource):
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
         columns that are not parts of records, the errors of a stream that does not exist or may not
         be described, or UnsupportedError for the mode `overwrite`."""
+        from spark_ssp.common.errors import UnsupportedError
         from spark_ssp.common.spark.schema_check import check_not_table
         from spark_ssp.kinesis_source.sink.table_sink import KinesisBatchWriter
 
         check_not_table(FORMAT, self._options)
         if overwrite:
-            _refuse(
+            raise UnsupportedError(
                 "df.write.mode(...)",
                 found="overwrite",
                 expected="append: records of a stream are not replaced",
@@ -117,9 +117,3 @@ class DefaultSource(DataSource):
 
         check_not_table(FORMAT, self._options)
         return KinesisStreamWriter(self._options, schema)
-
-
-def _refuse(subject: str, *, found: str, expected: str, next_step: str) -> NoReturn:
-    from spark_ssp.common.errors import UnsupportedError
-
-    raise UnsupportedError(subject, found=found, expected=expected, next_step=next_step)
