@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,11 +15,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.common.locations import is_path
+from spark_ssp.common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
 from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING, is_rocksdb
 from spark_ssp.planner.graph.errors import SessionSettingError
 from spark_ssp.planner.graph.operators import Graph, PartitionBy
 from spark_ssp.planner.graph.systems import Services, SparkFormat
-from spark_ssp.planner.planning.stages import bootstrap_stages
+from spark_ssp.planner.planning.stages import bootstrap_stages, stages_of
 from spark_ssp.planner.running.dataframes import StageQuery, StreamAccess, stage_queries
 from spark_ssp.planner.running.supervisor import Phase, RunningPipeline
 
@@ -30,6 +31,8 @@ OUTPUT_MODES: Final = ("append", "complete", "update")
 
 _QUERY_ID: Final = "sql.streaming.queryId"
 """Spark's local property with the query id in the thread that calls the `foreachBatch` function."""
+_TRIGGER: Final = "trigger"
+"""The option of the sources that declares a trigger (`options.shared.trigger_option`)."""
 _DEFAULT: Final = "fs.defaultFS"
 """Hadoop's setting for the file system of paths without a scheme."""
 
@@ -84,8 +87,11 @@ def prepare(
         # Building their frames requires it already.
         check_state_store(spark)
     queries = stage_queries(graph, access)
-    problems = settings.problems([query.stage for query in queries])
+    names = [query.stage for query in queries]
+    phases = phases_of(graph, names, settings, PYSPARK_WITHOUT_LIMITS)
+    problems = settings.problems(names)
     problems += _time_problems(settings, queries[0].frame)
+    problems += trigger_problems(graph, services, phases, PYSPARK_WITHOUT_LIMITS)
     if problems:
         raise InvalidOptionsError(f"running pipeline {graph.pipeline}", problems)
     if any(query.keeps_state for query in queries):
@@ -99,7 +105,7 @@ def prepare(
         spark.createDataFrame([], "nothing int")
         return _start(graph.pipeline, known[stage], root, settings, finite=finite)
 
-    return RunningPipeline(graph.pipeline, _phases(graph, queries, settings), start)
+    return RunningPipeline(graph.pipeline, phases, start)
 
 
 def _time_problems(settings: RunSettings, frame: DataFrame) -> list[OptionProblem]:
@@ -144,13 +150,44 @@ def checkpoint(root: str, stage: str) -> str:
     return f"{root.rstrip('/')}/{STAGES}/{stage}"
 
 
-def _phases(
-    graph: Graph, queries: Sequence[StageQuery], settings: RunSettings
+def phases_of(
+    graph: Graph, stages: Sequence[str], settings: RunSettings, pyspark_without_limits: str | None
 ) -> tuple[Phase, ...]:
-    names = tuple(query.stage for query in queries)
-    sequential = names if settings.available_now else bootstrap_stages(graph)
-    first = tuple(Phase(stages=(name,), finite=True) for name in sequential)
-    return first if settings.available_now else (*first, Phase(stages=names, finite=False))
+    """Return the phases of a pipeline with these stages, in start order. `pyspark_without_limits`
+    is the version of a PySpark that runs availableNow as one batch, else None: there the first run
+    after a failed one only repeats its batch, and the second reads what was available."""
+    sequential = stages if settings.available_now else bootstrap_stages(graph)
+    runs = 1 if pyspark_without_limits is None else 2
+    first = tuple(Phase(stages=(name,), finite=True, runs=runs) for name in sequential)
+    return first if settings.available_now else (*first, Phase(stages=(*stages,), finite=False))
+
+
+def trigger_problems(
+    graph: Graph,
+    services: Services,
+    phases: Sequence[Phase],
+    pyspark_without_limits: str | None,
+) -> Iterator[OptionProblem]:
+    """Yield a problem for each system whose options declare another trigger than availableNow, by
+    which a finite phase reads the system: with a PySpark as in `phases_of`, limits would end it
+    before all records are read."""
+    finite = {stage for phase in phases if phase.finite for stage in phase.stages}
+    found: dict[str, str] = {}
+    for stage in stages_of(graph):
+        for stream in stage.sources or () if stage.name in finite else ():
+            options = services[stream.system].reader_format(stream.stream).options
+            if any(name.strip().lower() == _TRIGGER for name in options):
+                found.setdefault(stream.system, stage.name)
+    if pyspark_without_limits is not None:
+        for system, name in sorted(found.items()):
+            yield OptionProblem(
+                option=_TRIGGER,
+                found=f"processingTime for system {system}, with PySpark {pyspark_without_limits}",
+                expected=f"no declared trigger: stage {name} runs to completion by availableNow, "
+                "which this version runs as one batch",
+                next_step="remove it, and the limits of a batch that require it, from the options "
+                "of the system; or use PySpark 4.2 or newer",
+            )
 
 
 def _start(

@@ -49,6 +49,9 @@ class Phase:
 
     stages: tuple[str, ...]
     finite: bool
+    runs: int = 1
+    """Runs of each stage's query in a finite phase, one after the other: the next phase starts
+    after the last."""
 
 
 class StageState(StrEnum):
@@ -95,6 +98,7 @@ class RunningPipeline:
         self._stages = tuple(dict.fromkeys(s for phase in self._phases for s in phase.stages))
         self._states = dict.fromkeys(self._stages, StageState.WAITING)
         self._queries: dict[str, RunningQuery] = {}
+        self._runs_left = dict.fromkeys(self._stages, 0)
         self._batches: dict[str, int] = {}
         self._failure: BaseException | None = None
         self._stop_asked = threading.Event()
@@ -185,12 +189,21 @@ class RunningPipeline:
         for stage in phase.stages:
             if self._stop_asked.is_set():
                 return
-            try:
-                self._queries[stage] = self._start(stage, phase.finite)
-            except Exception as error:
-                raise start_failure(self._pipeline, stage, error) from error
-            self._states[stage] = StageState.RUNNING
-            _log.info("stage %s of pipeline %s runs", stage, self._pipeline)
+            self._runs_left[stage] = phase.runs
+            self._start_one(stage, phase)
+
+    def _start_one(self, stage: str, phase: Phase) -> None:
+        self._batch(stage)  # of the query before, which the new one does not know
+        try:
+            if stage in self._queries:
+                # Its name is free once its thread has ended, which `stop` waits for.
+                self._queries[stage].stop()
+            self._queries[stage] = self._start(stage, phase.finite)
+        except Exception as error:
+            raise start_failure(self._pipeline, stage, error) from error
+        self._states[stage] = StageState.RUNNING
+        self._runs_left[stage] -= 1
+        _log.info("stage %s of pipeline %s runs", stage, self._pipeline)
 
     def _watch(self, phase: Phase) -> None:
         """Poll until all stages have ended or a stop is requested. Raises for one that failed."""
@@ -216,6 +229,9 @@ class RunningPipeline:
             raise stage_failure(self._pipeline, stage, error) from error
         if not phase.finite:
             raise ended_normally(self._pipeline, stage)
+        if self._runs_left[stage]:
+            self._start_one(stage, phase)
+            return
         later = self._phases[self._phases.index(phase) + 1 :]
         starts_again = any(stage in other.stages for other in later)
         self._states[stage] = StageState.WAITING if starts_again else StageState.ENDED

@@ -12,6 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING
+from spark_ssp.kafka_source.pipeline_system import KafkaSystem
+from spark_ssp.kinesis_source.pipeline_system import KinesisSystem
+from spark_ssp.planner import Pipeline, Services
 from spark_ssp.planner.graph.operators import OperatorName
 from spark_ssp.planner.graph.systems import SparkFormat
 from spark_ssp.planner.running import SessionSettingError
@@ -20,9 +23,12 @@ from spark_ssp.planner.running.start import (
     RunSettings,
     check_state_store,
     is_remote,
+    phases_of,
     start_in,
+    trigger_problems,
     warn_many_tasks,
 )
+from spark_ssp.planner.running.supervisor import Phase
 
 
 def session(*, provider: str = PROVIDER, tasks: str = "200", cores: int = 2) -> SparkSession:
@@ -96,3 +102,62 @@ def test_a_stage_that_updates_is_refused_on_a_remote_session() -> None:
     )
     with pytest.raises(SessionSettingError, match=r"Spark Connect: found .* for stage totals"):
         start_in("update", "p", query, "root", RunSettings(), finite=True)
+
+
+# --- Phases ---------------------------------------------------------------------------------------
+
+
+def of_prices() -> Pipeline:
+    """The table of prices is filled through a stage, which runs to completion first."""
+    pipeline = Pipeline("p", systems={"kafka": "kafka", "kinesis": "kinesis", "old": "kafka"})
+    prices = pipeline.table("prices", key="item")
+    prices.side_input(pipeline.input("kafka", "prices").partition_by("item", name="by-item"))
+    orders = pipeline.input("kinesis", "orders").merge(pipeline.input("old", "returns"))
+    orders.partition_by("item", name="by-order").join_table(prices).output("kafka", "out")
+    return pipeline
+
+
+def phases(*, available_now: bool, version: str | None) -> tuple[Phase, ...]:
+    stages = ("by-item", "by-order", "to-out")
+    settings = RunSettings(available_now=available_now)
+    return phases_of(of_prices().build(), stages, settings, version)
+
+
+@pytest.mark.parametrize(("version", "runs"), [("4.1.1", 2), (None, 1)])
+def test_a_stage_runs_again_if_its_first_run_may_only_repeat_a_batch(
+    version: str | None, runs: int
+) -> None:
+    first, *others = (
+        Phase(stages=(name,), finite=True, runs=runs) for name in ("by-item", "by-order", "to-out")
+    )
+    assert phases(available_now=True, version=version) == (first, *others)
+    everything = Phase(stages=("by-item", "by-order", "to-out"), finite=False)
+    assert phases(available_now=False, version=version) == (first, everything)
+
+
+@pytest.mark.parametrize(
+    ("available_now", "version", "refused"),
+    [
+        (False, "4.1.1", ["kafka"]),
+        (True, "4.1.1", ["kafka", "kinesis"]),
+        (False, None, []),
+        (True, None, []),
+    ],
+)
+def test_a_declared_trigger_is_refused_where_stages_run_by_another(
+    available_now: bool, version: str | None, refused: list[str]
+) -> None:
+    """With it limits would apply to the only batch of a run, which would leave records unread."""
+    limited = {"maxOffsetsPerTrigger": "1000", " Trigger ": "processingTime"}
+    cluster = {"kafka.bootstrap.servers": "localhost:1"}
+    services = Services(
+        {
+            "kafka": KafkaSystem(cluster, reader=limited),
+            "kinesis": KinesisSystem({"region": "eu-west-1", "trigger": "processingTime"}),
+            "old": KafkaSystem(cluster),
+        }
+    )
+    known = phases(available_now=available_now, version=version)
+    problems = [*trigger_problems(of_prices().build(), services, known, version)]
+    assert [problem.option for problem in problems] == ["trigger"] * len(refused)
+    assert [problem.found.split()[3].rstrip(",") for problem in problems] == refused

@@ -205,9 +205,39 @@ def test_a_stage_may_run_to_its_end_first_and_then_go_on() -> None:
     running = scene.running.launch()
     scene.queries["one"].end()
     scene.await_started("two")
-    assert scene.log[:3] == ["start one to its end", "start one", "start two"]
+    # Stopping waits until Spark has forgotten the query of that name.
+    assert scene.log == ["start one to its end", "stop one", "start one", "start two"]
     running.stop()
     assert set(scene.states().values()) == {StageState.STOPPED}
+
+
+def test_a_stage_of_several_runs_ends_with_the_last_of_them() -> None:
+    scene = Scene(Phase(stages=("one",), finite=True, runs=2), for_ever("two"))
+    with scene.running.launch() as running:
+        scene.queries["one"].progress = {"batchId": 7}
+        scene.queries["one"].end()
+        again = scene.await_started("one", times=2)
+        assert scene.states() == {"one": StageState.RUNNING, "two": StageState.WAITING}
+        assert [status.batch for status in running.status] == [7, None]
+        again.end()
+        scene.await_started("two")
+        assert scene.states() == {"one": StageState.ENDED, "two": StageState.RUNNING}
+    assert scene.log[:4] == [
+        "start one to its end",
+        "stop one",
+        "start one to its end",
+        "start two",
+    ]
+
+
+def test_a_failure_of_a_later_run_of_a_stage_ends_its_phase() -> None:
+    scene = Scene(Phase(stages=("one",), finite=True, runs=2), for_ever("two"))
+    running = scene.running.launch()
+    scene.queries["one"].end()
+    scene.await_started("one", times=2).end(ValueError())
+    with pytest.raises(PipelineStageError, match="stage one"):
+        running.await_termination(_DEADLINE_S)
+    assert "two" not in scene.queries
 
 
 def test_a_failure_in_a_first_phase_starts_no_other() -> None:
