@@ -172,6 +172,12 @@ class KafkaSystem:
         return Delivery.EXACTLY_ONCE not in [text.strip().lower() for text in given]
 
     @property
+    def needs_fixed_division(self) -> bool:
+        """Return whether a batch that is written again needs its rows in the same tasks, whose
+        markers prove what has been written."""
+        return not self.has_duplicates
+
+    @property
     def repeat_reader_options(self) -> Mapping[str, str]:
         """The additional options of a reader, so that `drop_duplicates` can detect repeats, or so
         that there are none."""

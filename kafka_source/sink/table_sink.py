@@ -28,15 +28,13 @@ from pyspark.sql.types import (
 from spark_ssp.common import clock
 from spark_ssp.common.logs import show_logs
 from spark_ssp.common.spark.batch_plan import (
-    ADAPTIVE_QUERY,
-    ADAPTIVE_STREAM,
     TaskWrite,
     require_fixed_division,
     run_of_task,
     task_of_batch_write,
     task_of_query,
 )
-from spark_ssp.common.spark.pyspark_api import WRITES_ARROW, RecordBatchStreamWriter
+from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
 from spark_ssp.common.spark.schema_check import RecordColumn, find_columns, is_text, of_types
 from spark_ssp.kafka_source.dedup.dedup_headers import (
     Header,
@@ -81,7 +79,7 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
         task = partial(task_of_batch_write, self._source, self._batch)
         if self._options.is_exactly_once and self._options.batch_write is not None:
-            require_fixed_division(DELIVERY_GUARANTEE, ADAPTIVE_QUERY)
+            require_fixed_division(DELIVERY_GUARANTEE, by_batch_writes=True)
         return _write(iterator, self._columns, self._options, task, self._attempt_ms, has_gaps=True)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -109,8 +107,8 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
         needed_by = DELIVERY_GUARANTEE if self._options.is_exactly_once else INCLUDE_REPEAT_HEADERS
         task = partial(task_of_query, needed_by)
-        if self._options.is_exactly_once and WRITES_ARROW:
-            require_fixed_division(DELIVERY_GUARANTEE, ADAPTIVE_STREAM)
+        if self._options.is_exactly_once:
+            require_fixed_division(DELIVERY_GUARANTEE, by_batch_writes=False)
         return _write(batches, self._columns, self._options, task, self._attempt_ms, has_gaps=False)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

@@ -21,6 +21,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import InputPartition
 
 from spark_ssp.common.errors import DataLossError, UnsupportedError
+from spark_ssp.common.spark.pyspark_api import WRITES_ARROW
 from spark_ssp.common.times import time_text
 
 T = TypeVar("T")
@@ -76,17 +77,48 @@ ADAPTIVE_STREAM: Final = "spark.sql.adaptive.streaming.stateless.enabled"
 in a batch query, and, from PySpark 4.1 on, in a streaming query without state."""
 
 
-def require_fixed_division(option: str, setting: str) -> None:
-    """Raise UnsupportedError, which names `option`, unless the current query has turned the setting
-    off: a batch that runs again must have its rows in the same tasks."""
-    found = _task().getLocalProperty(setting)
-    if (found or "").strip().lower() != "false":
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangedDivision:
+    """A setting that lets Spark divide the rows of a batch anew when it runs again, in the terms of
+    an error."""
+
+    setting: str
+    found: str
+    expected: str
+    next_step: str
+
+
+def changed_division(
+    settings: Callable[[str], str | None], *, by_batch_writes: bool
+) -> ChangedDivision | None:
+    """Return the setting by which a batch of a streaming query that runs again may have its rows in
+    other tasks; None if all are off. `settings` returns a setting, None for one that is not set.
+    `by_batch_writes`: the query writes each batch by a batch write, in `foreachBatch`."""
+    if not (by_batch_writes or WRITES_ARROW):
+        return None
+    setting = ADAPTIVE_QUERY if by_batch_writes else ADAPTIVE_STREAM
+    found = settings(setting)
+    if (found or "").strip().lower() == "false":
+        return None
+    return ChangedDivision(
+        setting=setting,
+        found=f"{found or 'true, its default'}, by which Spark may divide rows among other tasks "
+        "when a batch runs again",
+        expected="false",
+        next_step=f"spark.conf.set({setting!r}, 'false') before the query starts",
+    )
+
+
+def require_fixed_division(option: str, *, by_batch_writes: bool) -> None:
+    """Raise UnsupportedError, which names `option`, if `changed_division` finds a setting of the
+    current task's query."""
+    changed = changed_division(_task().getLocalProperty, by_batch_writes=by_batch_writes)
+    if changed is not None:
         raise UnsupportedError(
             option,
-            found=f"{setting}={found or 'true, its default'}, by which Spark may divide rows "
-            "among other tasks when a batch runs again",
-            expected=f"{setting}=false",
-            next_step=f"spark.conf.set({setting!r}, 'false') before the query starts",
+            found=f"{changed.setting}={changed.found}",
+            expected=f"{changed.setting}={changed.expected}",
+            next_step=changed.next_step,
         )
 
 

@@ -66,6 +66,8 @@ class StageQuery:
     writer: SparkFormat
     batch_write_option: str | None
     """The option of `DropsDuplicates`, if the system has one."""
+    needs_fixed_division: bool
+    """As of `NeedsFixedDivision`; False for other systems."""
     keeps_state: bool
     """True if this package's operators keep state; user functions are not inspected."""
 
@@ -118,6 +120,7 @@ class _Frames:
         with refusal.on_errors_of_services():
             writer = self.access.writer(sink.stream)
             batch_write_option = self.access.batch_write_option(sink.stream)
+            needs_fixed_division = self.access.needs_fixed_division(sink.stream)
         self.keeps_state = self.left_out = False
         frame = self.rows(sink.upstream, Use.LINE)
         if not frame.isStreaming:
@@ -134,6 +137,7 @@ class _Frames:
             frame=ready,
             writer=writer,
             batch_write_option=batch_write_option,
+            needs_fixed_division=needs_fixed_division,
             keeps_state=self.keeps_state,
         )
 
@@ -507,6 +511,17 @@ class DropsDuplicates(Protocol):
         ...
 
 
+@runtime_checkable
+class NeedsFixedDivision(Protocol):
+    """The additional Protocol of a `System` whose writer may refuse queries in which Spark divides
+    the rows of a batch anew when it runs again (`batch_plan.changed_division`)."""
+
+    @property
+    def needs_fixed_division(self) -> bool:
+        """Return whether it does."""
+        ...
+
+
 _LIMITS: Final = ("max", "min")
 
 
@@ -546,6 +561,11 @@ class StreamAccess:
         """Return `DropsDuplicates.batch_write_option`, None for other systems."""
         system = self.services[stream.system]
         return system.batch_write_option if isinstance(system, DropsDuplicates) else None
+
+    def needs_fixed_division(self, stream: StreamId) -> bool:
+        """Return whether a query that writes the stream needs it."""
+        system = self.services[stream.system]
+        return isinstance(system, NeedsFixedDivision) and system.needs_fixed_division
 
     def drops_duplicates(self, stream: StreamId) -> bool:
         """Return whether reading this intermediate stream needs state."""

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.common.locations import is_path
+from spark_ssp.common.spark.batch_plan import changed_division
 from spark_ssp.common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
 from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING, is_rocksdb
 from spark_ssp.planner.graph.errors import SessionSettingError
@@ -97,6 +98,8 @@ def prepare(
     if any(query.keeps_state for query in queries):
         check_state_store(spark)
         warn_many_tasks(spark)
+    for query in queries:
+        check_division(spark, query, (settings.output_modes or {}).get(query.stage, "append"))
     known: dict[str, StageQuery] = {query.stage: query for query in queries}
 
     def start(stage: str, finite: bool) -> StreamingQuery:
@@ -218,6 +221,8 @@ def start_in(
     sink = query.frame.writeStream
     if mode == "update":
         _refuse_updates_from_afar(query)
+        # `prepare` does not know that Spark supports no append mode for the stage.
+        check_division(query.frame.sparkSession, query, mode)
         # Spark supports updates of Python sinks only as batches: they are written as new records.
         sink = sink.foreachBatch(writing(query.writer, query.batch_write_option))
     else:
@@ -301,6 +306,24 @@ def check_state_store(spark: SparkSession) -> None:
             found="no such package in this environment",
             expected="pandas, which PySpark requires for stateful operators",
             next_step='pip install "pandas<3", here and on all hosts of Spark\'s Python workers',
+        )
+
+
+def check_division(spark: SparkSession, query: StageQuery, mode: str) -> None:
+    """Check the requirement of a stage that writes in transactions, in this output mode: no setting
+    by which Spark divides the rows of a repeated batch anew. Raises SessionSettingError."""
+    if not query.needs_fixed_division:
+        return
+    changed = changed_division(
+        lambda name: spark.conf.get(name, None), by_batch_writes=mode == "update"
+    )
+    if changed is not None:
+        raise SessionSettingError(
+            changed.setting,
+            found=changed.found,
+            expected=f"{changed.expected}, for stage {query.stage} in output mode {mode}, which "
+            "writes exactly once",
+            next_step=changed.next_step,
         )
 
 

@@ -70,7 +70,7 @@ def test_a_setting_is_off_as_spark_reads_it(
 
     monkeypatch.setattr(batch_plan, "_task", Task)
     if is_off:
-        batch_plan.require_fixed_division("deliveryGuarantee", batch_plan.ADAPTIVE_QUERY)
+        batch_plan.require_fixed_division("deliveryGuarantee", by_batch_writes=True)
     else:
         with pytest.raises(UnsupportedError):
-            batch_plan.require_fixed_division("deliveryGuarantee", batch_plan.ADAPTIVE_QUERY)
+            batch_plan.require_fixed_division("deliveryGuarantee", by_batch_writes=True)

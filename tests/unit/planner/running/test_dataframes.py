@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_ssp.common.spark.batch_plan import ADAPTIVE_QUERY, ADAPTIVE_STREAM
+from spark_ssp.common.spark.pyspark_api import WRITES_ARROW
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.planner import InvalidPipelineError, Pipeline
 from spark_ssp.planner.graph.systems import Services, SparkFormat
@@ -118,6 +120,28 @@ def test_intermediate_streams_in_kafka_want_rocksdb(pipeline: Pipeline) -> None:
     session = cast(SparkSession, Hadoop(None))
     with pytest.raises(SessionSettingError, match=r"providerClass: found an\.Other; .*RocksDB"):
         prepare(pipeline.build(), session, known, root="/data/p", settings=RunSettings())
+
+
+@pytest.mark.parametrize(
+    ("modes", "setting"),
+    [({"to-out": "update"}, ADAPTIVE_QUERY), *([({}, ADAPTIVE_STREAM)] if WRITES_ARROW else [])],
+)
+def test_a_division_that_may_change_is_refused_before_a_query_starts(
+    pipeline: Pipeline, modes: Mapping[str, str], setting: str
+) -> None:
+    pipeline.input("kafka", "rows").output("kafka", "out")
+    writer = {"deliveryGuarantee": "exactly-once"}
+    cluster = {"kafka.bootstrap.servers": "localhost:1"}
+    known = Services({"kafka": KafkaSystem(cluster, writer=writer)})
+    settings = RunSettings(output_modes=modes)
+
+    class Session(CountingSession):
+        conf: Final = {ADAPTIVE_QUERY: "true", ADAPTIVE_STREAM: "true"}
+
+    session = cast(SparkSession, Session())
+    with pytest.raises(SessionSettingError) as caught:
+        prepare(pipeline.build(), session, known, root="/data/p", settings=settings)
+    assert caught.value.subject == setting
 
 
 class Hadoop:

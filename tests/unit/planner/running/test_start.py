@@ -11,6 +11,8 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import SparkSession
 
+from spark_ssp.common.spark.batch_plan import ADAPTIVE_QUERY, ADAPTIVE_STREAM
+from spark_ssp.common.spark.pyspark_api import WRITES_ARROW
 from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.kinesis_source.pipeline_system import KinesisSystem
@@ -21,6 +23,7 @@ from spark_ssp.planner.running import SessionSettingError
 from spark_ssp.planner.running.dataframes import StageQuery
 from spark_ssp.planner.running.start import (
     RunSettings,
+    check_division,
     check_state_store,
     is_remote,
     phases_of,
@@ -91,15 +94,44 @@ def test_a_remote_session_is_known_and_not_asked_for_what_it_has_not(
     assert caplog.messages == []
 
 
-def test_a_stage_that_updates_is_refused_on_a_remote_session() -> None:
-    frame: Any = SimpleNamespace(sparkSession=Remote(), writeStream=None)
-    query = StageQuery(
+def totals(frame: Any, *, exactly_once: bool) -> StageQuery:
+    return StageQuery(
         stage=OperatorName("totals"),
         frame=frame,
         writer=SparkFormat("kafka-ssp", {}),
         batch_write_option="batchWriteId",
+        needs_fixed_division=exactly_once,
         keeps_state=False,
     )
+
+
+@pytest.mark.parametrize("mode", ["append", "complete", "update"])
+@pytest.mark.parametrize("value", ["true", "false", None])
+@pytest.mark.parametrize("exactly_once", [False, True])
+def test_a_stage_in_transactions_needs_rows_in_the_same_tasks(
+    mode: str, value: str | None, exactly_once: bool
+) -> None:
+    setting = ADAPTIVE_QUERY if mode == "update" else ADAPTIVE_STREAM
+    other = ADAPTIVE_STREAM if mode == "update" else ADAPTIVE_QUERY
+    conf = {other: "true"} | ({} if value is None else {setting: value})
+    spark = cast(SparkSession, SimpleNamespace(conf=conf))
+    query = totals(SimpleNamespace(sparkSession=spark, writeStream=None), exactly_once=exactly_once)
+    is_checked = exactly_once and (mode == "update" or WRITES_ARROW)
+    if not is_checked or value == "false":
+        check_division(spark, query, mode)
+        return
+    with pytest.raises(SessionSettingError) as caught:
+        check_division(spark, query, mode)
+    assert caught.value.subject == setting
+    if mode == "update":
+        # If Spark supports no append mode, `prepare` did not know.
+        with pytest.raises(SessionSettingError):
+            start_in(mode, "p", query, "root", RunSettings(), finite=True)
+
+
+def test_a_stage_that_updates_is_refused_on_a_remote_session() -> None:
+    frame: Any = SimpleNamespace(sparkSession=Remote(), writeStream=None)
+    query = totals(frame, exactly_once=False)
     with pytest.raises(SessionSettingError, match=r"Spark Connect: found .* for stage totals"):
         start_in("update", "p", query, "root", RunSettings(), finite=True)
 
