@@ -298,17 +298,18 @@ def bootstrap_stages(graph: Graph) -> tuple[OperatorName, ...]:
         read = reached([up for end in ends for up in upstreams(end)], before)
         return {name for name in read if isinstance(named[name], PartitionBy)}
 
-    first = writing(SideInput) | (writing(SendToTable) & _from_bootstrap(stages, graph, lines))
+    first = writing(SideInput) | (writing(SendToTable) & _from_bootstrap(graph, stages))
     found = reached(sorted(first), lambda name: sorted(lines[name] | tables[name]))
     return tuple(name for name in order_stages(graph) if name in found)
 
 
-def _from_bootstrap(
-    stages: Sequence[StagePlan],
-    graph: Graph,
-    lines: Mapping[OperatorName, frozenset[OperatorName]],
-) -> set[OperatorName]:
+def stages_from_bootstrap(graph: Graph) -> set[OperatorName]:
     """Return the stages that the records of a bootstrap input reach, directly or through others."""
+    return _from_bootstrap(graph, stages_of(graph))
+
+
+def _from_bootstrap(graph: Graph, stages: Sequence[StagePlan]) -> set[OperatorName]:
+    lines = _writers_of_lines(stages)
     streams = {o.stream for o in graph.operators if isinstance(o, Input) and o.bootstrap}
     starts = [stage.name for stage in stages if streams & {*stage.reads}]
     return reached(starts, lambda name: [n for n, before in lines.items() if name in before])

@@ -46,7 +46,13 @@ from spark_ssp.planner.graph.operators import (
     upstreams,
 )
 from spark_ssp.planner.graph.systems import Services, SparkFormat
-from spark_ssp.planner.planning.stages import MOST_SOURCES, fillers_of, order_stages, sources_of
+from spark_ssp.planner.planning.stages import (
+    MOST_SOURCES,
+    fillers_of,
+    order_stages,
+    sources_of,
+    stages_from_bootstrap,
+)
 from spark_ssp.planner.running.row_serde import (
     columns_of,
     invalid_keys,
@@ -111,6 +117,7 @@ class _Frames:
         self._named = by_name(self.graph)
         self._tables = {table.name: table for table in self.graph.tables}
         self._fillers = fillers_of(self.graph)
+        self._from_bootstrap = stages_from_bootstrap(self.graph)
 
     def stage(self, name: OperatorName) -> StageQuery:
         """Build the query of a stage."""
@@ -196,7 +203,8 @@ class _Frames:
             raise _ColumnsUnknownError(operator.name)
         refusal = Refusal(self.graph.pipeline, operator)
         with refusal.on_errors_of_services():
-            frame = self.access.read_own(operator.stream, use)
+            is_whole = use is Use.TABLE and operator.name in self._from_bootstrap
+            frame = self.access.read_own(operator.stream, Use.SIDE_INPUT if is_whole else use)
         self.keeps_state |= self.access.drops_duplicates(operator.stream)
         # No stage writes null; as an empty string it is rejected like other foreign values.
         value = F.coalesce(F.col("value").cast("string"), F.lit(""))

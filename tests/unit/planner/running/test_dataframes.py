@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Final, cast
+from typing import Any, Final, NoReturn, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from spark_ssp.common.spark.batch_plan import ADAPTIVE_QUERY, ADAPTIVE_STREAM
 from spark_ssp.common.spark.pyspark_api import WRITES_ARROW
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.planner import InvalidPipelineError, Pipeline
+from spark_ssp.planner.graph.operators import OperatorName, StreamId
 from spark_ssp.planner.graph.systems import Services, SparkFormat
 from spark_ssp.planner.running import SessionSettingError
-from spark_ssp.planner.running.dataframes import StreamAccess, stage_queries
+from spark_ssp.planner.running.dataframes import StreamAccess, Use, _Frames, stage_queries
 from spark_ssp.planner.running.start import RunSettings, prepare, root_for_spark, writing
 from tests.support.fakes.pipeline_services import MemorySystem
 from tests.support.pipelines.examples import both
@@ -77,6 +79,43 @@ def test_only_a_broadcast_stream_is_read_without_fixed_tasks(
     session = CountingSession()
     stage_queries(pipeline.build(), access(session))
     assert [options["keepTasks"] for options in session.opened] == [str(not broadcast).lower()]
+
+
+class OpenedError(Exception):
+    """Raised instead of the rows of an intermediate stream."""
+
+
+class WithoutRows:
+    """Opens no intermediate stream, and records the use of each."""
+
+    def __init__(self) -> None:
+        self.uses: list[Use] = []
+
+    def read_own(self, stream: StreamId, use: Use) -> NoReturn:
+        self.uses.append(use)
+        raise OpenedError
+
+
+@pytest.mark.parametrize(("bootstrap", "filling"), [(False, Use.TABLE), (True, Use.SIDE_INPUT)])
+def test_a_table_is_filled_without_limits_by_the_stages_of_a_bootstrap_input(
+    pipeline: Pipeline, bootstrap: bool, filling: Use
+) -> None:
+    """And only there: the same rows on a line are read within the limits."""
+    people = pipeline.input("kafka", "people", bootstrap=bootstrap)
+    by_id = people.partition_by("town", name="by-town").partition_by("id", name="by-id")
+    table = pipeline.table("people", key="id")
+    by_id.send_to_table(table)
+    orders = pipeline.input("kafka", "orders").partition_by("id", name="orders-by-id")
+    orders.send_to_table(table)
+    by_id.join_table(table).output("kafka", "out")
+    reading = WithoutRows()
+    frames = _Frames(graph=pipeline.build(), access=cast(StreamAccess, reading))
+    for name in (OperatorName("by-id"), OperatorName("orders-by-id")):
+        frames.written[name] = StructType()
+        for use in (Use.LINE, Use.TABLE):
+            with pytest.raises(OpenedError):
+                frames.rows(name, use)
+    assert reading.uses == [Use.LINE, filling, Use.LINE, Use.TABLE]
 
 
 def test_a_query_of_too_many_sources_is_refused_before_any_is_opened(pipeline: Pipeline) -> None:
