@@ -238,8 +238,10 @@ def find_doubts(recorded: Plan | None, planned: Plan) -> tuple[Note, ...]:
     """Return warnings of unintended effects of a plan after `recorded`, the newest plan under
     its root, None for a new root."""
     before = {} if recorded is None else {stream.stream: stream for stream in recorded.streams}
-    late = () if recorded is None else _late_tables(recorded, planned)
-    return (*_found_streams(before, planned), *_lost_streams(before, planned), *late)
+    doubts = (*_found_streams(before, planned), *_lost_streams(before, planned))
+    if recorded is None:
+        return doubts
+    return (*doubts, *_late_tables(recorded, planned), *_late_readers(recorded, planned))
 
 
 def _lost_streams(before: Collection[StreamId], planned: Plan) -> Iterator[Note]:
@@ -295,6 +297,24 @@ def _late_tables(recorded: Plan, planned: Plan) -> tuple[Note, ...]:
         for table in dict.fromkeys(stage.tables)
         if filled.get(table)
     )
+
+
+def _late_readers(recorded: Plan, planned: Plan) -> Iterator[Note]:
+    """Yield existing streams that only filled tables, and that a stage now reads for each record:
+    only such streams may be compacted."""
+    read_before = {stream for stage in recorded.stages for stream in stage.reads}
+    there = {stream.stream for stream in recorded.streams if stream.role is Role.INTERMEDIATE}
+    for stream in planned.streams:
+        readers = tuple(stage.name for stage in planned.stages if stream.stream in stage.reads)
+        is_late = stream.stream in there - read_before and stream.count.origin is Origin.FOUND
+        if is_late and readers:
+            yield Note(
+                subject=f"stream {stream.stream}",
+                text=f"it has only filled tables until now, and {_names(readers)} needs all of its "
+                "records. If it is compacted (table_topic_config), some are removed before they "
+                "are read: set its cleanup.policy to delete, or write another stream for such "
+                "stages by a partition_by of its own",
+            )
 
 
 def conflicting_counts(

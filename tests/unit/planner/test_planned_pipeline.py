@@ -102,6 +102,30 @@ def test_a_table_that_begins_with_what_a_stream_still_has_is_warned_of(
     )
 
 
+@pytest.mark.parametrize("read", [True, False])
+def test_a_stream_of_tables_that_is_read_for_its_events_is_warned_of_once(
+    read: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """It may be compacted."""
+
+    def pipeline(*, audit: bool) -> Pipeline:
+        pipeline = Pipeline("p")
+        made = pipeline.input("kafka", "carriers").partition_by("k", name="made")
+        table = pipeline.table("t", key="k").side_input(made)
+        pipeline.input("kafka", "more").join_table(table).output("kafka", "named")
+        if audit:
+            made.output("kafka", "audit")
+        return pipeline
+
+    kafka = _kafka(more=6, audit=1)
+    for audit in (read, True, True):
+        planned = pipeline(audit=audit).plan(_services(kafka), root=str(tmp_path / "root"))
+        planned.apply(_services(kafka))
+    told = [line for line in caplog.messages if line.startswith("stream kafka/p-made: ")]
+    assert len(told) == len(caplog.messages) == (0 if read else 1)
+    assert all("to-audit" in line for line in told)
+
+
 def _clicks(name: str, topic: str, *, stream: str | None = None, days: bool = False) -> Pipeline:
     """`shop` of `eu-clicks` and `shop-eu` of `clicks` derive one name of an intermediate stream."""
     pipeline = Pipeline(name)
