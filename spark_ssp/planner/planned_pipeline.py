@@ -34,13 +34,15 @@ from spark_ssp.planner.graph.operators import (
 from spark_ssp.planner.graph.systems import Services, StreamExistsError, StreamUse, observe
 from spark_ssp.planner.page import page
 from spark_ssp.planner.planning.co_partitioning import uses
+from spark_ssp.planner.planning.partition_counts import Origin
 from spark_ssp.planner.planning.plan import Plan, Role, StreamPlan
-from spark_ssp.planner.planning.plan_history import RecordedPlan, record
+from spark_ssp.planner.planning.plan_history import RecordedPlan, newest, record
 from spark_ssp.planner.planning.planning import (
     PlanSettings,
     conflicting_counts,
     find_contradictions,
     find_doubts,
+    found_streams,
     make_plan,
 )
 
@@ -88,8 +90,20 @@ class PlannedPipeline:
         the errors of the systems.
         """
         applied = apply(self.graph, self.plan, services)
+        if self.root is not None:
+            self._warn_of_found(applied, self.root)
         self.record()
         return applied
+
+    def _warn_of_found(self, applied: Applied, root: str) -> None:
+        """Log a warning of the streams that another process has created since this was planned,
+        unless it has recorded its plan under the same root."""
+        planned = {s.stream for s in self.plan.streams if s.count.origin is Origin.FOUND}
+        since = {*applied.found} - planned
+        if since:
+            now = newest(root)
+            for note in found_streams(None if now is None else now.plan, self.plan, since):
+                _log.warning("%s.", note)
 
     def run(
         self,

@@ -237,15 +237,21 @@ def find_contradictions(recorded: Plan, planned: Plan) -> tuple[Problem, ...]:
 def find_doubts(recorded: Plan | None, planned: Plan) -> tuple[Note, ...]:
     """Return warnings of unintended effects of a plan after `recorded`, the newest plan under
     its root, None for a new root."""
-    before = {} if recorded is None else {stream.stream: stream for stream in recorded.streams}
-    doubts = (*_found_streams(before, planned), *_lost_streams(before, planned))
+    found = {s.stream for s in planned.streams if s.count.origin is Origin.FOUND}
+    doubts = tuple(found_streams(recorded, planned, found))
     if recorded is None:
         return doubts
-    return (*doubts, *_late_tables(recorded, planned), *_late_readers(recorded, planned))
+    return (
+        *doubts,
+        *_lost_streams(recorded, planned),
+        *_late_tables(recorded, planned),
+        *_late_readers(recorded, planned),
+    )
 
 
-def _lost_streams(before: Collection[StreamId], planned: Plan) -> Iterator[Note]:
+def _lost_streams(recorded: Plan, planned: Plan) -> Iterator[Note]:
     """Yield intermediate streams that a plan under the root has, and that no longer exist."""
+    before = {stream.stream for stream in recorded.streams}
     for stream in planned.streams:
         if (
             stream.role is Role.INTERMEDIATE
@@ -260,15 +266,17 @@ def _lost_streams(before: Collection[StreamId], planned: Plan) -> Iterator[Note]
             )
 
 
-def _found_streams(before: Collection[StreamId], planned: Plan) -> Iterator[Note]:
-    """Yield intermediate streams of derived names that exist, though no plan under the root has
-    them. A run that stopped before it recorded its plan leaves such streams too."""
+def found_streams(
+    recorded: Plan | None, planned: Plan, found: Collection[StreamId]
+) -> Iterator[Note]:
+    """Yield intermediate streams of derived names that exist (`found`), though no plan under the
+    root has them. A run that stopped before it recorded its plan leaves such streams too."""
+    before = set() if recorded is None else {stream.stream for stream in recorded.streams}
     writers = {stage.writes: stage.name for stage in planned.stages}
     for stream in planned.streams:
         if (
             stream.role is Role.INTERMEDIATE
-            and stream.count.origin is Origin.FOUND
-            and stream.stream not in before
+            and stream.stream in {*found} - before
             and stream.stream.stream == derived_stream(planned.pipeline, writers[stream.stream])
         ):
             yield Note(
