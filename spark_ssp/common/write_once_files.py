@@ -140,8 +140,17 @@ class LocalFiles:
         except OSError:
             if self._needs_links:
                 raise
-            with final.open("xb") as file:
-                file.write(content)
+            file = final.open("xb")
+            try:
+                with file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            except BaseException:
+                # As on a full disk: the file would be the newest, and incomplete.
+                with suppress(OSError):
+                    final.unlink()
+                raise
         if self._needs_links:
             _sync_folder(self._folder)
 

@@ -11,6 +11,7 @@ supports. The folder `_plans` conflicts with no stage: names begin with a letter
 from __future__ import annotations
 
 import errno
+import json
 import re
 from contextlib import closing
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 from urllib.parse import unquote, urlsplit
 
-from spark_ssp.common.errors import SspError, UnsupportedError
+from spark_ssp.common.errors import IncompatibleStateError, SspError, UnsupportedError
 from spark_ssp.common.locations import is_path, shown_location
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.write_once_files import (
@@ -64,7 +65,7 @@ def newest(root: str) -> RecordedPlan | None:
     """
     try:
         with closing(open_folder(root)) as folder:
-            return _newest(folder)
+            return _newest(root, folder)
     except OSError as error:
         _refuse(root, error, "read")
 
@@ -76,12 +77,12 @@ def record(root: str, plan: Plan, *, after: RecordedPlan | None) -> RecordedPlan
     number = 1 if after is None else after.number + 1
     try:
         with closing(open_folder(root)) as folder:
-            now = _newest(folder)
+            now = _newest(root, folder)
             follows = (0 if now is None else now.number) + 1 == number
             if follows and not (now is not None and is_equivalent(now.plan, plan)):
                 if folder.create(f"{number}.json", to_text(plan).encode()):
                     return RecordedPlan(number=number, plan=plan)
-                now = _newest(folder)  # another run was first
+                now = _newest(root, folder)  # another run was first
     except OSError as error:
         _refuse(root, error, "written")
     if now is not None and is_equivalent(now.plan, plan):
@@ -96,12 +97,38 @@ def record(root: str, plan: Plan, *, after: RecordedPlan | None) -> RecordedPlan
     )
 
 
-def _newest(folder: WriteOnceFiles) -> RecordedPlan | None:
+def _newest(root: str, folder: WriteOnceFiles) -> RecordedPlan | None:
     numbers = [int(match[1]) for name in folder.names() if (match := _NAME.fullmatch(name))]
     if not numbers:
         return None
-    text = folder.read(f"{max(numbers)}.json").decode(errors="replace")
-    return RecordedPlan(number=max(numbers), plan=from_text(text))
+    newest = max(numbers)
+    text = folder.read(f"{newest}.json").decode(errors="replace")
+    if not _is_json(text):
+        raise _incomplete(root, newest)
+    return RecordedPlan(number=newest, plan=from_text(text))
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _incomplete(root: str, number: int) -> IncompatibleStateError:
+    before = (
+        "no plan is in force then"
+        if number == 1
+        else f"plan {number - 1} before it is in force then"
+    )
+    return IncompatibleStateError(
+        f"file {FOLDER}/{number}.json under {shown_location(root)}",
+        found="text that is not JSON, as after a write that was cut off",
+        expected="a plan as it was written",
+        next_step="free space if the disk is full, remove the file and run the pipeline again: "
+        f"{before}; if queries have run by this plan, restore the file from a backup instead",
+    )
 
 
 def _refuse(root: str, error: OSError, done: str) -> NoReturn:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -125,8 +126,9 @@ def test_a_plan_that_this_version_did_not_write_is_refused(tmp_path: Path) -> No
     folder.mkdir()
     for content in (b"\xff{", b"[" * 100_000):
         (folder / "1.json").write_bytes(content)
-        with pytest.raises(IncompatibleStateError, match="text that is not JSON"):
+        with pytest.raises(IncompatibleStateError, match="text that is not JSON") as caught:
             newest(str(tmp_path))
+        assert caught.value.subject == f"file _plans/1.json under {tmp_path}"
     (folder / "2.json").symlink_to(folder / "1.json")
     os.mkfifo(folder / "3.json")
     for name in ("3.json", "2.json"):
@@ -179,6 +181,28 @@ def test_a_mount_without_links_is_written_too(
     with pytest.raises(PlanConflictError):
         record(str(tmp_path), made_plan(8), after=None)
     assert os.listdir(tmp_path / "_plans") == ["1.json"]
+
+
+def test_a_full_disk_leaves_the_plan_before_as_the_newest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a mount without links, where the file is created under its name."""
+    first = record(str(tmp_path), made_plan(), after=None)
+    monkeypatch.setattr(os, "link", _no_links)
+    synced: list[int] = []
+
+    def fill(descriptor: int) -> None:
+        synced.append(descriptor)
+        if len(synced) == 2:  # after the draft
+            os.truncate(descriptor, 50)
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", fill)
+        with pytest.raises(PlanStoreError, match="No space left"):
+            record(str(tmp_path), made_plan(8), after=first)
+    assert os.listdir(tmp_path / "_plans") == ["1.json"]
+    assert record(str(tmp_path), made_plan(8), after=first) == newest(str(tmp_path))
 
 
 def test_of_many_who_record_at_once_one_wins(tmp_path: Path) -> None:
