@@ -24,6 +24,13 @@ def is_path(location: str) -> bool:
     return _SCHEME.match(location) is None
 
 
+def file_path(uri: str) -> Path:
+    """Return the path of a `file:` URI as Hadoop reads it: nothing is decoded, and there is neither
+    a query nor a fragment, so `%`, `?` and `#` belong to the path. A host is left out."""
+    rest = uri.partition(":")[2]
+    return Path(f"/{rest[2:].partition('/')[2]}" if rest.startswith("//") else rest)
+
+
 def shown_location(location: str) -> str:
     """Return a location without user and password, which may contain slashes as AWS keys do, and
     without a query, which may be a signature."""

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 from stat import S_ISDIR
 from typing import Any, Final, Protocol
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import urlsplit
 
 import fsspec
 
@@ -22,6 +22,7 @@ from spark_ssp.common.errors import AccessError, ServiceUnavailableError, SspErr
 from spark_ssp.common.locations import (
     MAX_BYTES,
     IrregularFileError,
+    file_path,
     read_regular,
     shown_location,
 )
@@ -91,8 +92,6 @@ class Folder(Protocol):
 
 def location_below(location: str, path: str) -> str:
     """Return the path or URI of a subfolder."""
-    if location[:5].lower() == "file:":
-        path = quote(os.fsencode(path))
     return f"{location.rstrip('/')}/{path}"
 
 
@@ -110,7 +109,7 @@ def open_folder(location: str, connection: ConnectionOptions) -> Folder:
     if parts.scheme in _S3:
         return _S3Folder(location, connection)
     if parts.scheme == "file":
-        return _local_folder(location, Path(unquote(parts.path)))
+        return _local_folder(location, file_path(location))
     if parts.scheme and "://" in location:
         return _FsspecFolder(location, parts.scheme)
     return _local_folder(location, Path(location))

@@ -17,10 +17,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
 from spark_ssp.common.errors import IncompatibleStateError, SspError, UnsupportedError
-from spark_ssp.common.locations import is_path, shown_location
+from spark_ssp.common.locations import file_path, is_path, shown_location
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.write_once_files import (
     PACKAGES,
@@ -152,12 +152,14 @@ _S3: Final = frozenset({"s3", "s3a", "s3n"})
 def open_folder(root: str) -> WriteOnceFiles:
     """Return the folder of a root's plans without accessing it. The folder's methods raise OSError,
     or an SspError for S3. Raises UnsupportedError for an unsupported store, PlanStoreError for an
-    invalid S3 root, and as `S3Calls.open` does."""
+    invalid S3 root or for plans as of `_refuse_decoded`, and as `S3Calls.open` does."""
     if is_path(root):
         return _local_folder(Path(root))
     scheme = root.partition(":")[0]
     if scheme.lower() == "file":
-        return _local_folder(Path(unquote(urlsplit(root).path)))
+        path = file_path(root)
+        _refuse_decoded(root, path)
+        return _local_folder(path)
     if scheme.lower() in _S3:
         return _open_s3(root)
     return _open_by_fsspec(root, scheme)
@@ -166,6 +168,19 @@ def open_folder(root: str) -> WriteOnceFiles:
 def _local_folder(root: Path) -> WriteOnceFiles:
     # Some mounted stores do not support links.
     return LocalFiles(root / FOLDER, _as_os_error, needs_links=False)
+
+
+def _refuse_decoded(root: str, path: Path) -> None:
+    """Raise PlanStoreError if the plans of a `file:` root may be where version 0.1.0 wrote them: it
+    decoded the path, other than Spark, which wrote the checkpoints."""
+    decoded = Path(unquote(re.split("[?#]", str(path))[0]))
+    if decoded != path and (decoded / FOLDER).is_dir() and not (path / FOLDER).is_dir():
+        raise PlanStoreError(
+            f"plans under {shown_location(root)}",
+            found=f"plans in {decoded / FOLDER}, and none beside the checkpoints",
+            expected=f"plans in {path / FOLDER}: a root is not decoded, as by Spark",
+            next_step=f"if they are this root's, move them there; if not, pass the root as {path}",
+        )
 
 
 # --- S3 ------------------------------------------------------------------------------------------

@@ -562,7 +562,7 @@ def test_the_checkpoints_in_a_folder(orders: Orders, tmp_path: Path) -> None:
         str(tmp_path / "jobs" / name) for name in ("a/b/c", "orders", "pipeline/totals")
     ]
     assert found.code == 0
-    uri = (tmp_path / "jobs").as_uri()
+    uri = f"file://{tmp_path}/jobs"
     (first, *_) = orders.cloud.run("status", "--json", uri).document()["queries"]
     assert first["location"] == f"{uri}/a/b/c"
 

@@ -8,7 +8,28 @@ from pathlib import Path
 import pytest
 
 from spark_ssp.common import locations
-from spark_ssp.common.locations import IrregularFileError, read_regular, shown_location
+from spark_ssp.common.locations import (
+    IrregularFileError,
+    file_path,
+    read_regular,
+    shown_location,
+)
+
+
+@pytest.mark.parametrize(
+    ("uri", "path"),
+    [
+        ("file:///data/run", "/data/run"),
+        ("file:/data/run", "/data/run"),
+        ("FILE:///data/run/", "/data/run"),
+        ("file:///data/run#2", "/data/run#2"),
+        ("file:///data/a?b/c", "/data/a?b/c"),
+        ("file:///data/100%25 a%20b", "/data/100%25 a%20b"),
+        ("file://localhost/data/run", "/data/run"),
+    ],
+)
+def test_a_file_uri_is_read_as_hadoop_reads_it(uri: str, path: str) -> None:
+    assert str(file_path(uri)) == path
 
 
 @pytest.mark.parametrize(

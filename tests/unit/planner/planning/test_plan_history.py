@@ -61,7 +61,7 @@ def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         case "path":
             return str(folder)
         case "file":
-            return folder.as_uri()
+            return f"file://{folder}"
         case _:
             return f"memory://{uuid.uuid4().hex}/a root/"
 
@@ -203,6 +203,23 @@ def test_a_full_disk_leaves_the_plan_before_as_the_newest(
             record(str(tmp_path), made_plan(8), after=first)
     assert os.listdir(tmp_path / "_plans") == ["1.json"]
     assert record(str(tmp_path), made_plan(8), after=first) == newest(str(tmp_path))
+
+
+@pytest.mark.parametrize(("name", "decoded"), [("a%20b", "a b"), ("run#2", "run"), ("a?b", "a")])
+def test_plans_of_a_decoded_root_are_not_overlooked(
+    tmp_path: Path, name: str, decoded: str
+) -> None:
+    """Version 0.1.0 wrote them there; or they are those of another root."""
+    root = f"file://{tmp_path}/{name}"
+    first = record(root, made_plan(), after=None)
+    assert os.listdir(tmp_path) == [name]
+    (tmp_path / name).rename(tmp_path / decoded)
+    with pytest.raises(PlanStoreError) as caught:
+        newest(root)
+    assert caught.value.next_step.endswith(f"pass the root as {tmp_path / name}")
+    assert newest(str(tmp_path / name)) is None
+    (tmp_path / decoded).rename(tmp_path / name)
+    assert newest(root) == first
 
 
 def test_of_many_who_record_at_once_one_wins(tmp_path: Path) -> None:
