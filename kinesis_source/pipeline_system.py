@@ -4,7 +4,7 @@ of streams and creates streams; the format `kinesis-ssp` reads them."""
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
 from spark_ssp.common.errors import (
@@ -96,6 +96,24 @@ class KinesisSystem:
             options = KINESIS_OPTIONS.left_out(options, "startingPosition")
             options["startingPosition"] = "trim_horizon"
         return SparkFormat(SOURCE, {**options, "streamName": stream})
+
+    def reader_problems(self, streams: Sequence[str]) -> Iterator[OptionProblem]:
+        """Yield a problem for each option that only one of several readers may have: leases and
+        positions are those of an application, and a consumer belongs to one reader of a stream."""
+        if len(streams) < 2:
+            return
+        single = KINESIS_OPTIONS.spellings("applicationName", "consumerArn")
+        if len({*streams}) < len(streams):
+            single |= KINESIS_OPTIONS.spellings("consumerName")
+        for name in sorted(self._options):
+            if name.strip().lower() in single:
+                yield OptionProblem(
+                    option=name,
+                    found=f"{len(streams)} readers of the system, of {', '.join(streams)}",
+                    expected="one reader, since two with this value disturb each other",
+                    next_step="put partition_by after the input, and derive the other lines from "
+                    "its result; or read by several systems, each with a value of its own",
+                )
 
     def writer_format(self, stream: str) -> SparkFormat:
         """Raise UnsupportedError: pipelines do not write to Kinesis."""

@@ -12,7 +12,7 @@ Spark can distinguish.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -23,7 +23,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import IntegralType, StructType
 
-from spark_ssp.common.errors import SspError
+from spark_ssp.common.errors import OptionProblem, SspError
 from spark_ssp.planner.graph.errors import InvalidPipelineError, kind_of
 from spark_ssp.planner.graph.operators import (
     Filter,
@@ -527,6 +527,16 @@ class NeedsFixedDivision(Protocol):
     @property
     def needs_fixed_division(self) -> bool:
         """Return whether it does."""
+        ...
+
+
+@runtime_checkable
+class ChecksReaders(Protocol):
+    """The additional Protocol of a `System` with reader options that several readers cannot
+    share."""
+
+    def reader_problems(self, streams: Sequence[str]) -> Iterator[OptionProblem]:
+        """Yield the problems of these options; `streams` has one entry for each reader."""
         ...
 
 

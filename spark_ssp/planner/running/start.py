@@ -19,10 +19,15 @@ from spark_ssp.common.spark.batch_plan import changed_division
 from spark_ssp.common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
 from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING, is_rocksdb
 from spark_ssp.planner.graph.errors import SessionSettingError
-from spark_ssp.planner.graph.operators import Graph, PartitionBy
+from spark_ssp.planner.graph.operators import Graph, PartitionBy, SystemName
 from spark_ssp.planner.graph.systems import Services, SparkFormat
 from spark_ssp.planner.planning.stages import bootstrap_stages, stages_of
-from spark_ssp.planner.running.dataframes import StageQuery, StreamAccess, stage_queries
+from spark_ssp.planner.running.dataframes import (
+    ChecksReaders,
+    StageQuery,
+    StreamAccess,
+    stage_queries,
+)
 from spark_ssp.planner.running.supervisor import Phase, RunningPipeline
 
 STAGES: Final = "stages"
@@ -93,6 +98,7 @@ def prepare(
     problems = settings.problems(names)
     problems += _time_problems(settings, queries[0].frame)
     problems += trigger_problems(graph, services, phases, PYSPARK_WITHOUT_LIMITS)
+    problems += reader_problems(graph, services)
     if problems:
         raise InvalidOptionsError(f"running pipeline {graph.pipeline}", problems)
     if any(query.keeps_state for query in queries):
@@ -109,6 +115,18 @@ def prepare(
         return _start(graph.pipeline, known[stage], root, settings, finite=finite)
 
     return RunningPipeline(graph.pipeline, phases, start)
+
+
+def reader_problems(graph: Graph, services: Services) -> Iterator[OptionProblem]:
+    """Yield a problem for each option of a system that the pipeline's readers cannot share."""
+    readers: dict[SystemName, list[str]] = {}
+    for stage in stages_of(graph):
+        for stream in stage.sources or ():
+            readers.setdefault(stream.system, []).append(stream.stream)
+    for name, streams in sorted(readers.items()):
+        system = services[name]
+        if isinstance(system, ChecksReaders):
+            yield from system.reader_problems(streams)
 
 
 def _time_problems(settings: RunSettings, frame: DataFrame) -> list[OptionProblem]:

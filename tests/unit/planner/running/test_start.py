@@ -27,6 +27,7 @@ from spark_ssp.planner.running.start import (
     check_state_store,
     is_remote,
     phases_of,
+    reader_problems,
     start_in,
     trigger_problems,
     warn_many_tasks,
@@ -193,3 +194,36 @@ def test_a_declared_trigger_is_refused_where_stages_run_by_another(
     problems = [*trigger_problems(of_prices().build(), services, known, version)]
     assert [problem.option for problem in problems] == ["trigger"] * len(refused)
     assert [problem.found.split()[3].rstrip(",") for problem in problems] == refused
+
+
+@pytest.mark.parametrize(
+    ("streams", "refused"),
+    [
+        (["orders"], []),
+        (["orders", "returns"], ["ApplicationName", "consumerArn"]),
+        (["orders", "orders"], ["ApplicationName", "consumerArn", "consumerName"]),
+    ],
+)
+@pytest.mark.parametrize("same_stage", [False, True])
+def test_readers_of_kinesis_share_no_application_and_no_consumer(
+    streams: list[str], refused: list[str], same_stage: bool
+) -> None:
+    pipeline = Pipeline("p")
+    inputs = {name: pipeline.input("kinesis", name) for name in sorted(set(streams))}
+    lines = [inputs[name].filter(f"{number} >= 0") for number, name in enumerate(streams)]
+    if same_stage and len(lines) > 1:
+        lines = [lines[0].merge(*lines[1:])]
+    for number, line in enumerate(lines):
+        # Others read what this stage writes.
+        made = line.partition_by("item", name=f"made-{number}")
+        for part in range(2):
+            made.output("kafka", f"out-{number}-{part}")
+    own = {"ApplicationName": "a", "consumerName": "c", "consumerArn": "arn", "region": "r"}
+    services = Services(
+        {
+            "kinesis": KinesisSystem(own),
+            "kafka": KafkaSystem({"kafka.bootstrap.servers": "localhost:1"}),
+        }
+    )
+    problems = [*reader_problems(pipeline.build(), services)]
+    assert [problem.option for problem in problems] == refused
