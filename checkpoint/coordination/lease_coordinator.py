@@ -454,7 +454,7 @@ def is_finished(state: State) -> bool:
         return False
     worker = state.settings.worker
     return not any(
-        worker in (row.lease.owner, row.lease.checkpoint_owner)
+        worker in (row.lease.owner, row.lease.holder)
         and not row.lease.has_ended
         and key not in state.duplicate_owners
         for key, row in state.observed.items()

@@ -53,7 +53,7 @@ class DueWrite(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_handoff_requested(state: State, key: LeaseKey) -> bool:
     """Return whether a held lease is to be handed over or released."""
-    return state.leaving or state.observed[key].lease.checkpoint_owner is not None
+    return state.leaving or state.observed[key].lease.is_in_handoff
 
 
 def can_be_released(state: State, key: LeaseKey) -> bool:
@@ -145,7 +145,7 @@ def _throughput(lease: Lease, by: LeaderThroughput | None) -> float | None:
 
 def release(lease: Lease) -> Assign | Evict:
     """Return the write that gives a lease to the worker that requested it, or to none."""
-    if lease.checkpoint_owner is not None and lease.owner is not None:
+    if lease.is_in_handoff and lease.owner is not None:
         return Assign(lease=lease, owner=lease.owner, check_counter=True)
     return Evict(lease=lease, check_counter=True)
 
@@ -174,8 +174,8 @@ def _claim(state: State, lease: Lease, by: LeaderThroughput | None) -> Write | N
         if state.leaving:
             return None if lease.key in state.duplicate_owners else release(lease)
         return _renew(lease, by) if state.reads_stream_of(lease.key) else None
-    if state.leaving and lease.owner == worker and lease.checkpoint_owner is not None:
-        return Assign(lease=lease, owner=lease.checkpoint_owner)
+    if state.leaving and lease.owner == worker and lease.holder is not None:
+        return Assign(lease=lease, owner=lease.holder)
     return None
 
 

@@ -145,7 +145,7 @@ def _obtainable(
     for key, row in sorted(state.observed.items()):
         if (
             row.lease.owner in rows
-            and row.lease.checkpoint_owner is None
+            and not row.lease.is_in_handoff
             and state.reads_stream_of(key)
             and state.may_write(key, now)
             and not is_expired(row, now, state.settings.failover_ms)

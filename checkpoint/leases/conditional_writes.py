@@ -2,7 +2,8 @@
 
 Conditions and changes are those of the KCL (`DynamoDBLeaseRefresher`), so that KCL workers and ours
 never overwrite each other. Each write has the lease as its writer last observed it. Takes and
-renewals also write the worker's id to `sspOwner`, which the KCL does not have.
+renewals also write the worker's id to `sspOwner`, and requests of a handoff write `sspRequestedBy`
+and `sspRequestedFrom`, which the KCL does not have.
 
 `to_update` expresses a write as changes of attributes, for every store. `is_applied` recognises a
 write whose reply was lost in the row that was found, and `reconcile` uses it: a retry finds the row
@@ -89,7 +90,7 @@ class RequestHandoff(msgspec.Struct, frozen=True, kw_only=True):
     to: WorkerId
 
     def __post_init__(self) -> None:
-        if self.lease.owner is None or self.lease.checkpoint_owner is not None:
+        if self.lease.owner is None or self.lease.is_in_handoff:
             raise ValueError("only a lease with an owner and no handoff can be requested")
         if self.to == self.lease.owner:
             raise ValueError("a lease is not handed over to its owner")
@@ -198,7 +199,7 @@ def to_update(write: Write) -> RowChange:
                 expected=_counter(lease),
                 sets=_next_counter(lease) | {Attribute.OWNER.value: text(owner)} | _mark(owner),
                 adds=_switch(lease, owner),
-                removes=(Attribute.CHECKPOINT_OWNER.value,),
+                removes=_HANDOFF,
             )
         case Checkpoint():
             return _checkpoint(write)
@@ -208,6 +209,8 @@ def to_update(write: Write) -> RowChange:
                 sets={
                     Attribute.OWNER.value: text(to),
                     Attribute.CHECKPOINT_OWNER.value: text(lease.owner or ""),
+                    Attribute.REQUESTED_BY.value: text(to),
+                    Attribute.REQUESTED_FROM.value: text(lease.owner or ""),
                 },
             )
         case Assign(lease=lease, owner=owner, check_counter=check_counter):
@@ -215,16 +218,14 @@ def to_update(write: Write) -> RowChange:
                 expected=_owners(lease) | (_counter(lease) if check_counter else {}),
                 sets={Attribute.OWNER.value: text(owner)},
                 adds={Attribute.COUNTER.value: 1} | _switch(lease, owner),
-                removes=(Attribute.CHECKPOINT_OWNER.value,),
+                removes=_HANDOFF,
             )
         case Evict(lease=lease, check_counter=check_counter):
-            given_up = (
-                Attribute.OWNER if lease.checkpoint_owner is None else Attribute.CHECKPOINT_OWNER
-            )
+            given_up = () if lease.is_in_handoff else (Attribute.OWNER.value,)
             return UpdateRow(
                 expected=_owners(lease) | (_counter(lease) if check_counter else {}),
                 adds={Attribute.COUNTER.value: 1},
-                removes=(given_up.value,),
+                removes=(*given_up, *_HANDOFF),
             )
         case SetChildren(children=children):
             return UpdateRow(sets={Attribute.CHILDREN.value: texts(children)})
@@ -238,7 +239,27 @@ def _renewal(write: Renew) -> UpdateRow:
         sets |= _mark(write.lease.holder)
     if write.throughput_kbps is not None:
         sets[Attribute.THROUGHPUT.value] = number(write.throughput_kbps)
-    return UpdateRow(expected=_observed(write.lease), sets=sets)
+    return UpdateRow(
+        expected=_observed(write.lease), sets=sets, removes=_ended_handoff(write.lease)
+    )
+
+
+_HANDOFF: Final = (
+    Attribute.CHECKPOINT_OWNER.value,
+    Attribute.REQUESTED_BY.value,
+    Attribute.REQUESTED_FROM.value,
+)
+
+
+def _without_handoff(lease: Lease) -> Lease:
+    return replace(lease, checkpoint_owner=None, requested_by=None, requested_from=None)
+
+
+def _ended_handoff(lease: Lease) -> tuple[str, ...]:
+    """Return the attributes to remove that a KCL worker has left when it ended a handoff."""
+    if lease.is_in_handoff or (lease.checkpoint_owner is None and lease.requested_by is None):
+        return ()
+    return _HANDOFF
 
 
 _TIMES: Final = (Attribute.TIMESTAMP.value, Attribute.CAUGHT_UP.value)
@@ -304,7 +325,7 @@ def _switch(lease: Lease, owner: WorkerId) -> dict[str, int]:
     """Count a switch as the KCL does: to another owner, or back to the owner that was to hand
     over."""
     changes = lease.owner is not None and lease.owner != owner
-    back = lease.checkpoint_owner == owner
+    back = lease.is_in_handoff and lease.holder == owner
     return {Attribute.SWITCHES.value: 1} if changes or back else {}
 
 
@@ -328,6 +349,8 @@ def row_after(write: Write) -> Lease | None:
         case Renew(throughput_kbps=throughput):
             mark = lease.ssp_owner if lease.is_held_by_ssp else lease.holder
             kbps = lease.throughput_kbps if throughput is None else throughput
+            if _ended_handoff(lease):
+                lease = _without_handoff(lease)
             return replace(lease, counter=counter, ssp_owner=mark, throughput_kbps=kbps)
         case Checkpoint(progress=progress) if not _has_moved(write):
             return replace(lease, counter=counter, progress=progress)
@@ -347,18 +370,16 @@ def row_after(write: Write) -> Lease | None:
         case Assign(owner=owner, check_counter=True):
             return _assigned(lease, owner)
         case Evict(check_counter=True):
-            if lease.checkpoint_owner is None:
-                return replace(lease, counter=counter, owner=None)
-            return replace(lease, counter=counter, checkpoint_owner=None)
+            left = lease.owner if lease.is_in_handoff else None
+            return replace(_without_handoff(lease), counter=counter, owner=left)
     return None
 
 
 def _assigned(lease: Lease, owner: WorkerId) -> Lease:
     return replace(
-        lease,
+        _without_handoff(lease),
         counter=lease.counter + 1,
         owner=owner,
-        checkpoint_owner=None,
         switches=lease.switches + len(_switch(lease, owner)),
     )
 
@@ -397,7 +418,7 @@ def is_applied(write: Write, found: Lease | None) -> bool:
         case Assign(lease=lease, owner=owner):
             return found.counter > lease.counter and found.holder == owner
         case Evict(lease=lease):
-            left = None if lease.checkpoint_owner is None else lease.owner
+            left = lease.owner if lease.is_in_handoff else None
             given_up = found.owner == left and found.checkpoint_owner is None
             return found.counter > lease.counter and given_up
         case SetChildren(children=children):

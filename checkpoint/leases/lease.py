@@ -203,9 +203,14 @@ class Lease:
     owner: WorkerId | None = None
     """The owner, or, during a handoff, the next owner."""
     checkpoint_owner: WorkerId | None = None
-    """During a handoff (KCL 3), the worker that still holds the lease and writes checkpoints."""
+    """During a handoff (KCL 3), the worker that still holds the lease and writes checkpoints; see
+    `is_in_handoff`."""
     ssp_owner: WorkerId | None = None
     """The last holder from this project; see `is_held_by_ssp`."""
+    requested_by: WorkerId | None = None
+    """The worker of this project that last requested a handoff; see `is_in_handoff`."""
+    requested_from: WorkerId | None = None
+    """The holder at that time."""
     switches: int = 0
     """Changes of the owner since the last checkpoint."""
     pending: PendingCheckpoint | None = None
@@ -241,9 +246,18 @@ class Lease:
         return lease_key(self.shard, self.stream)
 
     @property
+    def is_in_handoff(self) -> bool:
+        """Return whether a handoff is pending. If this project has requested it, the owner is the
+        worker that did: a KCL 2 worker that takes the lease meanwhile becomes the owner and leaves
+        `checkpoint_owner`, which it does not know."""
+        if self.checkpoint_owner is None:
+            return False
+        return self.checkpoint_owner != self.requested_from or self.owner == self.requested_by
+
+    @property
     def holder(self) -> WorkerId | None:
         """The worker that may read the shard and write checkpoints (KCL: `actualOwner`)."""
-        return self.owner if self.checkpoint_owner is None else self.checkpoint_owner
+        return self.checkpoint_owner if self.is_in_handoff else self.owner
 
     @property
     def is_held_by_ssp(self) -> bool:

@@ -3,12 +3,14 @@
 From KCL 3.5 on the table also contains rows of other types, marked by `entityType`; a row without
 that attribute is a lease. Unknown attributes are kept unchanged.
 
-Three attributes here are this project's. `sspCheckpointTimestamp` (N, milliseconds since the epoch)
+Five attributes here are this project's. `sspCheckpointTimestamp` (N, milliseconds since the epoch)
 is the time of AT_TIMESTAMP and LATEST, for which the KCL has no attribute. Beside a sequence number
 it is `last_caught_up_ms`; it remains true when a KCL worker checkpoints and leaves it unchanged,
 since records after a later one are after the earlier one too. `sspCaughtUpTimestamp` (N) is
 `last_caught_up_ms` beside a start, and counts only there. `sspOwner` (S) is the last holder from
-this project, by which other workers recognise it.
+this project, by which other workers recognise it. `sspRequestedBy` and
+`sspRequestedFrom` (S) are the worker of this project that last requested a handoff and the holder
+then, by which a KCL 2 worker is recognised that has taken the lease meanwhile.
 """
 
 from __future__ import annotations
@@ -56,6 +58,8 @@ class Attribute(StrEnum):
     OWNER = "leaseOwner"
     CHECKPOINT_OWNER = "checkpointOwner"
     SSP_OWNER = "sspOwner"
+    REQUESTED_BY = "sspRequestedBy"
+    REQUESTED_FROM = "sspRequestedFrom"
     SWITCHES = "ownerSwitchesSinceCheckpoint"
     CHECKPOINT = "checkpoint"
     SUB = "checkpointSubSequenceNumber"
@@ -141,6 +145,8 @@ class _Row:
             owner=self._worker(Attribute.OWNER),
             checkpoint_owner=self._worker(Attribute.CHECKPOINT_OWNER),
             ssp_owner=self._worker(Attribute.SSP_OWNER),
+            requested_by=self._worker(Attribute.REQUESTED_BY),
+            requested_from=self._worker(Attribute.REQUESTED_FROM),
             switches=switches,
             pending=self._pending(),
             parents=self._shards(Attribute.PARENTS),
@@ -315,6 +321,8 @@ def encode(lease: Lease) -> dict[str, AttributeValue]:
         Attribute.OWNER: lease.owner,
         Attribute.CHECKPOINT_OWNER: lease.checkpoint_owner,
         Attribute.SSP_OWNER: lease.ssp_owner,
+        Attribute.REQUESTED_BY: lease.requested_by,
+        Attribute.REQUESTED_FROM: lease.requested_from,
     }
     item |= {name: text(owner) for name, owner in owners.items() if owner is not None}
     if lease.pending is not None:

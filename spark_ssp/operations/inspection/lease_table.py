@@ -410,7 +410,7 @@ def _row(
         shard=lease.shard,
         state=State.HELD,
         owner=lease.holder,
-        next_owner=lease.owner if lease.checkpoint_owner is not None else None,
+        next_owner=lease.owner if lease.is_in_handoff else None,
         is_ours=lease.is_held_by_ssp,
         progress=lease.progress,
         parents=lease.parents or (() if shard is None else shard.parents),

@@ -57,7 +57,7 @@ MINE = lease(
     switches=3,
     extra_attributes=COLOUR,
 )
-HANDED = replace(MINE, owner=BERT, checkpoint_owner=ANNE)
+HANDED = replace(MINE, owner=BERT, checkpoint_owner=ANNE, requested_by=BERT, requested_from=ANNE)
 FREE = replace(MINE, owner=None)
 
 
@@ -140,7 +140,7 @@ DONE: Final[dict[str, tuple[Lease, Callable[[Lease], Write], Lease]]] = {
     "take in the midst of a hand-over": (
         HANDED,
         lambda seen: Take(lease=seen, owner=CARL),
-        replace(HANDED, counter=8, owner=CARL, checkpoint_owner=None, ssp_owner=CARL, switches=4),
+        replace(MINE, counter=8, owner=CARL, ssp_owner=CARL, switches=4),
     ),
     "checkpoint": (
         replace(MINE, pending=PendingCheckpoint(progress=processed(101), state=b"x")),

@@ -80,7 +80,7 @@ def write_of(step: Step, seen: Lease) -> Write:
         further = is_forward(seen.progress, wanted)
         return Checkpoint(lease=seen, progress=wanted if further else seen.progress)
     if step.kind is RequestHandoff and seen.owner not in (None, step.worker):
-        if seen.checkpoint_owner is None:
+        if not seen.is_in_handoff:
             return RequestHandoff(lease=seen, to=step.worker)
         return Evict(lease=seen)
     if step.kind is SetChildren:

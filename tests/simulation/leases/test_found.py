@@ -3,7 +3,7 @@ found."""
 
 from __future__ import annotations
 
-from tests.simulation.leases.test_leases import Rough
+from tests.simulation.leases.test_leases import Rough, WithKcl
 from tests.support.leases.memory_store import Fault
 
 
@@ -28,4 +28,29 @@ def test_leases_of_others_are_planned_again_within_the_failover_time() -> None:
     history.pass_time(millis=3301)
     history.put(number=0, records=1)
     history.crash(number=0)
+    history.finish()
+
+
+def test_a_kcl_2_worker_holds_what_it_takes_during_a_handoff() -> None:
+    """It leaves the attributes of the handoff, which it does not know."""
+    history = WithKcl()
+    history.begin(workers=2, shards=4, seed=0)
+    history.choose(version="kcl2", workers=0)
+    history.pass_time(millis=10_000)
+    for number in (0, 1):
+        history.take_long(number=number, millis=40_000)
+    history.put(number=0, records=12)
+    history.pass_time(millis=5_000)
+    history.join(rate=1.0, max_leases=None)
+    history.pass_time(millis=2_000)
+    asked = {key for key, row in history.world.rows.items() if row.checkpoint_owner}
+    assert asked
+    for _ in range(3):
+        history.crash(number=0)
+    history.start_kcl()
+    history.pass_time(millis=40_000)
+    (kcl,) = history.kcls
+    rows = history.world.rows
+    assert {rows[key].holder for key in asked} == {kcl.worker}
+    assert all(rows[key].checkpoint_owner for key in asked)
     history.finish()

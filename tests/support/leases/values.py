@@ -106,6 +106,8 @@ any_lease: st.SearchStrategy[Lease] = st.builds(
     owner=st.none() | _workers,
     checkpoint_owner=st.none() | _workers,
     ssp_owner=st.none() | _workers,
+    requested_by=st.none() | _workers,
+    requested_from=st.none() | _workers,
     switches=_counts,
     pending=st.none() | _pending,
     parents=st.lists(_shards, max_size=2).map(tuple),

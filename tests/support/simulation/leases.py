@@ -264,15 +264,21 @@ class World:
         return outcome
 
     def write_as_kcl(self, worker: WorkerId, write: Write) -> Outcome:
-        """Write as a KCL worker: the same conditions and changes, without our attribute."""
+        """Write as a KCL worker: the same conditions and changes, without our attributes. A
+        take (only KCL 2 has takes) and a renewal leave those of a handoff."""
         key = write.lease.key
         before = self.rows.get(key)
         old = None if before is None else encode(before)
         change = to_update(write)
         if isinstance(change, UpdateRow):
-            sets = {name: v for name, v in change.sets.items() if name != Attribute.SSP_OWNER}
+            unknown = {Attribute.SSP_OWNER, Attribute.REQUESTED_BY, Attribute.REQUESTED_FROM}
+            if isinstance(write, Take | Renew):
+                unknown.add(Attribute.CHECKPOINT_OWNER)
             change = UpdateRow(
-                expected=change.expected, sets=sets, adds=change.adds, removes=change.removes
+                expected=change.expected,
+                sets={name: value for name, value in change.sets.items() if name not in unknown},
+                adds=change.adds,
+                removes=tuple(name for name in change.removes if name not in unknown),
             )
         if not permits(change, old):
             return Conflict(found=before)

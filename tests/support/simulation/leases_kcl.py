@@ -73,7 +73,7 @@ class KclWorker:
         key = write.lease.key
         if isinstance(outcome, Conflict):
             found = outcome.found
-            asked = found is not None and found.checkpoint_owner == self.worker
+            asked = found is not None and found.is_in_handoff and found.holder == self.worker
             if key in self.held and asked and found is not None:
                 self.held[key] = found
             elif found is None or found.holder != self.worker:
@@ -94,7 +94,7 @@ class KclWorker:
     def _read(self) -> None:
         for key in sorted(self.held):
             lease = self.held[key]
-            if lease.checkpoint_owner is not None and lease.owner is not None:
+            if lease.is_in_handoff and lease.owner is not None:
                 self.world.happened["KCL hands over"] += self._write(
                     Assign(lease=lease, owner=lease.owner)
                 )

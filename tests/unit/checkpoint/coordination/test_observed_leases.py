@@ -5,15 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spark_ssp.checkpoint.coordination import lease_coordinator
+from spark_ssp.checkpoint.coordination.observed_leases import count_leases
 from spark_ssp.checkpoint.coordination.protocol import Report
 from spark_ssp.checkpoint.coordination.state import State
-from spark_ssp.checkpoint.leases.conditional_writes import Conflict, Create, Done, Take
+from spark_ssp.checkpoint.leases.conditional_writes import (
+    Conflict,
+    Create,
+    Done,
+    Renew,
+    RequestHandoff,
+    Take,
+)
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, ShardEnded
 from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from spark_ssp.common.errors import ServiceUnavailableError
 from tests.support.leases.states import do, effect, fresh, holding, kinds, scan, steps, writes
-from tests.support.leases.values import ANNE, BERT, SHARD, lease, processed
+from tests.support.leases.values import ANNE, BERT, CARL, SHARD, lease, processed
 
 KEY = LeaseKey(SHARD)
 FREE = lease(counter=3, progress=processed(100))
@@ -66,6 +74,18 @@ def test_one_scan_at_a_time() -> None:
     state = under_way(fresh(), 0)
     assert not steps(state, 60_000).scan
     assert steps(lease_coordinator.apply_scan_failure(state, DOWN, 200), 1_000).scan
+
+
+def test_what_a_kcl_2_worker_takes_during_a_handoff_is_lost() -> None:
+    """Its take leaves the attributes of the handoff: to a worker that is started again too, the
+    lease is another's."""
+    asked = effect(RequestHandoff(lease=effect(Renew(lease=MINE)), to=BERT))
+    taken = replace(asked, owner=CARL, counter=asked.counter + 1, switches=asked.switches + 1)
+    for state in (scan(holding(MINE), taken, now=100), scan(fresh(), taken, now=0)):
+        assert not lease_coordinator.build_status(state, 100).held
+        assert kinds(state, 100) == []
+        assert count_leases(state, 100) == {ANNE: 0, CARL: 1}
+        assert lease_coordinator.is_finished(lease_coordinator.start_shutdown(state))
 
 
 def test_a_row_that_is_gone_is_forgotten_and_its_lease_lost() -> None:

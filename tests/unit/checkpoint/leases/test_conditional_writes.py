@@ -47,7 +47,9 @@ from tests.support.leases.values import ANNE, BERT, CARL, any_lease, any_progres
 MAX_LONG = (1 << 63) - 1
 LEFT = ShardId("shardId-000000000001")
 MINE = lease(counter=7, owner=ANNE, ssp_owner=ANNE, progress=processed(100), switches=3)
-HANDED = replace(MINE, owner=BERT, checkpoint_owner=ANNE)
+HANDED = replace(MINE, owner=BERT, checkpoint_owner=ANNE, requested_by=BERT, requested_from=ANNE)
+TAKEN = replace(HANDED, owner=CARL)
+HANDOFF = ("checkpointOwner", "sspRequestedBy", "sspRequestedFrom")
 
 N7, N8 = {"N": "7"}, {"N": "8"}
 A, B = {"S": "anne"}, {"S": "bert"}
@@ -74,12 +76,20 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         ),
     ),
     (
+        Renew(lease=TAKEN),
+        UpdateRow(
+            expected={"leaseCounter": N7},
+            sets={"leaseCounter": N8, "sspOwner": {"S": "carl"}},
+            removes=HANDOFF,
+        ),
+    ),
+    (
         Take(lease=MINE, owner=BERT),
         UpdateRow(
             expected={"leaseCounter": N7},
             sets={"leaseCounter": N8, "leaseOwner": B, "sspOwner": B},
             adds={"ownerSwitchesSinceCheckpoint": 1},
-            removes=("checkpointOwner",),
+            removes=HANDOFF,
         ),
     ),
     (
@@ -105,7 +115,12 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         RequestHandoff(lease=MINE, to=BERT),
         UpdateRow(
             expected={"leaseOwner": A, "checkpointOwner": None},
-            sets={"leaseOwner": B, "checkpointOwner": A},
+            sets={
+                "leaseOwner": B,
+                "checkpointOwner": A,
+                "sspRequestedBy": B,
+                "sspRequestedFrom": A,
+            },
         ),
     ),
     (
@@ -114,7 +129,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
             expected={"leaseOwner": B, "checkpointOwner": A},
             sets={"leaseOwner": B},
             adds={"leaseCounter": 1},
-            removes=("checkpointOwner",),
+            removes=HANDOFF,
         ),
     ),
     (
@@ -122,7 +137,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         UpdateRow(
             expected={"leaseOwner": A, "checkpointOwner": None},
             adds={"leaseCounter": 1},
-            removes=("leaseOwner",),
+            removes=("leaseOwner", *HANDOFF),
         ),
     ),
     (
@@ -131,7 +146,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
             expected={"leaseCounter": N7, "leaseOwner": B, "checkpointOwner": A},
             sets={"leaseOwner": B},
             adds={"leaseCounter": 1},
-            removes=("checkpointOwner",),
+            removes=HANDOFF,
         ),
     ),
     (
@@ -139,7 +154,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         UpdateRow(
             expected={"leaseCounter": N7, "leaseOwner": A, "checkpointOwner": None},
             adds={"leaseCounter": 1},
-            removes=("leaseOwner",),
+            removes=("leaseOwner", *HANDOFF),
         ),
     ),
     (
@@ -147,7 +162,7 @@ CHANGES: list[tuple[Write, UpdateRow]] = [
         UpdateRow(
             expected={"leaseOwner": B, "checkpointOwner": A},
             adds={"leaseCounter": 1},
-            removes=("checkpointOwner",),
+            removes=HANDOFF,
         ),
     ),
     (SetChildren(lease=MINE, children=(LEFT,)), UpdateRow(sets={"childShardIds": {"SS": [LEFT]}})),
@@ -174,13 +189,16 @@ def test_an_update_as_dynamodb_gets_it() -> None:
         "Key": {"leaseKey": {"S": MINE.key}},
         "ConditionExpression": "attribute_exists(leaseKey) AND #leaseCounter = :v0",
         "UpdateExpression": "SET #leaseCounter = :v1, #leaseOwner = :v2, #sspOwner = :v3 "
-        "ADD #ownerSwitchesSinceCheckpoint :v4 REMOVE #checkpointOwner",
+        "ADD #ownerSwitchesSinceCheckpoint :v4 "
+        "REMOVE #checkpointOwner, #sspRequestedBy, #sspRequestedFrom",
         "ExpressionAttributeNames": {
             "#checkpointOwner": "checkpointOwner",
             "#leaseCounter": "leaseCounter",
             "#leaseOwner": "leaseOwner",
             "#ownerSwitchesSinceCheckpoint": "ownerSwitchesSinceCheckpoint",
             "#sspOwner": "sspOwner",
+            "#sspRequestedBy": "sspRequestedBy",
+            "#sspRequestedFrom": "sspRequestedFrom",
         },
         "ExpressionAttributeValues": {":v0": N7, ":v1": N8, ":v2": B, ":v3": B, ":v4": {"N": "1"}},
         "ReturnValues": "ALL_NEW",
@@ -260,7 +278,7 @@ def writes(draw: st.DrawFn) -> Write:
             start = replace(seen, progress=StartAtLatest())
             kinds.append(Checkpoint(lease=start, progress=progress))
         kinds.append(Checkpoint(lease=seen, progress=seen.progress))
-    if seen.owner is not None and seen.checkpoint_owner is None and worker != seen.owner:
+    if seen.owner is not None and not seen.is_in_handoff and worker != seen.owner:
         kinds.append(RequestHandoff(lease=seen, to=worker))
     return draw(st.sampled_from(kinds))
 
@@ -292,10 +310,24 @@ def test_a_hand_over_asked_for_since_hides_nothing(write: Write, to: str) -> Non
     after = carried_out(write)
     if not isinstance(write, Renew | Take | Checkpoint | Assign) or after is None:
         return
-    if after.owner is None or after.checkpoint_owner is not None or after.owner == to:
+    if after.owner is None or after.is_in_handoff or after.owner == to:
         return
     request = to_update(RequestHandoff(lease=after, to=type(after.owner)(to)))
     assert is_applied(write, parse_lease(changed(request, encode(after))))
+
+
+@given(any_lease)
+def test_a_request_counts_until_the_owner_changes(before: Lease) -> None:
+    """A KCL 2 worker that takes the lease changes nothing else. A handoff that KCL 3 requests
+    later, of the next owner, has its own attributes."""
+    free = replace(before, counter=1, owner=ANNE, checkpoint_owner=None)
+    asked = parse_lease(changed(to_update(RequestHandoff(lease=free, to=BERT)), encode(free)))
+    assert asked is not None
+    assert (asked.owner, asked.holder, asked.is_in_handoff) == (BERT, ANNE, True)
+    for taken in (replace(asked, owner=CARL), replace(asked, owner=None)):
+        assert (taken.holder, taken.is_in_handoff) == (taken.owner, False)
+    by_kcl_3 = replace(asked, owner=ANNE, checkpoint_owner=CARL)
+    assert (by_kcl_3.holder, by_kcl_3.is_in_handoff) == (CARL, True)
 
 
 STRANGERS: list[tuple[Write, Lease]] = [

@@ -113,7 +113,8 @@ def expected_lease(said: dict[str, Any]) -> Lease:
 def test_there_are_golden_rows_of_three_versions_and_our_own() -> None:
     composed = {"lease_kcl_2_7", "lease_kcl_3_1", "lease_kcl_3_5"}
     recorded = {"lease_kcl_2_7_recorded", "lease_kcl_3_1_recorded"}
-    assert {path.stem for path in GOLDEN} == composed | recorded | {"lease_ssp_1", "lease_ssp_2"}
+    ours = {"lease_ssp_1", "lease_ssp_2", "lease_ssp_3"}
+    assert {path.stem for path in GOLDEN} == composed | recorded | ours
     kinds = {row.get("foreign", [None, "LEASE"])[1] for _, row in ROWS}
     assert kinds == {"LEASE", "LEADER", "WORKER_METRIC_STATS", "CLIENT_VERSION_MIGRATION"}
 
