@@ -3,8 +3,8 @@ it.
 
 The process runs this Python with this `sys.path`, in its own session. The settings, which include
 credentials, are passed only through its standard input. A thread waits for the process; if it dies
-while the reader is busy, the thread starts another with the last report, so that the leases are
-renewed before they expire.
+while the reader is busy, the thread starts another with the last report, and repeats that if it
+fails, so that the leases are renewed before they expire.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ SHUTDOWN_TIMEOUT_S: Final = 10.0
 MAX_RESTARTS: Final = 3
 RESTART_WINDOW_S: Final = 60.0
 """Window in which at most `MAX_RESTARTS` restarts are allowed."""
+RETRY_PAUSE_S: Final = 2.0
+"""Time after a restart that failed while the reader is busy. Each further one takes twice as long,
+up to `MAX_RETRY_PAUSE_S`."""
+MAX_RETRY_PAUSE_S: Final = 60.0
 MAX_UNANSWERED: Final = 3
 """Maximum number of consecutive agents without any answer, however long they take."""
 
@@ -162,7 +166,7 @@ class AgentClient:
         self._listed: frozenset[LeaseKey] | None = None
         self._unanswered = 0
         self._restarts = 0
-        self._closed = False
+        self._closed = threading.Event()
         _clients.add(self)
 
     def __reduce__(self) -> NoReturn:
@@ -186,7 +190,7 @@ class AgentClient:
         if os.getpid() != self._owner:
             raise RuntimeError("a lease agent answers only the process that started it, not a fork")
         with self._lock:
-            if self._closed:
+            if self._closed.is_set():
                 raise RuntimeError("the client of the lease agent is closed")
             answer = self._send_report(report)
         if isinstance(answer, SspError):
@@ -197,7 +201,7 @@ class AgentClient:
         """Close the pipes and wait, within limits, until the process has exited."""
         if os.getpid() != self._owner:
             return
-        self._closed = True
+        self._closed.set()
         while not self._lock.acquire(timeout=SHUTDOWN_TIMEOUT_S):
             # The watcher thread is waiting for an answer to the last report.
             if (waiting := self._running) is not None:
@@ -286,7 +290,7 @@ class AgentClient:
         if unanswered >= MAX_UNANSWERED:
             self._unanswered = 0
             raise _gave_up(f"no answer from {unanswered} processes in a row", why)
-        if self._closed:
+        if self._closed.is_set():
             raise _gave_up("a process that ended while its client was closed", why)
         self._restarts += 1
         _log.warning("lost the lease agent (%s); starting another", why)
@@ -294,19 +298,44 @@ class AgentClient:
     # --- The watcher thread ----------------------------------------------------------------------
 
     def _watch(self, running: _AgentProcess) -> None:
+        """Replace the process if it is lost, and repeat that if it fails, until the reader's next
+        exchange, which meets the same error and raises it."""
         status = running.process.wait()
         with self._lock:
-            if self._running is not running or self._closed:
+            if self._running is not running or self._closed.is_set():
                 return
-            try:
-                self._discard(running, f"it ended with status {status}")
-                if self._last is not None:
-                    # Another worker may have ended and deleted the shards of rows that were to be
-                    # created then. The reader's next report repeats those that are still missing.
-                    self._send_report(replace(self._last, create=()))
-            except SspError as error:
-                # Not stored: the next exchange meets the same error and raises it.
-                _log.warning("could not restart the lease agent: %s", error)
+            last = self._restart(running, f"it ended with status {status}")
+        if last is not None:
+            self._repeat_restart(last)
+
+    def _repeat_restart(self, last: Report) -> None:
+        pause_s = RETRY_PAUSE_S
+        while not self._closed.wait(pause_s):
+            pause_s = min(2 * pause_s, MAX_RETRY_PAUSE_S)
+            with self._lock:
+                if self._last is not last or self._running is not None or self._closed.is_set():
+                    return
+                failed = self._restart()
+            if failed is None:
+                return
+            last = failed
+
+    def _restart(self, lost: _AgentProcess | None = None, why: str = "") -> Report | None:
+        """Start another process with the last report. Return the report if that fails."""
+        try:
+            if lost is not None:
+                self._discard(lost, why)
+            if self._last is None:
+                return None
+            # Another worker may have ended and deleted the shards of rows that were to be created
+            # then. The reader's next report repeats those that are still missing.
+            answer = self._send_report(replace(self._last, create=()))
+        except SspError as error:
+            answer = error
+        if not isinstance(answer, SspError):
+            return None
+        _log.warning("could not restart the lease agent: %s", answer)
+        return self._last
 
 
 def _gave_up(found: str, why: str) -> ServiceUnavailableError:

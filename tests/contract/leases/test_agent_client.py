@@ -192,6 +192,69 @@ def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_gets_the_l
     assert "status -9" in caplog.text
 
 
+def test_a_restart_that_fails_while_the_reader_is_busy_is_logged_and_repeated(
+    make: Clients, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The table does not answer the second agent, and the third does not start."""
+    monkeypatch.setattr(agent_client, "RETRY_PAUSE_S", 0.01)
+    agent = stand_in(
+        f"""
+        import os
+        if len(os.listdir({str(tmp_path)!r})) == 2:
+            answer = LeaseTableError("table x", found="a", expected="b", next_step="c")
+        """
+    )
+
+    def start() -> subprocess.Popen[bytes]:
+        (tmp_path / str(len(os.listdir(tmp_path)))).touch()
+        if len(os.listdir(tmp_path)) == 3:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        return agent()
+
+    client = make(start)
+    client.exchange(Report())
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    until(lambda: len(os.listdir(tmp_path)) == 4, "the fourth is started")
+    assert client.exchange(Report()).outage_ms == 2
+    failed = [record for record in caplog.records if "could not restart" in record.getMessage()]
+    assert [type(error) for record in failed for error in record.args or ()] == [
+        LeaseTableError,
+        ServiceUnavailableError,
+    ]
+    assert len(os.listdir(tmp_path)) == 4
+
+
+def test_a_failed_restart_is_not_repeated_after_the_reader_has_met_the_error(
+    make: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_client, "RETRY_PAUSE_S", 1.0)
+    agent = stand_in(
+        f"""
+        import os
+        if len(os.listdir({str(tmp_path)!r})) > 1:
+            answer = LeaseTableError("table x", found="a", expected="b", next_step="c")
+        """
+    )
+
+    def start() -> subprocess.Popen[bytes]:
+        (tmp_path / str(len(os.listdir(tmp_path)))).touch()
+        return agent()
+
+    client = make(start)
+    client.exchange(Report())
+    assert client.pid is not None
+    os.kill(client.pid, signal.SIGKILL)
+    until(lambda: len(os.listdir(tmp_path)) == 2, "the second is started")
+    with pytest.raises(LeaseTableError):
+        client.exchange(Report())
+    started = len(os.listdir(tmp_path))
+    for watcher in client._watchers:
+        watcher.join(10)
+        assert not watcher.is_alive()
+    assert len(os.listdir(tmp_path)) == started
+
+
 def test_a_new_agent_gets_the_last_listing(make: Clients) -> None:
     """A reader says it only when it changes. An error ends the agent as well."""
     client = make(
