@@ -148,6 +148,16 @@ def apply_report(state: State, report: Report, now: Monotonic) -> State:
     )
 
 
+def _beyond_limit(rows: Rows, settings: Settings) -> frozenset[LeaseKey]:
+    """Return the leases of this worker beyond its maximum."""
+    own = sorted(
+        lease.key
+        for lease in rows.leases
+        if lease.holder == settings.worker and not lease.has_ended
+    )
+    return frozenset() if settings.max_leases is None else frozenset(own[settings.max_leases :])
+
+
 def _due_after(state: State, reported: ReportedByReader) -> Mapping[LeaseKey, Monotonic]:
     """Return the times of `State.due` that a report leaves valid."""
     before = state.reported
@@ -196,6 +206,8 @@ def apply_scan(state: State, rows: Rows, kcl_workers: KclWorkers, now: Monotonic
     """Apply a scan of the table. `now` is the time of the answer."""
     begun = now if state.timestamps.scan_started_at is None else state.timestamps.scan_started_at
     state = observe_scan(state, rows, begun, now)
+    if state.timestamps.scanned_at is None:
+        state = replace(state, surplus=_beyond_limit(rows, state.settings))
     reported = state.reported
     create = reported.create if state.timestamps.scanned_at is None else {}
     reported = replace(

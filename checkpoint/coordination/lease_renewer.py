@@ -53,7 +53,7 @@ class DueWrite(msgspec.Struct, frozen=True, kw_only=True):
 
 def is_handoff_requested(state: State, key: LeaseKey) -> bool:
     """Return whether a held lease is to be handed over or released."""
-    return state.leaving or state.observed[key].lease.is_in_handoff
+    return state.leaving or key in state.surplus or state.observed[key].lease.is_in_handoff
 
 
 def can_be_released(state: State, key: LeaseKey) -> bool:

@@ -154,7 +154,11 @@ def _check_ownership(
     is unknown explains the row. Otherwise it is dropped."""
     is_held, worker = key in state.held, state.settings.worker
     if found is None or found.holder != worker or found.has_ended:
-        state = replace(state, duplicate_owners=state.duplicate_owners - {key})
+        state = replace(
+            state,
+            duplicate_owners=state.duplicate_owners - {key},
+            surplus=state.surplus - {key},
+        )
         return drop_lease(state, key) if is_held or key in state.reported.progress else state
     if found.counter == known.counter or known.holder != worker:
         return state

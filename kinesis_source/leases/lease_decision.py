@@ -630,7 +630,8 @@ def _drop_reason(key: ShardKey, table: LeaseTableView, verdict: Verdict) -> str:
     if row.has_ended:
         return "finished"
     if isinstance(verdict, Elsewhere) and verdict.handed_over:
-        return f"handed over to {verdict.holder or 'no worker'}"
+        to_other = verdict.holder not in (None, table.worker)
+        return f"handed over to {verdict.holder}" if to_other else "its lease is released"
     if row.holder == table.worker:
         return "its lease may have expired"
     return f"its lease is held by {row.holder or 'no worker'}"

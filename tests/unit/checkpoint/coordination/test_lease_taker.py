@@ -88,6 +88,28 @@ def test_no_more_than_the_maximum_is_taken() -> None:
     assert keys(late, 40_000) == []
 
 
+def test_leases_beyond_the_maximum_that_the_last_process_left_are_released() -> None:
+    """After the reader has left their shards out. What a leader assigns afterwards is kept."""
+    rows = [row(number, ANNE) for number in range(3)]
+    ended = row(3, ANNE, progress=ShardEnded())
+    state = do(scan(fresh(max_leases=1), ended, *rows, now=0), 0)
+    surplus = {row(1).key, row(2).key}
+    assert lease_coordinator.build_status(state, 0).asked_for == surplus
+    read = frozenset({row(1).key})
+    state = lease_coordinator.apply_report(state, Report(reading=read), 1)
+    state = do(state, 1)
+    assert set(state.held) == {row(0).key, row(1).key}
+    state = do(lease_coordinator.apply_report(state, Report(), 2), 2)
+    assert set(state.held) == {row(0).key}
+    left = {key: seen.lease for key, seen in state.observed.items()}
+    assert {left[key].owner for key in surplus} == {None}
+    assert keys(state, 2) == []
+    assigned = replace(left[row(2).key], owner=ANNE, counter=9)
+    state = do(scan(state, *(left | {assigned.key: assigned}).values(), now=3), 3)
+    assert set(state.held) == {row(0).key, row(2).key}
+    assert lease_coordinator.build_status(state, 3).asked_for == set()
+
+
 def test_a_lease_expires_by_the_own_clock_and_at_once() -> None:
     state = scan(scan(fresh(), row(0, BERT), now=0), row(0, BERT), now=5_000)
     assert steps(state, 5_000).wake_at == 10_000

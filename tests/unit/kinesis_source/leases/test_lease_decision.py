@@ -200,6 +200,10 @@ def test_a_shard_that_somebody_asked_for_leaves() -> None:
     found = shared(offset({1: ShardState(position=after(9))}), table(asked, held=(1,), asked=(1,)))
     assert found.states == {}
     assert found.dropped == {key(1): "handed over to bert"}
+    surplus = table(row(1, owner=ANNE), held=(1,), asked=(1,))
+    assert shared(offset({1: ShardState(position=after(9))}), surplus).dropped == {
+        key(1): "its lease is released"
+    }
 
 
 @pytest.mark.parametrize(
