@@ -116,10 +116,13 @@ def lease_worker(
 
 def _lock(options: KinesisOptions, leases: LeaseOptions, *, driver: int) -> ReaderLock:
     """Return the lock of the worker. Its key has no id from a generator, since each reader of a
-    query gets a different one."""
-    connection = options.connection
-    endpoints = f"{connection.region} {connection.endpoint_url} {leases.dynamodb_endpoint_url}"
-    return ReaderLock(str(driver), endpoints, leases.table, leases.worker_id or "")
+    query gets a different one. It has the options that may name another account, whose table of the
+    same name is another one; not the keys, which change."""
+    table = leases.connection(options.connection)
+    place = (table.region, options.connection.endpoint_url, table.endpoint_url)
+    access = (table.role_arn, table.aws_profile, table.credentials_provider)
+    worker = leases.worker_id or ""
+    return ReaderLock(str(driver), repr(place), repr(access), leases.table, worker)
 
 
 def _second_reader(leases: LeaseOptions) -> UnsupportedError:

@@ -130,7 +130,15 @@ def test_a_second_reader_in_a_driver_needs_its_own_worker_id(
     with pytest.raises(UnsupportedError, match="a second reader in this driver") as refusal:
         worker()
     assert "leave out applicationName" in refusal.value.next_step
-    others = [worker(workerId="bert"), worker(leaseTable="other")]
+    others = [
+        worker(workerId="bert"),
+        worker(leaseTable="other"),
+        # The table of another account.
+        worker(leaseRoleArn="arn:aws:iam::123456789012:role/leases"),
+        worker(roleArn="arn:aws:iam::123456789012:role/orders"),
+        worker(awsProfile="other"),
+        worker(credentialsProvider="my_company.aws:credentials"),
+    ]
     first.close()
     others.append(worker())
     for other in others:
