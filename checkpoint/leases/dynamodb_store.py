@@ -462,8 +462,7 @@ class BatchWriter:
         self._lock = threading.Lock()
         self._is_proven = False
         self._failed_probes = 0
-        # A statement names a table by its name. An ARN has colons, which no name has.
-        self.size = 1 if ":" in table else BATCH_SIZE
+        self.size = BATCH_SIZE
 
     def write(self, writes: Sequence[Write]) -> list[Outcome | SspError]:
         """Make writes of different rows; return their results in order. Raises nothing."""

@@ -206,12 +206,6 @@ def test_a_write_that_does_not_determine_its_row_is_made_alone() -> None:
     assert service.singles == [KEYS[0]]
 
 
-def test_a_table_named_by_its_arn_has_no_batches() -> None:
-    table = "arn:aws:dynamodb:eu-west-1:123456789012:table/orders"
-    service = Service(counters={})
-    assert BatchWriter(cast("Any", service), table, decode, service.singly).size == 1
-
-
 def test_a_statement_has_the_condition_and_the_changes() -> None:
     row = lease(KEYS[0], counter=7, owner=ANNE, ssp_owner=ANNE, progress=processed(1))
     assert statement_of("orders", Renew(lease=row)) == {
