@@ -251,7 +251,7 @@ def translate(
             location.subject,
             found=f"{quoted(error)} on {operation}, {attempts} times",
             expected=f"an answer from {location}",
-            next_step=_retry_advice(severity_of(error)),
+            next_step=_retry_advice(severity_of(error), operation),
         )
     if code_of(error) == "ResourceNotFoundException":
         return LeaseTableError(
@@ -269,7 +269,16 @@ def translate(
     )
 
 
-def _retry_advice(severity: Severity) -> str:
+_OF_THE_ACCOUNT: Final = frozenset({"CreateTable", "DescribeTable"})
+"""Operations whose limits are the account's and not those of the table's capacity."""
+
+
+def _retry_advice(severity: Severity, operation: str) -> str:
+    if severity is Severity.THROTTLE and operation in _OF_THE_ACCOUNT:
+        return (
+            "start the query again later, or raise the account's DynamoDB quotas, such as that of "
+            "the number of tables; retry.maxAttempts and retry.maxBackoff limit the retries"
+        )
     if severity is Severity.THROTTLE:
         return (
             "raise the table's capacity or set it to on demand; retry.maxAttempts and "

@@ -311,6 +311,15 @@ def test_a_fault_that_does_not_pass_in_time_is_reported(
     assert len(scripted.slept) == ATTEMPTS - 1
 
 
+def test_the_limit_of_an_accounts_tables_is_no_matter_of_capacity(scripted: Scripted) -> None:
+    scripted.refuses("describe_table", "ResourceNotFoundException")
+    for _ in range(ATTEMPTS):
+        scripted.refuses("create_table", "LimitExceededException")
+    error = refusal(scripted, lambda store: store.prepare(), ServiceUnavailableError)
+    assert "quotas" in error.next_step
+    assert "capacity" not in error.next_step
+
+
 @pytest.mark.parametrize("operation", ["Scan", "PutItem", "UpdateItem", "DeleteItem"])
 def test_a_table_that_vanished_is_reported(scripted: Scripted, operation: str) -> None:
     method, action = ACTIONS[operation]
