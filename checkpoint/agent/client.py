@@ -33,6 +33,7 @@ from spark_ssp.checkpoint.coordination.protocol import (
     encode_frame,
 )
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey
+from spark_ssp.common.aws.service_calls import longest_call_s
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
 from spark_ssp.common.local_processes import module_path, start_helper
 from spark_ssp.common.times import seconds_text
@@ -40,7 +41,8 @@ from spark_ssp.common.times import seconds_text
 _log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S: Final = 60.0
-"""Time for a live agent to answer, on top of the time to prepare the table."""
+"""Time for a live agent to answer, on top of the time to prepare the table and of the retries of a
+call that fails: its error says what is wrong."""
 SHUTDOWN_TIMEOUT_S: Final = 10.0
 """Time for an agent to exit. Its own watchdog is faster."""
 MAX_RESTARTS: Final = 3
@@ -81,7 +83,8 @@ class _AgentProcess:
         self._rows: Mapping[LeaseKey, Lease] | None = None
         """Those of the last answer, which the next one changes. The first answer is whole."""
         self._unsent = module_path() + encode_frame(settings)
-        self._timeout_s = settings.table.wait_s + ANSWER_TIMEOUT_S
+        opening_s = settings.table.wait_s + longest_call_s(settings.connection)
+        self._timeout_s = opening_s + ANSWER_TIMEOUT_S
 
     @property
     def has_answered(self) -> bool:

@@ -79,6 +79,14 @@ def retry_settings(connection: ConnectionOptions) -> RetrySettings:
     )
 
 
+def longest_call_s(connection: ConnectionOptions) -> float:
+    """Return the time in which a call with all its attempts has failed, if no answer arrives in
+    parts."""
+    attempts = connection.retry_max_attempts
+    attempt_ms = connection.connect_timeout_ms + connection.read_timeout_ms
+    return (attempts * attempt_ms + (attempts - 1) * connection.retry_max_backoff_ms) / 1000
+
+
 def backoff(settings: RetrySettings, severity: Severity, attempt: int, draw: float) -> float:
     """Seconds to wait after attempt `attempt` (from 1): exponential, with full jitter. `draw` is
     uniform in [0, 1). Full jitter spreads many clients that were refused at once."""

@@ -365,11 +365,34 @@ def test_agents_that_live_and_never_answer_are_an_error_however_long_they_take(
         started.append(process.pid)
         return process
 
-    settings = replace(SETTINGS, table=replace(SETTINGS.table, wait_s=0))
+    settings = replace(
+        SETTINGS,
+        table=replace(SETTINGS.table, wait_s=0),
+        connection=replace(
+            SETTINGS.connection, retry_max_attempts=1, connect_timeout_ms=100, read_timeout_ms=100
+        ),
+    )
     client = AgentClient(settings, start=start, monotonic=lambda: make.now)
     with pytest.raises(ServiceUnavailableError, match="no answer from 3 processes in a row"):
         client.exchange(Report())
     assert len(started) == MAX_UNANSWERED
+    client.close()
+
+
+def test_an_error_after_all_permitted_retries_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_client, "ANSWER_TIMEOUT_S", 0.3)
+    line = """
+        __import__("time").sleep(1)
+        answer = LeaseTableError("table x", found="a", expected="b", next_step="c")
+        """
+    settings = replace(
+        SETTINGS,
+        table=replace(SETTINGS.table, wait_s=0),
+        connection=replace(SETTINGS.connection, retry_max_attempts=30, read_timeout_ms=1_000),
+    )
+    client = AgentClient(settings, start=stand_in(line))
+    with pytest.raises(LeaseTableError):
+        client.exchange(Report())
     client.close()
 
 
