@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from spark_ssp.kinesis_source.reader_activity import ReaderActivity
     from spark_ssp.kinesis_source.reading.fan_out import FanOut
 
+_NO_LIMIT: Final = (1 << 63) - 1
 _BATCHES: Final = BatchSource(
     format="kinesis-ssp",
     condition="sequenceNumber IS NOT NULL",
@@ -109,15 +110,15 @@ class KinesisStreamReader(PlanningStreamReader):
     # --- Called on the driver --------------------------------------------------------------------
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return an option that limits a trigger. Spark passes one limit, and there may be several
-        options: all are applied if Spark passes any."""
+        """Return the limit that Spark passes back to `latestOffset`, except with Trigger.Once. It
+        passes only one, so any limit means all the options that limit a batch."""
         if self._options.max_records_per_trigger is not None:
             return ReadMaxRows(self._options.max_records_per_trigger)
         if self._options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
         if self._options.max_bytes_per_shard:
             return ReadMaxBytes(self._options.max_bytes_per_shard)
-        return ReadAllAvailable()
+        return ReadMaxBytes(_NO_LIMIT)
 
     def initialOffset(self) -> dict[str, Any]:
         """Return the empty offset: the end of the first batch contains its start."""
@@ -125,6 +126,8 @@ class KinesisStreamReader(PlanningStreamReader):
 
     def plan_end(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Return the end of the next batch; the unchanged `start` if there is none."""
+        if isinstance(limit, ReadAllAvailable) and self._options.leases is None:
+            return self.plan_end_of_all(start)  # Trigger.Once
         begin = self._offsets.decode(start)
         return self._planned(start, begin, self._plan().next_offset(begin, self._limits(limit)))
 
@@ -221,7 +224,7 @@ class KinesisStreamReader(PlanningStreamReader):
         from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 
         if isinstance(limit, ReadAllAvailable):
-            return UNLIMITED  # Trigger.Once: Spark reads everything
+            return UNLIMITED  # Trigger.Once with leases: other workers have the other shards
         limits = Limits(
             max_records=self._options.max_records_per_trigger,
             max_bytes=self._options.max_bytes_per_trigger,

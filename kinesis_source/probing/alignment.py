@@ -367,12 +367,12 @@ class BatchAlignment:
                 for key in found
                 if key not in self._oldest and self.prober.limiter.is_due(key)
             }
-            results = self.prober.run(
+            results = self.prober.run_repeated(
                 {
                     key: partial(find_oldest, state, self._cursors.get(key, ShardCursor()), now)
                     for key, state in begin.items()
                 },
-                patient=False,
+                lambda keys: keys - self._left_behind,
             )
             ended = {
                 key
@@ -549,14 +549,12 @@ class BatchAlignment:
                 EpochMillis(until - NEAR_ENOUGH_MS),
                 until,
             )
-        patient = self.targets.are_fixed
-        found = self.prober.run(probes, patient=patient) if probing else {}
-        if probing and not patient:
-            self.prober.starved.repeat(
-                probes.keys(),
-                found,
-                lambda keys: self.prober.run({key: probes[key] for key in keys}, patient=False),
-            )
+        if not probing:
+            found: dict[ShardKey, ProbeResult] = {}
+        elif self.targets.are_fixed:
+            found = self.prober.run(probes, patient=True)
+        else:
+            found = self.prober.run_repeated(probes, lambda keys: keys)
         for key, result in found.items():
             self.prober.limiter.record_probe(key, calls=result.fetches, size=result.fetched_bytes)
             aligned[key] = self._advance_until(states[key], advances[key], result, until)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from functools import partial
 
 from spark_ssp.common.structs import replace
@@ -201,7 +202,12 @@ class EndOffsetFinder:
             if self.targets.is_at(key, state.position):
                 self._positions.accept(key, state.position)
         verified = self._positions.verify(
-            states, listings, start, created, patient=self.targets.are_fixed
+            states,
+            listings,
+            start,
+            created,
+            patient=self.targets.are_fixed,
+            repeated=partial(self._holding_others, states),
         )
         self._prober.cursors |= verified.cursors
         return verified
@@ -244,13 +250,12 @@ class EndOffsetFinder:
         results = self._probe_all(eligible, probes)
         if not self.targets.are_fixed:
             starved, special = self._prober.starved, far | targets.keys()
-            is_held, left_behind = self._is_held, self._left_behind
+            holding = self._holding_others(eligible, probes.keys() - results.keys())
             starved.repeat(
                 [
                     key
                     for key in probes
-                    if (is_held and key not in left_behind)
-                    or (key in starved and key not in special)
+                    if key in holding or (key in starved and key not in special)
                 ],
                 results,
                 lambda keys: self._probe_all(
@@ -324,16 +329,37 @@ class EndOffsetFinder:
         if limits.far_ms is None or self.targets.are_fixed:
             return set()
         now = self._prober.service_time()
-        far: set[ShardKey] = set()
-        for key, state in eligible.items():
-            stream = self._prober.description(key)
-            if max_lag_ms(state, self.history.last_probe(key), stream, now) > limits.far_ms:
-                far.add(key)
+        far = {
+            key
+            for key, state in eligible.items()
+            if self._max_lag_ms(key, state, now) > limits.far_ms
+        }
         if far and not self._far_logged:
             self._far_logged = True
             text = "%d shards are far behind: a batch reads about %d MiB of each (maxBytesPerShard)"
             _log.info(text, len(far), (limits.max_shard_bytes or 0) >> 20)
         return far
+
+    def _max_lag_ms(self, key: ShardKey, state: ShardState, now: EpochMillis) -> int:
+        stream = self._prober.description(key)
+        return max_lag_ms(state, self.history.last_probe(key), stream, now)
+
+    def _holding_others(
+        self, states: Mapping[ShardKey, ShardState], unprobed: AbstractSet[ShardKey]
+    ) -> set[ShardKey]:
+        """Return those of the `unprobed` shards that would end the batch in all others, since they
+        count as unread from their last probe on. Unless their probes are repeated, one failure of
+        many would leave a batch after a long interval without a record. None once targets are
+        fixed: calls are repeated anyway."""
+        has_others = bool(states.keys() - unprobed)
+        if not self._is_aligned or self.targets.are_fixed or not has_others:
+            return set()
+        now, tolerance_ms = self._prober.service_time(), self.alignment.tolerance_ms
+        return {
+            key
+            for key in unprobed - self._left_behind
+            if self._max_lag_ms(key, states[key], now) > tolerance_ms
+        }
 
     def _advances_to(
         self, targets: Mapping[ShardKey, Target], states: Mapping[ShardKey, ShardState]
@@ -369,12 +395,11 @@ class EndOffsetFinder:
         else:
             shares = even_shares(behind, limits)
         results = self._scan_all(behind, listings, shares)
-        if self._is_held and not self.targets.are_fixed:
-            self._prober.starved.repeat(
-                behind.keys() - self._left_behind,
-                results,
-                lambda keys: self._scan_all(behind, listings, {key: shares[key] for key in keys}),
-            )
+        self._prober.starved.repeat(
+            self._holding_others(behind, behind.keys() - results.keys()),
+            results,
+            lambda keys: self._scan_all(behind, listings, {key: shares[key] for key in keys}),
+        )
         if not self._is_aligned or not any(each.found_by_time for each in results.values()):
             # A larger share would move ends that are found by time away from the others.
             more = second_shares(results, shares, limits)
@@ -400,8 +425,7 @@ class EndOffsetFinder:
 
     @property
     def _is_held(self) -> bool:
-        """Return whether the last batch was cut, so that each shard which fails now holds all
-        others: without repeated probes, one batch in many would be free of failures."""
+        """Return whether the last batch was cut for a shard."""
         outcome = self.alignment.outcome
         return self._is_aligned and outcome is not None and outcome.holds_back is not None
 

@@ -20,7 +20,8 @@ offset (`resume_from`), so that a replay reads the same records.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
@@ -240,9 +241,11 @@ class GivenPositions:
         created: Mapping[StreamName, EpochMillis],
         *,
         patient: bool,
+        repeated: Callable[[AbstractSet[ShardKey]], Collection[ShardKey]],
     ) -> VerifiedStates:
         """Verify the positions of shards; those that may not be probed yet, or whose stream was not
-        `created` then, are pending. `patient`: repeat calls that fail. Raises InvalidPositionError,
+        `created` then, are pending. `patient`: repeat calls that fail; `repeated`: those of some
+        shards whose checks are repeated if they were throttled. Raises InvalidPositionError,
         and DataLossError for a trimmed record, under `failOnDataLoss`."""
         for key in self._prober.rejected:
             self._good.pop(key, None)
@@ -253,15 +256,13 @@ class GivenPositions:
         # A replaced position may be the checkpoint's, which is verified in the next round.
         while unverified := sorted(key for key in states if self._is_unverified(key, verified)):
             now = self._prober.service_time()
-            answers = self._prober.run_checks(
-                {
-                    key: partial(check_position, position, now)
-                    for key in unverified
-                    if self._prober.limiter.is_due(key)
-                    and isinstance(position := verified.states[key].position, AfterRecord)
-                },
-                patient=patient,
-            )
+            checks = {
+                key: partial(check_position, position, now)
+                for key in unverified
+                if self._prober.limiter.is_due(key)
+                and isinstance(position := verified.states[key].position, AfterRecord)
+            }
+            answers = self._prober.run_checks(checks, patient=patient, repeated=repeated)
             self._settle(unverified, answers, listings, start, created, verified)
         return verified
 

@@ -8,19 +8,21 @@ shorter `minFetchPeriod` takes a larger share.
 A shard is *starved* if other readers use up its GetRecords while enhanced fan-out pushes its
 records to this query: their ends are found by GetRecords, of which few succeed. So a throttled
 probe is repeated within the trigger, at most `RETRIES` times, and the first call that succeeds
-finds an end near the latest record (`batch_end_probe.probe_starved`).
+finds an end near the latest record (`batch_end_probe.probe_starved`). So is one of a shard that
+would end the batch in all others (`alignment.py`).
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, TypeVar
 
 from spark_ssp.grouping.identifiers import ShardKey
 from spark_ssp.kinesis_source.client.api import BYTES_PER_SECOND, MAX_PAGE_BYTES
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize
-from spark_ssp.kinesis_source.probing.probe_protocol import ProbeResult
+
+T = TypeVar("T")
 
 CALLS_PER_SECOND = 5
 SHARE = 0.595
@@ -164,6 +166,13 @@ class ProbeRateLimiter:
         second."""
         self._count_calls(key, calls, self._monotonic())
 
+    def record_check(self, key: ShardKey, *, calls: int) -> None:
+        """Record a check that a probe follows at once, also if it was throttled before it was
+        answered."""
+        self.count_calls(key, calls)
+        if self._throttled.pop(key, False):
+            del self._due[key]
+
     def _count_calls(self, key: ShardKey, calls: int, now: float) -> float:
         """Return the time when the calls are within the share."""
         since = max(self._share_at.get(key, now), now - LONGEST_SLEEP_S)
@@ -220,8 +229,8 @@ class StarvedShards:
     def repeat(
         self,
         keys: Collection[ShardKey],
-        results: dict[ShardKey, ProbeResult],
-        probe_again: Callable[[Sequence[ShardKey]], Mapping[ShardKey, ProbeResult]],
+        results: dict[ShardKey, T],
+        probe_again: Callable[[Sequence[ShardKey]], Mapping[ShardKey, T]],
     ) -> None:
         """Probe those of the shards again that were throttled and have no result; add the
         results."""

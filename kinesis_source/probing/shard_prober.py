@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from spark_ssp.common.errors import ServiceUnavailableError, SspError, StreamNotFoundError
@@ -186,13 +187,32 @@ class ShardProber:
                     raise error
                 warn_unreadable_shard(key, error)
 
+    def run_repeated(
+        self,
+        probes: Mapping[ShardKey, Steps[R]],
+        repeated: Callable[[AbstractSet[ShardKey]], Collection[ShardKey]],
+    ) -> dict[ShardKey, R]:
+        """Run probes or checks, those that were throttled again, if they are among the `repeated`
+        ones of the shards without a result."""
+        results = self.run(probes, patient=False)
+        self.starved.repeat(
+            repeated(probes.keys() - results.keys()),
+            results,
+            lambda keys: self.run({key: probes[key] for key in keys}, patient=False),
+        )
+        return results
+
     def run_checks(
-        self, checks: Mapping[ShardKey, Steps[PositionAnswer]], *, patient: bool
+        self,
+        checks: Mapping[ShardKey, Steps[PositionAnswer]],
+        *,
+        patient: bool,
+        repeated: Callable[[AbstractSet[ShardKey]], Collection[ShardKey]],
     ) -> dict[ShardKey, PositionAnswer]:
-        """Run checks of positions, as `run`, and count their calls."""
-        answers = self.run(checks, patient=patient)
+        """Run checks of positions, as `run` or `run_repeated`, and count their calls."""
+        answers = self.run(checks, patient=True) if patient else self.run_repeated(checks, repeated)
         for key, answer in answers.items():
-            self.limiter.count_calls(key, answer.fetches)
+            self.limiter.record_check(key, calls=answer.fetches)
         return answers
 
     def find_latest(self, probes: Mapping[ShardKey, Probe]) -> dict[ShardKey, ProbeResult]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from spark_ssp.common.spark.pyspark_api import ReadAllAvailable
 from spark_ssp.kinesis_source.client import boto3_client
 from spark_ssp.kinesis_source.source import KinesisStreamReader
 from spark_ssp.testing.kinesis import KinesisState, ManualClock
@@ -36,13 +35,13 @@ def test_a_reshard_is_counted_and_its_shards_are_listed_for_a_while(
             state.put("orders", str(number), b"data")
 
     put(50)
-    start = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
+    start = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
     state.split("orders", shard_id(0))
     entries = []
     for _ in range(6):
         clock.advance(20_000)
         put(10)
-        start = reader.latestOffset(start, ReadAllAvailable())
+        start = reader.latestOffset(start, reader.getDefaultReadLimit())
         report = reader.reportLatestOffset()
         assert report is not None
         entries.append(report["orders"])

@@ -28,6 +28,7 @@ from spark_ssp.kinesis_source.leases import lease_worker
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.source import KinesisStreamReader, SlotPartition
 from spark_ssp.testing.kinesis import KinesisState, ManualClock
+from spark_ssp.testing.kinesis.state.faults import Throttle
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.kinesis.planning import shard_id
 
@@ -207,7 +208,7 @@ def test_no_offset_and_no_partition_shows_a_secret(
     ("options", "limit"),
     [
         ({}, ReadMaxBytes(256 << 20)),
-        ({"maxBytesPerShard": "0"}, ReadAllAvailable()),
+        ({"maxBytesPerShard": "0"}, ReadMaxBytes((1 << 63) - 1)),
         ({"maxRecordsPerTrigger": "7"}, ReadMaxRows(7)),
         ({"maxBytesPerTrigger": "1000"}, ReadMaxBytes(1000)),
         ({"maxRecordsPerTrigger": "7", "maxBytesPerTrigger": "1000"}, ReadMaxRows(7)),
@@ -250,9 +251,29 @@ def test_it_stops_at_the_latest_record_with_available_now(
     reader.prepareForTriggerAvailableNow()
     service.put(20)
     start = reader.initialOffset()
-    end = reader.latestOffset(start, ReadAllAvailable())
+    limit = reader.getDefaultReadLimit()
+    end = reader.latestOffset(start, limit)
     assert sorted(row["data"] for row in read(reader, start, end)) == sorted(put)
-    assert reader.latestOffset(end, ReadAllAvailable()) is end
+    assert reader.latestOffset(end, limit) is end
+
+
+@pytest.mark.parametrize("changes", [{}, {"maxBytesPerShard": "0"}, {"maxRecordsPerTrigger": "7"}])
+def test_one_batch_of_trigger_once_has_all_records(
+    service: Service, changes: dict[str, str]
+) -> None:
+    """Also where another batch would end earlier: at one instant, three seconds before the latest
+    record of a busy shard, and without a shard whose calls are throttled."""
+    put: list[bytes] = []
+    for _ in range(100):
+        put += service.put(10)
+        service.clock.advance(1000)
+    service.state.faults.add(Throttle(), operation="GetRecords", shard=shard_id(0), count=1)
+    reader = KinesisStreamReader(OPTIONS | changes)
+    start = reader.initialOffset()
+    end = reader.latestOffset(start, ReadAllAvailable())
+    rows = read(reader, start, end)
+    reader.stop()
+    assert sorted(row["data"] for row in rows) == sorted(put)
 
 
 def test_lag_stands_in_the_progress(service: Service, reader: KinesisStreamReader) -> None:

@@ -20,7 +20,7 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.probing.alignment import Alignment, arrival_spread
-from spark_ssp.kinesis_source.probing.batch_limits import Limits
+from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.kinesis_source.probing.instant_probe import find_last_until
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     OpenIterator,
@@ -33,7 +33,7 @@ from spark_ssp.kinesis_source.probing.probe_protocol import (
 )
 from spark_ssp.kinesis_source.reader_activity import alignment_entry
 from spark_ssp.testing.kinesis.state.faults import Call, EmptyPage, Refusal, Throttle
-from tests.support.fakes.planner_world import World
+from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 
@@ -138,6 +138,28 @@ def test_a_shard_that_cannot_be_read_holds_others_back_until_the_timeout() -> No
     assert outcome(world).spread_ms > 100_000, "the others wait, and are still ahead"
     assert sorted(read + batch.read + world.drain(Limits(max_records=20))) == sorted(put)
     assert outcome(world).spread_ms == 0
+
+
+@pytest.mark.parametrize("limits", [UNLIMITED, Limits(max_bytes=1 << 20)])
+@pytest.mark.parametrize("restarts", [False, True], ids=["goes on", "restarts"])
+def test_a_throttled_call_leaves_no_batch_after_a_long_interval_without_records(
+    limits: Limits, restarts: bool
+) -> None:
+    """Each shard counts as unread since the batch before, an interval ago."""
+    world = World(shards=4)
+    world.put(40)
+    world.settle()
+    for number in range(4):
+        put = world.put(60, every_ms=1000)
+        world.clock.advance(HOUR_MS)
+        if restarts:
+            world.restart()
+        world.state.faults.add(
+            Throttle(), operation="GetRecords", shard=shard_id(number), count=number + 1
+        )
+        batch = world.trigger(limits)
+        assert batch is not None
+        assert sorted(batch.read) == sorted(put)
 
 
 def test_the_children_of_a_shard_that_is_left_behind_hold_nothing_back() -> None:
