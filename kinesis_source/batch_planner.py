@@ -477,8 +477,13 @@ class BatchPlanner:
             listings = self._discovery.listings(self._streams)
         except StreamNotFoundError:
             return  # it can no longer be read, which the tasks report
-        if skipped := skipped_shards(start, end, listings):
-            report_skipped_batches(skipped, fail=self._options.fail_on_data_loss)
+        skipped = skipped_shards(start, end, listings)
+        listed = [key for key in skipped if key.shard in listings[key.stream]]
+        fail = self._options.fail_on_data_loss
+        # The batch may have left out an expired shard under `failOnDataLoss=false`.
+        report_expired_shards(set(skipped) - set(listed), (), fail=fail)
+        if listed:
+            report_skipped_batches(listed, fail=fail)
 
     def lag(self) -> dict[str, dict[ShardId, int]]:
         """Return the milliseconds behind the latest record after the batch planned last, by stream

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from spark_ssp.common.logs import abbreviate, count_of, versions
@@ -43,10 +44,11 @@ from spark_ssp.kinesis_source.planning.batch_log import describe_position, descr
 from spark_ssp.kinesis_source.planning.data_loss import (
     admit_child,
     is_start_point,
+    report_expired_shards,
     report_recreated_stream,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
-from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
+from spark_ssp.kinesis_source.planning.shard_discovery import Doubts, ShardDiscovery
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from spark_ssp.kinesis_source.probing.end_offset_finder import EndOffsetFinder
 from spark_ssp.kinesis_source.probing.given_positions import VerifiedStates
@@ -100,7 +102,17 @@ def plan_read(
             starts |= begun
             ends |= end_points(name, listing, options.ending_position or _LATEST)
         finder.targets.fix(ends)
-        positions = _verified(finder, starts, listings, created, created_now, sleep)
+        positions = _verified(
+            options,
+            finder,
+            discovery,
+            starts,
+            listings,
+            created,
+            created_now,
+            monotonic=monotonic,
+            sleep=sleep,
+        )
         starts |= {key: begin for key, begin in positions.starts.items() if begin is not None}
         found = _find_ends(
             options, finder, positions.states, listings, monotonic=monotonic, sleep=sleep
@@ -246,22 +258,53 @@ def end_points(
 
 
 def _verified(
+    options: KinesisOptions,
     finder: EndOffsetFinder,
+    discovery: ShardDiscovery,
     starts: Mapping[ShardKey, ShardState],
     listings: Listings,
     created: Mapping[StreamName, EpochMillis],
     created_now: Callable[[], Mapping[StreamName, EpochMillis]],
+    *,
+    monotonic: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> VerifiedStates:
-    """Verify the starts, until the service has answered for every shard. Left out are those that it
-    can no longer answer for, because another stream was created under the name meanwhile."""
-    while True:
-        verified = finder.verify_positions(starts, listings, BEFORE_FIRST_BATCH, created)
+    """Verify the starts, until the service has answered for every shard. Left out are those for
+    which it no longer can: of a recreated stream, refused, or expired, which is reported here."""
+
+    def awaited(pending: Collection[ShardKey]) -> list[ShardKey]:
         now = created_now()
-        if all(created[key.stream] != now[key.stream] for key in verified.pending):
+        return [
+            key
+            for key in sorted(pending)
+            if created[key.stream] == now[key.stream] and not finder.is_unreadable(key)
+        ]
+
+    def missing(pending: Collection[ShardKey], current: Listings) -> list[ShardKey]:
+        return [key for key in awaited(pending) if key.shard not in current[key.stream]]
+
+    streams = {ref.name: ref for ref in options.streams}
+    left = dict(starts)
+    began = monotonic()
+    while True:
+        verified = finder.verify_positions(left, listings, BEFORE_FIRST_BATCH, created)
+        _, expired = discovery.confirm(
+            streams,
+            discovery.listings(streams),
+            partial(missing, verified.pending),
+            lambda lost: Doubts(lost={key.stream for key in lost}),
+            sleep=sleep,
+        )
+        report_expired_shards(expired, (), fail=options.fail_on_data_loss)
+        left = {key: state for key, state in left.items() if key not in expired}
+        unanswered = awaited(verified.pending - set(expired))
+        if not unanswered:
             for key in verified.pending:
                 del verified.states[key]
             return verified
+        waited = round((monotonic() - began) * 1000)
+        if waited >= END_TIMEOUT_MS:
+            raise not_reached_error(unanswered, waited, since="the read was planned")
         sleep(AWAITING_PERIOD_S)
 
 

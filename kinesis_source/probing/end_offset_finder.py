@@ -188,6 +188,10 @@ class EndOffsetFinder:
         """Stop the threads."""
         self._prober.close()
 
+    def is_unreadable(self, key: ShardKey) -> bool:
+        """See `ShardProber`."""
+        return self._prober.is_unreadable(key)
+
     def verify_positions(
         self,
         states: Mapping[ShardKey, ShardState],

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common import structs
-from spark_ssp.common.errors import DataLossError, InvalidOptionsError
+from spark_ssp.common.errors import DataLossError, InvalidOptionsError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.batch_read import plan_read
 from spark_ssp.kinesis_source.model.ranges import SlotRange
@@ -25,8 +25,10 @@ from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
     Latest,
     SequenceNumber,
+    Shard,
     StartingPosition,
     StartPoint,
+    StreamRef,
     TrimHorizon,
 )
 from spark_ssp.kinesis_source.options.parse import parse_options
@@ -34,6 +36,7 @@ from spark_ssp.kinesis_source.options.values import QueryKind, SlotAssignment
 from spark_ssp.kinesis_source.probing.initial_positions import UnnamedShardError
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
+from spark_ssp.testing.kinesis.state.faults import Refusal
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.fakes.scripted import FakeTime
 from tests.support.kcl.kpl import Put, aggregate
@@ -293,6 +296,42 @@ def test_an_end_that_is_trimmed_is_a_loss() -> None:
     with pytest.raises(DataLossError, match="endingPosition"):
         plan(world, TrimHorizon(), end)
     assert texts(world, TrimHorizon(), end, fail_on_data_loss=False) == []
+
+
+@pytest.mark.parametrize(
+    ("cause", "fail", "error"),
+    [
+        ("refused", True, StreamNotFoundError),
+        ("refused", False, None),
+        ("expired", True, DataLossError),
+        ("expired", False, None),
+    ],
+)
+def test_a_start_that_cannot_be_verified_is_left_out_or_ends_the_read(
+    cause: str, fail: bool, error: type[Exception] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(shards=2, fail_on_data_loss=fail)
+    world.put(20)
+    shards = [key(number).shard for number in range(2)]
+    first, rest = (world.state.records("orders", shard) for shard in shards)
+    refusal = Refusal(code="ResourceNotFoundException")
+    world.state.faults.add(refusal, operation="GetShardIterator", shard=shards[0], count=None)
+    list_shards = world.service.list_shards
+
+    def list_until_refused(stream: StreamRef) -> tuple[Shard, ...]:
+        refused = world.state.calls.by_operation().get("GetShardIterator", 0)
+        hidden = shards[:1] if cause == "expired" and refused else []
+        return tuple(one for one in list_shards(stream) if one.shard_id not in hidden)
+
+    monkeypatch.setattr(world.service, "list_shards", list_until_refused)
+    number = SequenceNumber(first[0].sequence_number)
+    start = position(TrimHorizon(), {0: AfterRecord(sequence_number=number)})
+    if error is not None:
+        with pytest.raises(error):
+            plan(world, start)
+    else:
+        assert texts(world, start) == [record.data.decode() for record in rest]
+    assert sum(world.slept) < 90
 
 
 @pytest.mark.parametrize("fail", [True, False])
