@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from spark_ssp.common.errors import NEW_CHECKPOINT, IncompatibleStateError, InvalidOptionsError
+from spark_ssp.common.errors import (
+    NEW_CHECKPOINT,
+    DataLossError,
+    IncompatibleStateError,
+    InvalidOptionsError,
+)
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -28,6 +33,36 @@ from tests.support.kinesis.shards import key
 
 LATEST = StartingPosition(default=Latest())
 ORDERS, CLICKS = StreamRef(name=StreamName("orders")), StreamRef(name=StreamName("clicks"))
+
+
+# --- Replays --------------------------------------------------------------------------------------
+
+
+def test_a_replay_after_a_loss_that_was_tolerated_names_the_loss(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The query was killed before the commit, and started again without the option."""
+    world = World()
+    world.put(20)
+    world.drain()
+    world.state.split("orders", shard_id(0))
+    world.put(20)
+    world.clock.advance(30 * HOUR_MS)
+    world.restart(fail_on_data_loss=False)
+    end = world.plan()
+    assert end is not None
+    assert key(0) not in end.states
+    world.restart(fail_on_data_loss=True)
+    with pytest.raises(DataLossError) as raised:
+        world.planner.check_replay(world.offset, end)
+    assert raised.value.subject == f"shard {key(0)}"
+    assert "failOnDataLoss" in raised.value.next_step
+    assert "asyncProgress" not in str(raised.value)
+    world.restart(fail_on_data_loss=False)
+    caplog.clear()
+    world.planner.check_replay(world.offset, end)
+    (warning,) = caplog.messages
+    assert str(key(0)) in warning
 
 
 # --- Where a query starts -------------------------------------------------------------------------
