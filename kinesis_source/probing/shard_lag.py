@@ -3,7 +3,8 @@
 The lag of a shard is the age of its oldest record that no planned batch contains, as of the last
 probe of the shard; 0 at the latest record. It is never less than the true lag:
 
-* It grows while probes of the shard fail, or are not made, from the last successful one on.
+* It grows while probes of the shard fail, or are not made, from the last successful one on: a query
+  that catches up under a limit does not probe shards that are ahead of the others.
 * For a shard that was never probed, it is measured from the latest time before which the shard is
   known to have been read: its `last_caught_up_ms`, its start, the creation of the stream, or else
   the retention.
@@ -66,22 +67,21 @@ def stream_lag(
     last_probes: Mapping[ShardId, LastProbe],
     *,
     now: EpochMillis,
+    fresh_ms: int,
     with_waiting: bool = True,
 ) -> dict[ShardId, int]:
     """Return the milliseconds behind the latest record, by shard. `states`: the shards of the
-    offset, waiting ones included. `with_waiting`: include listed shards that will be read after
+    offset, waiting ones included. `fresh_ms`: the age up to which a probe that found no unread
+    record means that there is none. `with_waiting`: include listed shards that will be read after
     their parents."""
     oldest = _oldest(stream, now)
     lag: dict[ShardId, int] = {}
     for shard, state in states.items():
         last_probe = last_probes.get(shard)
-        if isinstance(state.position, ShardEnd):
-            lag[shard] = 0
-        elif last_probe is None:
-            lag[shard] = max(0, now - _known_since(state, oldest))
-        else:
-            ages = last_probe.is_failing or last_probe.behind_ms > 0
-            lag[shard] = last_probe.behind_ms + (max(0, now - last_probe.time) if ages else 0)
+        most = max_lag_ms(state, last_probe, stream, now)
+        at_latest = last_probe is not None and not (last_probe.is_failing or last_probe.behind_ms)
+        is_read = isinstance(state.position, ShardEnd) or (at_latest and most <= fresh_ms)
+        lag[shard] = 0 if is_read else most
     if with_waiting:
         finished = ancestors(listing, states.keys())
         since = {

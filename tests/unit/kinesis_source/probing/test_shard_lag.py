@@ -29,6 +29,7 @@ from tests.support.kinesis.planning import listed, shard_id
 
 NOW = EpochMillis(1_700_000_000_000)
 RETENTION_MS = 86_400_000
+FRESH_MS = 5000
 READING = AfterRecord(sequence_number=SequenceNumber("7"))
 STREAM = StreamDescription(
     name=StreamName("orders"),
@@ -66,16 +67,19 @@ def lag_of(
         LISTING,
         {shard_id(n): replace(sight, is_failing=n in unseen) for n, sight in sights.items()},
         now=NOW,
+        fresh_ms=FRESH_MS,
     )
     return {int(shard[-12:]): millis for shard, millis in lag.items()}
 
 
 def test_a_shard_lags_as_its_last_probe_reported_and_ages_until_the_next() -> None:
     states = {0: ShardState(position=READING), 1: ShardState(position=READING)}
-    sights = {0: probed(500, 70), 1: probed(9000, 0)}
+    sights = {0: probed(500, 70), 1: probed(3000, 0)}
     lag = lag_of(states, sights, 1)
-    assert (lag[0], lag[1]) == (570, 9000)
+    assert (lag[0], lag[1]) == (570, 3000)
     assert lag_of(states, sights)[1] == 0, "it was at its latest record"
+    sights[1] = probed(9000, 0)
+    assert lag_of(states, sights)[1] == 9000, "others that catch up were probed without it"
 
 
 def test_shards_that_wait_lag_with_their_parents() -> None:
