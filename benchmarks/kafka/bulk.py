@@ -204,19 +204,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--columns", nargs="+", default=(), help="also read only these")
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(CORES, class_path=install())
     with LocalKafka() as kafka:
-        report = run(
-            spark,
-            kafka,
-            records=arguments.records,
-            sizes=arguments.sizes,
-            partitions=arguments.partitions,
-            rounds=arguments.rounds,
-            warm_up=arguments.warm_up,
-            columns=arguments.columns,
-        )
+        report = run(spark, kafka, **arguments)
     spark.stop()
     report.publish()
 

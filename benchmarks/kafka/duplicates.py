@@ -215,20 +215,10 @@ def main() -> None:
     parser.add_argument("--shuffle", type=int, nargs="+", default=[2], help=_SHUFFLE)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=3, help="rounds that do not count")
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(CORES)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, LocalKafka() as kafka:
-        report = run(
-            spark,
-            kafka,
-            Path(folder),
-            records=arguments.records,
-            size=arguments.size,
-            partitions=arguments.partitions,
-            shuffle=arguments.shuffle,
-            rounds=arguments.rounds,
-            warm_up=arguments.warm_up,
-        )
+        report = run(spark, kafka, Path(folder), **arguments)
     spark.stop()
     report.publish()
 

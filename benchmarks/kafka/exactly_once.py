@@ -136,14 +136,7 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
-    arguments = parser.parse_args()
-    report = run(
-        records=arguments.records,
-        size=arguments.size,
-        tasks=arguments.tasks,
-        rounds=arguments.rounds,
-        warm_up=arguments.warm_up,
-    )
+    report = run(**vars(parser.parse_args()))
     report.publish()
 
 

@@ -143,19 +143,10 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(CORES)
     with LocalKafka() as kafka:
-        report = run(
-            spark,
-            kafka,
-            records=arguments.records,
-            sizes=arguments.sizes,
-            headers=arguments.headers,
-            partitions=arguments.partitions,
-            rounds=arguments.rounds,
-            warm_up=arguments.warm_up,
-        )
+        report = run(spark, kafka, **arguments)
     spark.stop()
     report.publish()
 

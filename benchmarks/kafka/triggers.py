@@ -205,19 +205,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="batches that do not count")
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(2, class_path=install())
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, LocalKafka() as kafka:
-        report = run(
-            spark,
-            kafka,
-            Path(folder),
-            partitions=arguments.partitions,
-            tasks=arguments.tasks,
-            seconds=arguments.seconds,
-            rounds=arguments.rounds,
-            warm_up=arguments.warm_up,
-        )
+        report = run(spark, kafka, Path(folder), **arguments)
     spark.stop()
     report.publish()
 

@@ -98,15 +98,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--per-second", type=float, nargs=2, default=[0.5, 75])
     parser.add_argument("--size", type=int, default=4000)
-    arguments = parser.parse_args()
-    run(
-        records=arguments.records,
-        megabytes=arguments.megabytes,
-        shards=arguments.shards,
-        minutes=arguments.minutes,
-        per_second=arguments.per_second,
-        size=arguments.size,
-    ).publish()
+    run(**vars(parser.parse_args())).publish()
 
 
 if __name__ == "__main__":

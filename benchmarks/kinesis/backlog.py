@@ -147,18 +147,10 @@ def main() -> None:
     parser.add_argument("--over", type=float, default=20)
     parser.add_argument("--silence", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(2)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(
-            spark,
-            Path(folder),
-            shards=arguments.shards,
-            records=arguments.records,
-            over=arguments.over,
-            silence=arguments.silence,
-            rounds=arguments.rounds,
-        )
+        report = run(spark, Path(folder), **arguments)
     spark.stop()
     report.publish()
 

@@ -260,18 +260,10 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--columns", nargs="+", default=(), help="also read only these")
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(CORES)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(
-            spark,
-            Path(folder),
-            shards=arguments.shards,
-            records=arguments.records,
-            size=arguments.size,
-            rounds=arguments.rounds,
-            columns=arguments.columns,
-        )
+        report = run(spark, Path(folder), **arguments)
     spark.stop()
     report.publish()
 

@@ -59,8 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--limits", type=float, nargs="+", default=[1, 1.25, 1.5, 2, 5, 10])
     parser.add_argument("--seconds", type=float, default=1200)
-    arguments = parser.parse_args()
-    run(limits=arguments.limits, seconds=arguments.seconds).publish()
+    run(**vars(parser.parse_args())).publish()
 
 
 if __name__ == "__main__":

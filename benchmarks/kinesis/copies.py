@@ -261,19 +261,10 @@ def main() -> None:
     parser.add_argument("--parts", type=int, default=4, help="partitions, and shards")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=1, help="rounds that do not count")
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(CORES)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder, LocalKafka() as kafka:
-        report = run(
-            spark,
-            kafka,
-            Path(folder),
-            records=arguments.records,
-            size=arguments.size,
-            parts=arguments.parts,
-            rounds=arguments.rounds,
-            warm_up=arguments.warm_up,
-        )
+        report = run(spark, kafka, Path(folder), **arguments)
     spark.stop()
     report.publish()
 

@@ -198,12 +198,10 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="+", default=[16, 128, 1000])
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)
-    given = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(2)
     with tempfile.TemporaryDirectory() as folder:
-        report = run(
-            spark, Path(folder), shards=given.shards, slots=given.slots, seconds=given.seconds
-        )
+        report = run(spark, Path(folder), **arguments)
     report.publish()
     spark.stop()
 

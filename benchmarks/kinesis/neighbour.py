@@ -187,16 +187,10 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--rounds", type=int, default=1)
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(2)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(
-            spark,
-            Path(folder),
-            shards=arguments.shards,
-            seconds=arguments.seconds,
-            rounds=arguments.rounds,
-        )
+        report = run(spark, Path(folder), **arguments)
     spark.stop()
     report.publish()
 

@@ -324,8 +324,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 16, 128, 1_000, 10_000])
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=9)
-    arguments = parser.parse_args()
-    run(shards=arguments.shards, slots=arguments.slots, rounds=arguments.rounds).publish()
+    run(**vars(parser.parse_args())).publish()
 
 
 if __name__ == "__main__":

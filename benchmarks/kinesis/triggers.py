@@ -422,19 +422,10 @@ def main() -> None:
     parser.add_argument(
         "--interval", type=float, default=INTERVAL_S, help="of a busy trigger, seconds"
     )
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(2)
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(
-            spark,
-            Path(folder),
-            shards=arguments.shards,
-            slots=arguments.slots,
-            seconds=arguments.seconds,
-            rounds=arguments.rounds,
-            modes=arguments.modes,
-            interval=arguments.interval,
-        )
+        report = run(spark, Path(folder), **arguments)
     spark.stop()
     report.publish()
 

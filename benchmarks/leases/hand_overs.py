@@ -158,8 +158,7 @@ def main() -> None:
     parser.add_argument("--leases", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--failover", type=float, default=10)
-    arguments = parser.parse_args()
-    run(leases=arguments.leases, rounds=arguments.rounds, failover=arguments.failover).publish()
+    run(**vars(parser.parse_args())).publish()
 
 
 if __name__ == "__main__":

@@ -68,13 +68,7 @@ def main() -> None:
     parser.add_argument("--leases", type=int, nargs="+", default=[1000, 1000])
     parser.add_argument("--failover", type=float, nargs="+", default=[30])
     parser.add_argument("--rounds", type=int, default=1)
-    arguments = parser.parse_args()
-    run(
-        drivers=arguments.drivers,
-        leases=arguments.leases,
-        failover=arguments.failover,
-        rounds=arguments.rounds,
-    ).publish()
+    run(**vars(parser.parse_args())).publish()
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if len(arguments.leases) != len(arguments.failover):
         parser.error("as many failover times as numbers of leases are wanted")
-    run(leases=arguments.leases, failover=arguments.failover, seconds=arguments.seconds).publish()
+    run(**vars(arguments)).publish()
 
 
 if __name__ == "__main__":

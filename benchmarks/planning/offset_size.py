@@ -187,8 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--parts", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--rounds", type=int, default=9)
-    arguments = parser.parse_args()
-    run(parts=arguments.parts, rounds=arguments.rounds).publish()
+    run(**vars(parser.parse_args())).publish()
 
 
 if __name__ == "__main__":

@@ -124,16 +124,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     spark = local_spark(CORES, class_path=install())
     with LocalKafka() as kafka, tempfile.TemporaryDirectory() as folder:
-        report = run(
-            spark,
-            kafka,
-            Path(folder),
-            rounds=arguments.rounds,
-            warm_up=arguments.warm_up,
-        )
+        report = run(spark, kafka, Path(folder), **arguments)
     spark.stop()
     report.publish()
 
