@@ -13,13 +13,12 @@ import pytest
 from spark_ssp.common.aws import clients as aws_clients
 from spark_ssp.common.errors import AccessError, IncompatibleStateError, ServiceUnavailableError
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.planner import PlanConflictError, PlanStoreError, Services
+from spark_ssp.planner import PlanConflictError, PlanStoreError
 from spark_ssp.planner.planning.plan import to_text
 from spark_ssp.planner.planning.plan_history import RecordedPlan, newest, record
 from tests.support.fakes.assignment_stores import REGION, Queue, aws_client, hook
-from tests.support.fakes.pipeline_services import MemorySystem
 from tests.support.leases.stores import Mishap
-from tests.support.pipelines.examples import made_pipeline, made_plan, recorded_at_once
+from tests.support.pipelines.examples import made_plan, recorded_at_once
 
 _numbers = count()
 _KEY = "AKIASOMEBODYSKEY0001"
@@ -88,17 +87,6 @@ def test_what_lies_beside_the_plans_is_left_alone(bucket: str, client: Any) -> N
     assert record(root, made_plan(), after=None) == newest(root)
     for key in others:
         assert client.get_object(Bucket=bucket, Key=f"delays/{key}")["Body"].read() == b"?"
-
-
-def test_a_pipeline_is_planned_applied_and_gone_on_with(root: str) -> None:
-    services = Services({"kafka": MemorySystem(streams={"a": 4, "b": 3, "out": 1})})
-    first = made_pipeline().plan(services, root=root)
-    assert newest(root) is None
-    first.apply(services)
-    assert newest(root) == RecordedPlan(number=1, plan=first.plan)
-    again = made_pipeline().plan(services, root=root)
-    again.apply(services)
-    assert newest(root) == again.recorded == RecordedPlan(number=1, plan=first.plan)
 
 
 def test_a_plan_that_this_version_did_not_write_is_refused(bucket: str, client: Any) -> None:

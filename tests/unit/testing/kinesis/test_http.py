@@ -23,9 +23,7 @@ from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
 from spark_ssp.testing.kinesis.__main__ import main
 from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
-    DelayVisibility,
     DropConnection,
-    EmptyPage,
     InternalFailure,
     LostReply,
     Throttle,
@@ -182,38 +180,6 @@ def test_a_timeout_outlasts_the_client(client: KinesisClient, kinesis: EmbeddedK
     with pytest.raises(ReadTimeoutError):
         client.list_streams()
     assert client.list_streams()["StreamNames"] == ["orders"]
-
-
-def test_an_empty_page_is_not_the_end_of_the_shard(
-    client: KinesisClient, kinesis: EmbeddedKinesis
-) -> None:
-    put(client, b"x")
-    kinesis.faults.add(EmptyPage(), operation="GetRecords", count=2)
-    token = first_iterator(client)
-    seen = {token}
-    for _ in range(2):
-        page = client.get_records(ShardIterator=token)
-        assert (page["Records"], page["MillisBehindLatest"]) == ([], 1000)
-        token = page["NextShardIterator"]
-        seen.add(token)
-    assert len(seen) == 3
-    assert len(client.get_records(ShardIterator=token)["Records"]) == 1
-
-
-def test_delayed_records_hide_those_put_after_them(
-    client: KinesisClient, kinesis: EmbeddedKinesis
-) -> None:
-    clock = kinesis.clock
-    assert isinstance(clock, ManualClock)
-    kinesis.faults.add(DelayVisibility(delay_ms=100), operation="PutRecord", nth=2)
-    for data in (b"a", b"late", b"c"):
-        put(client, data)
-    page = client.get_records(ShardIterator=first_iterator(client))
-    assert [r["Data"] for r in page["Records"]] == [b"a"]
-    assert page["MillisBehindLatest"] == 0
-    clock.advance(100)
-    rest = client.get_records(ShardIterator=page["NextShardIterator"])
-    assert [r["Data"] for r in rest["Records"]] == [b"late", b"c"]
 
 
 def test_stop_does_not_wait_for_a_pending_timeout() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from itertools import pairwise
 from typing import Any
 
@@ -21,18 +20,6 @@ def put(state: KinesisState, *data: str, **options: Any) -> list[str]:
     return [state.put("orders", "key", d.encode(), **options).sequence_number for d in data]
 
 
-def test_pages_follow_each_other_without_gap_or_repetition(state: KinesisState) -> None:
-    put(state, *"abcdefg")
-    token: str | None = iterator(state)
-    found = ""
-    for _ in range(4):
-        assert token is not None
-        answer = read(state, token, limit=2)
-        found += texts(answer)
-        token = answer.next_iterator
-    assert found == "abcdefg"
-
-
 def test_sequence_numbers_look_real_and_grow(state: KinesisState) -> None:
     numbers = put(state, *"abc")
     assert [len(number) for number in numbers] == [56, 56, 56]
@@ -40,22 +27,6 @@ def test_sequence_numbers_look_real_and_grow(state: KinesisState) -> None:
     decoded = decode_number(int(numbers[1]))
     assert decoded is not None
     assert (decoded.shard_index, decoded.index) == (0, 2)
-
-
-@pytest.mark.parametrize(
-    ("kind", "at", "expected"),
-    [
-        ("TRIM_HORIZON", None, "abc"),
-        ("LATEST", None, ""),
-        ("AT_SEQUENCE_NUMBER", 1, "bc"),
-        ("AFTER_SEQUENCE_NUMBER", 1, "c"),
-        ("AFTER_SEQUENCE_NUMBER", 2, ""),
-    ],
-)
-def test_iterator_types(state: KinesisState, kind: str, at: int | None, expected: str) -> None:
-    numbers = put(state, *"abc")
-    body = {} if at is None else {"StartingSequenceNumber": numbers[at]}
-    assert texts(read(state, iterator(state, kind, **body))) == expected
 
 
 def test_at_timestamp_is_the_first_in_order_that_arrived_then_or_later(
@@ -130,20 +101,6 @@ def test_a_damaged_iterator_is_refused(state: KinesisState) -> None:
         assert found == "InvalidArgumentException"
 
 
-def test_the_last_page_of_a_closed_shard_names_the_children(state: KinesisState) -> None:
-    put(state, "a", "b")
-    children = state.split("orders", FIRST)
-    first = read(state, iterator(state), limit=1)
-    assert first.next_iterator is not None
-    assert first.child_shards is None
-    last = read(state, first.next_iterator)
-    assert (texts(last), last.next_iterator, last.millis_behind_latest) == ("b", None, 0)
-    assert last.child_shards is not None
-    assert [child["ShardId"] for child in last.child_shards] == list(children)
-    assert [child["ParentShards"] for child in last.child_shards] == [[FIRST], [FIRST]]
-    assert read(state, iterator(state, "LATEST")).next_iterator is None
-
-
 def test_a_merged_child_names_both_parents(state: KinesisState) -> None:
     lower, upper = state.split("orders", FIRST)
     child = state.merge("orders", upper, lower)
@@ -172,20 +129,6 @@ def test_numbers_of_children_are_larger_than_their_parents(state: KinesisState) 
     assert [r.data for r in state.records("orders", child)] == [b"b"]
 
 
-def test_puts_go_by_hash_key_to_the_open_shards(state: KinesisState) -> None:
-    lower, upper = state.split("orders", FIRST)
-    middle = state.shard("orders", upper).hash_range.first
-    for n in range(50):
-        key = f"key-{n}"
-        state.put("orders", key, b"x")
-        hash_key = int(hashlib.md5(key.encode(), usedforsecurity=False).hexdigest(), 16)
-        expected = lower if hash_key < middle else upper
-        assert state.records("orders", expected)[-1].partition_key == key
-    state.put("orders", "any", b"explicit", explicit_hash_key=middle)
-    assert state.records("orders", upper)[-1].data == b"explicit"
-    assert state.records("orders", FIRST) == []
-
-
 def test_scaling_leaves_equal_shards(state: KinesisState) -> None:
     for target in (3, 7, 2, 1, 64):
         state.scale("orders", target)
@@ -195,19 +138,6 @@ def test_scaling_leaves_equal_shards(state: KinesisState) -> None:
         assert all(a.last + 1 == b.first for a, b in pairwise(ranges))
         sizes = {r.last - r.first for r in ranges[:-1]}
         assert len(sizes) <= 1
-
-
-def test_old_records_vanish_and_a_trimmed_number_starts_at_the_horizon(
-    state: KinesisState, clock: ManualClock
-) -> None:
-    old = put(state, "a")[0]
-    clock.advance(23 * HOUR)
-    put(state, "b")
-    clock.advance(HOUR + 1)
-    for kind in ("AT_SEQUENCE_NUMBER", "AFTER_SEQUENCE_NUMBER"):
-        token = iterator(state, kind, StartingSequenceNumber=old)
-        assert texts(read(state, token)) == "b"
-    assert texts(read(state, iterator(state))) == "b"
 
 
 def test_longer_retention_does_not_bring_back_what_is_gone(
@@ -357,11 +287,6 @@ def outline(page: RecordsPage) -> tuple[str, bool]:
     return texts(page), page.millis_behind_latest == 0
 
 
-def test_nothing_unusual(abc: KinesisState) -> None:
-    found = [outline(page) for page in pages(abc, 2, count=3)]
-    assert found == [("ab", False), ("c", True), ("", True)]
-
-
 def test_a_page_that_its_limit_cut_has_no_lag(abc: KinesisState) -> None:
     abc.answers = UnusualAnswers(zero_lag=True)
     found = [outline(page) for page in pages(abc, 2, count=3)]
@@ -387,10 +312,3 @@ def test_a_closed_shard_ends_with_an_empty_page(abc: KinesisState) -> None:
     last = pages(abc, 9, count=9)
     assert [outline(page)[0] for page in last] == ["abc", ""]
     assert [page.child_shards is None for page in last] == [True, False]
-
-
-def test_all_of_them_together(abc: KinesisState) -> None:
-    abc.split("orders", FIRST)
-    abc.answers = UnusualAnswers.all()
-    found = "".join(outline(page)[0] for page in pages(abc, 1, count=99))
-    assert found == "abc"
