@@ -212,19 +212,15 @@ LIMIT_STEP: Final = (
 error, only in its log."""
 
 
-def to_error(
-    error: KafkaError, *, subject: str, secrets: Iterable[str] = (), attempts: int = 1
-) -> SspError:
+def to_error(error: KafkaError, *, subject: str, secrets: Iterable[str] = ()) -> SspError:
     """Return this project's error for `error`, with the given `subject` ("topic orders"). `secrets`
-    are values to mask in quoted messages, see `client_config.secrets_of`. `attempts` is the number
-    of attempts made."""
+    are values to mask in quoted messages, see `client_config.secrets_of`."""
     found = describe_error(error, secrets)
-    times = f", {attempts} times" if attempts > 1 else ""
     match error_kind(error):
         case ErrorKind.TRANSIENT:
             return ServiceUnavailableError(
                 subject,
-                found=found + times,
+                found=found,
                 expected="an answer from the brokers of kafka.bootstrap.servers",
                 next_step="check kafka.bootstrap.servers, kafka.security.protocol and the network, "
                 "or wait for the brokers",

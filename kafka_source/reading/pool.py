@@ -249,7 +249,7 @@ class ConsumerPool:
 
     def _take_idle(self, key: ConsumerKey, topics: TopicIds) -> _IdleConsumer | None:
         self._drop_inherited()
-        self._close_expired(IDLE_TIMEOUT_S, MAX_IDLE)
+        self._close_expired()
         with self._lock:
             alike = [one for one in self._idle if one.key == key]
             outdated = [one for one in alike if one.is_outdated_for(topics)]
@@ -266,13 +266,13 @@ class ConsumerPool:
         )
         with self._lock:
             self._idle.append(released)
-        self._close_expired(IDLE_TIMEOUT_S, MAX_IDLE)
+        self._close_expired()
 
-    def _close_expired(self, idle_s: float, most: int) -> None:
+    def _close_expired(self) -> None:
         now = self.monotonic()
         with self._lock:
-            young = [one for one in self._idle if now - one.idle_since_s <= idle_s]
-            stay = young[-most:]
+            young = [one for one in self._idle if now - one.idle_since_s <= IDLE_TIMEOUT_S]
+            stay = young[-MAX_IDLE:]
             gone = [one for one in self._idle if one not in stay]
             self._idle = stay
         for one in gone:

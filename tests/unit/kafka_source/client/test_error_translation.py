@@ -108,11 +108,6 @@ def test_words_are_quoted_of_connecting_alone() -> None:
     assert said == "INVALID_RECORD (Broker: Broker failed to validate record)"
 
 
-def test_the_number_of_attempts_is_reported() -> None:
-    error = to_error(KafkaError(KafkaError._TIMED_OUT), subject="Kafka", attempts=3)
-    assert error.found == "_TIMED_OUT (Local: Timed out), 3 times"
-
-
 @pytest.mark.parametrize(
     "text",
     [
