@@ -65,12 +65,9 @@ class ProcessorIdGenerator(Protocol):
 class UuidGenerator:
     """The default: generates a random id."""
 
-    def __init__(self, new_uuid: Callable[[], uuid.UUID] = uuid.uuid4) -> None:
-        self._new_uuid = new_uuid
-
     def generate_processor_id(self) -> str:
         """Return a random UUID."""
-        return str(self._new_uuid())
+        return str(uuid.uuid4())
 
 
 class HostAndQueryGenerator:

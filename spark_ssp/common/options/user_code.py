@@ -24,9 +24,9 @@ PATHS: Final = "SPARK_SSP_ALLOWED_PATHS"
 """Folders whose files may be named, separated by colons."""
 
 
-def is_restricted(environment: Mapping[str, str] = os.environ) -> bool:
+def is_restricted() -> bool:
     """Return whether the owner has set either variable."""
-    return CLASSES in environment or PATHS in environment
+    return CLASSES in os.environ or PATHS in os.environ
 
 
 def check_class(dotted_path: str, environment: Mapping[str, str] = os.environ) -> None:

@@ -32,6 +32,9 @@ IN_USE: Final = frozenset({"ResourceInUseException"})
 SUBSCRIBED: Final = IN_USE | {"LimitExceededException"}
 """The codes of a subscription right after another: one call a second is allowed."""
 
+_LAG_TOLERANCE_MS: Final = 60_000
+"""The most by which a service may count the lag of a record beyond its age."""
+
 
 class Check(StrEnum):
     """An assumption. The name is for programs, the value for people."""
@@ -263,11 +266,11 @@ def the_latest_page_has_no_lag(page: Answer) -> Deviations:
         yield _differ("MillisBehindLatest at the latest record", page.get("MillisBehindLatest"), 0)
 
 
-def lag_counts_to_now(page: Answer, age_ms: int, *, tolerance_ms: int = 60_000) -> Deviations:
+def lag_counts_to_now(page: Answer, age_ms: int) -> Deviations:
     """Check a page after which records follow, the oldest of which is `age_ms` old."""
     behind = page.get("MillisBehindLatest")
     least = max(1, age_ms - CLOCK_UNCERTAINTY_MS)
-    if not isinstance(behind, int) or not least <= behind <= age_ms + tolerance_ms:
+    if not isinstance(behind, int) or not least <= behind <= age_ms + _LAG_TOLERANCE_MS:
         age = duration_text(age_ms)
         yield _differ(
             "MillisBehindLatest", behind, f"at least {least}, as a record of {age} follows"
