@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partialmethod
 from typing import TYPE_CHECKING, Any
@@ -20,6 +20,18 @@ if TYPE_CHECKING:
     from types_boto3_kinesis import KinesisClient
 
 KEYS = {"AWS_ACCESS_KEY_ID": "local", "AWS_SECRET_ACCESS_KEY": "local"}
+
+
+def lease_row(shard: int, checkpoint: str, **more: Any) -> dict[str, Any]:
+    """A row as early versions of KCL 1 write it, without hash keys, and the attributes `more`."""
+    return {
+        "leaseKey": {"S": f"shardId-{shard:012}"},
+        "leaseCounter": {"N": "7"},
+        "ownerSwitchesSinceCheckpoint": {"N": "0"},
+        "checkpoint": {"S": checkpoint},
+        "checkpointSubSequenceNumber": {"N": "0"},
+        **more,
+    }
 
 
 @dataclass(kw_only=True)
@@ -73,13 +85,17 @@ class Cloud:
 
     def renew(self, table: str, *shards: int) -> Callable[[float], None]:
         """Return a pause, in which the holders of these shards renew their leases."""
+        return self.renew_keys(table, [f"shardId-{shard:012}" for shard in shards])
+
+    def renew_keys(self, table: str, keys: Sequence[str]) -> Callable[[float], None]:
+        """Return a pause, in which the leases with these keys are renewed."""
 
         def pause(seconds: float) -> None:
             self.clock.advance(round(seconds * 1000))
-            for shard in shards:
+            for key in keys:
                 self.dynamodb.update_item(
                     TableName=table,
-                    Key={"leaseKey": {"S": f"shardId-{shard:012}"}},
+                    Key={"leaseKey": {"S": key}},
                     UpdateExpression="ADD leaseCounter :one",
                     ExpressionAttributeValues={":one": {"N": "1"}},
                 )

@@ -10,24 +10,12 @@ from typing import Any
 import pytest
 
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
-from tests.contract.operations.conftest import Cloud
+from tests.contract.operations.conftest import Cloud, lease_row
 from tests.support.operations.command import WIDTHS, check_output, run
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 OUTPUTS = Path(__file__).parent / "outputs"
 WORKER = "7c6f1a52-8f0b-4a2e-9a59-0b1de1c1f1c4"
-
-
-def _row(shard: int, checkpoint: str, **more: Any) -> dict[str, Any]:
-    """A row as early versions of KCL 1 write it: without hash keys."""
-    row: dict[str, Any] = {
-        "leaseKey": {"S": f"shardId-{shard:012}"},
-        "leaseCounter": {"N": "7"},
-        "ownerSwitchesSinceCheckpoint": {"N": "0"},
-        "checkpoint": {"S": checkpoint},
-        "checkpointSubSequenceNumber": {"N": "0"},
-    }
-    return row | {name: value for name, value in more.items() if value is not None}
 
 
 def _recorded(file: str) -> dict[str, dict[str, Any]]:
@@ -55,11 +43,11 @@ def orders(cloud: Cloud) -> Cloud:
     ours = {"leaseOwner": {"S": WORKER}, "sspOwner": {"S": WORKER}, "sspStream": {"S": "orders"}}
     kcl = {"leaseOwner": {"S": "kcl-2"}}
     rows = [
-        _row(0, "SHARD_END", **kcl),
-        _row(1, first, **ours),
-        _row(2, "LATEST", **kcl),
-        _row(3, "TRIM_HORIZON"),
-        _row(4, "TRIM_HORIZON", **kcl, parentShardId={"SS": ["shardId-000000000000"]}),
+        lease_row(0, "SHARD_END", **kcl),
+        lease_row(1, first, **ours),
+        lease_row(2, "LATEST", **kcl),
+        lease_row(3, "TRIM_HORIZON"),
+        lease_row(4, "TRIM_HORIZON", **kcl, parentShardId={"SS": ["shardId-000000000000"]}),
     ]
     cloud.table("etl", rows)
     return cloud
@@ -106,7 +94,9 @@ def test_closed_shards_before_the_start_of_a_kcl_need_no_lease(
     orders: Cloud, checkpoint: str
 ) -> None:
     """A KCL creates leases for the shards that were open then."""
-    orders.table("fresh", [_row(n, checkpoint, leaseOwner={"S": "kcl-2"}) for n in (1, 2, 3, 4)])
+    orders.table(
+        "fresh", [lease_row(n, checkpoint, leaseOwner={"S": "kcl-2"}) for n in (1, 2, 3, 4)]
+    )
     assert _states(orders, "fresh", "--stream", "orders", "--no-lag") == {
         **dict.fromkeys((1, 2, 3, 4), "held"),
         5: "no lease",
@@ -162,7 +152,9 @@ def test_the_rows_of_a_deleted_stream_are_shown(orders: Cloud) -> None:
 
 def test_names_of_other_writers_reach_no_terminal_as_they_are(cloud: Cloud) -> None:
     name = "a\x1b[2J\x9b\u202eb" + "c" * 100_000
-    cloud.table("etl", [_row(0, "TRIM_HORIZON", leaseOwner={"S": name}, streamName={"S": name})])
+    cloud.table(
+        "etl", [lease_row(0, "TRIM_HORIZON", leaseOwner={"S": name}, streamName={"S": name})]
+    )
     for arguments in ((), ("--json",)):
         found = cloud.run("leases", "etl", "--wait=0", *arguments)
         assert {sign for sign in found.out + found.err if not sign.isprintable()} <= {"\n"}
@@ -217,7 +209,7 @@ def test_max_lag(orders: Cloud) -> None:
 
 @pytest.mark.parametrize("checkpoints", [(), ("SHARD_END", "SHARD_END")])
 def test_max_lag_needs_a_shard_to_judge(cloud: Cloud, checkpoints: tuple[str, ...]) -> None:
-    cloud.table("etl", [_row(n, checkpoint) for n, checkpoint in enumerate(checkpoints)])
+    cloud.table("etl", [lease_row(n, checkpoint) for n, checkpoint in enumerate(checkpoints)])
     once = ("leases", "etl", "--wait", "0")
     found = cloud.run(*once, "--max-lag", "10m")
     assert (found.code, found.err) == (1, "")
@@ -334,7 +326,7 @@ def test_several_streams(cloud: Cloud) -> None:
     rows = []
     for name in ("clicks", "orders"):
         stream = f"111122223333:{name}:{created}"
-        row = _row(0, "TRIM_HORIZON", leaseOwner={"S": "w"}, streamName={"S": stream})
+        row = lease_row(0, "TRIM_HORIZON", leaseOwner={"S": "w"}, streamName={"S": stream})
         row |= {"shardId": row["leaseKey"], "leaseKey": {"S": f"{stream}:shardId-000000000000"}}
         rows.append(row)
     cloud.table("both", rows)

@@ -25,7 +25,7 @@ from spark_ssp.kinesis_source.model.shard import (
 from spark_ssp.operations.inspection.spark_checkpoint import MAX_FOLDERS
 from spark_ssp.testing.kinesis import EmbeddedKinesis, ManualClock
 from spark_ssp.testing.kinesis.state.faults import AccessDenied, InternalFailure
-from tests.contract.operations.conftest import KEYS, Cloud, open_cloud
+from tests.contract.operations.conftest import KEYS, Cloud, lease_row, open_cloud
 from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
 from tests.support.operations.command import run
 
@@ -327,14 +327,7 @@ def test_a_query_without_a_batch_is_unknown(orders: Orders) -> None:
 
 
 def _lease(shard: int, checkpoint: str, owner: str | None = WORKER) -> dict[str, Any]:
-    row: dict[str, Any] = {
-        "leaseKey": {"S": f"shardId-{shard:012}"},
-        "leaseCounter": {"N": "7"},
-        "ownerSwitchesSinceCheckpoint": {"N": "0"},
-        "checkpoint": {"S": checkpoint},
-        "checkpointSubSequenceNumber": {"N": "0"},
-        "sspStream": {"S": "orders"},
-    }
+    row = lease_row(shard, checkpoint, sspStream={"S": "orders"})
     return row if owner is None else row | {"leaseOwner": {"S": owner}}
 
 
@@ -713,22 +706,6 @@ def _arn(orders: Orders) -> str:
     return found["StreamDescriptionSummary"]["StreamARN"]
 
 
-def _renewing(orders: Orders, rows: list[dict[str, Any]]) -> Any:
-    """A pause in which these rows of the table `etl` are renewed."""
-
-    def pause(seconds: float) -> None:
-        orders.cloud.clock.advance(round(seconds * 1000))
-        for row in rows:
-            orders.cloud.dynamodb.update_item(
-                TableName="etl",
-                Key={"leaseKey": row["leaseKey"]},
-                UpdateExpression="ADD leaseCounter :one",
-                ExpressionAttributeValues={":one": {"N": "1"}},
-            )
-
-    return pause
-
-
 @pytest.mark.parametrize(
     ("more", "verdict", "reason"),
     [
@@ -754,7 +731,7 @@ def test_a_row_that_cannot_be_measured_is_named(
     orders.cloud.table("etl", [*own, *(rows[name] for name in more)])
 
     arguments = ("status", "--applications", "--json", "--max-delay=1h")
-    pause = _renewing(orders, own)
+    pause = orders.cloud.renew_keys("etl", [row["leaseKey"]["S"] for row in own])
     found = orders.cloud.run(*arguments, sleep=pause, now_ms=_now(orders))
     (etl,) = found.document()["applications"]
     assert etl["verdict"] == verdict, etl["findings"]
@@ -785,7 +762,7 @@ def test_rows_of_a_namesake_are_not_those_of_a_query(
     orders.run_batch(0, {0: orders.last[0]}, leases="etl")
     renewed = [row for n, row in enumerate(own) if n not in dead]
     renewed += [rows[name] for name in more if name == "namesake"]
-    pause = _renewing(orders, renewed)
+    pause = orders.cloud.renew_keys("etl", [row["leaseKey"]["S"] for row in renewed])
     code, query = orders.status("--max-delay=1h", sleep=pause, now_ms=_now(orders))
     assert (code, query["notRead"]) == (3 if dead else 0, not_read)
     assert {part["name"][-1] for part in query["parts"]} == {"0", "1"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spark_ssp.kinesis_source.model.shard import AfterRecord, SequenceNumber
-from tests.contract.operations.conftest import Cloud
+from tests.contract.operations.conftest import Cloud, lease_row
 from tests.support.operations.checkpoints import WrittenCheckpoint, kinesis_end
 from tests.support.operations.command import Run
 
@@ -29,16 +29,8 @@ def query(cloud: Cloud, tmp_path: Path) -> dict[str, str]:
     awslabs = WrittenCheckpoint(path=tmp_path / "awslabs")
     awslabs.plan(0, {"metadata": {"streamName": "orders", "batchId": "0"}}, cloud.clock.now_ms())
     awslabs.commit(0, cloud.clock.now_ms())
-    row = {
-        "leaseKey": {"S": "shardId-000000000000"},
-        "leaseCounter": {"N": "7"},
-        "leaseOwner": {"S": "worker"},
-        "ownerSwitchesSinceCheckpoint": {"N": "0"},
-        "checkpoint": {"S": "TRIM_HORIZON"},
-        "checkpointSubSequenceNumber": {"N": "0"},
-        "sspStream": {"S": "orders"},
-    }
-    cloud.table("etl", [row])
+    owned = {"leaseOwner": {"S": "worker"}, "sspStream": {"S": "orders"}}
+    cloud.table("etl", [lease_row(0, "TRIM_HORIZON", **owned)])
     found = cloud.client.describe_stream_summary(StreamName="orders")["StreamDescriptionSummary"]
     options = tmp_path / "job.json"
     options.write_text(json.dumps({"streamARN": found["StreamARN"]}))
