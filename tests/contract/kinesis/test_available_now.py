@@ -16,6 +16,7 @@ from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.contract.services import Service
+from tests.support.kinesis.feeds import options_for
 from tests.support.kinesis.reading import rows_of
 
 RUNS = int(os.environ.get("SSP_AVAILABLE_NOW_RUNS", "2"))
@@ -45,11 +46,7 @@ def test_an_available_now_run_reads_all_that_was_put_before_it(
         {
             "streamName": stream,
             "startingPosition": "trim_horizon",
-            "endpointUrl": service.client.meta.endpoint_url,
-            "region": "us-east-1",
-            "awsAccessKeyId": "local",
-            "awsSecretAccessKey": "local",
-            "minFetchPeriod": "200ms",
+            **options_for(service.client.meta.endpoint_url),
         }
     )
     reading = connect(options.connection)

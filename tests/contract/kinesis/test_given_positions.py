@@ -25,6 +25,7 @@ from spark_ssp.kinesis_source.probing.given_positions import DOUBT_MS
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.contract.services import Service
+from tests.support.kinesis.feeds import options_for
 from tests.support.kinesis.reading import rows_of
 
 
@@ -95,11 +96,7 @@ class _Given:
             {
                 "streamName": self.name,
                 "startingPosition": json.dumps(start),
-                "endpointUrl": self.service.client.meta.endpoint_url,
-                "region": "us-east-1",
-                "awsAccessKeyId": "local",
-                "awsSecretAccessKey": "local",
-                "minFetchPeriod": "200ms",
+                **options_for(self.service.client.meta.endpoint_url),
             }
             | more,
             kind,

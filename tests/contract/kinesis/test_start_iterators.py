@@ -15,6 +15,7 @@ from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from tests.contract.services import Service
+from tests.support.kinesis.feeds import options_for
 from tests.support.kinesis.reading import rows_of
 from tests.support.waiting import until
 
@@ -28,11 +29,7 @@ def test_they_give_the_records_after_the_start(service: Service) -> None:
             "streamName": name,
             "startingPosition": "trim_horizon",
             "slots": "1",
-            "endpointUrl": service.client.meta.endpoint_url,
-            "region": "us-east-1",
-            "awsAccessKeyId": "local",
-            "awsSecretAccessKey": "local",
-            "minFetchPeriod": "200ms",
+            **options_for(service.client.meta.endpoint_url),
         }
     )
     kinesis = connect(options.connection)

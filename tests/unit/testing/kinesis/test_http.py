@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import boto3
 import pytest
@@ -58,10 +58,7 @@ def client(kinesis: EmbeddedKinesis) -> Iterator[KinesisClient]:
     found = boto3.client(
         "kinesis",
         config=Config(retries={"total_max_attempts": 1}, read_timeout=0.3),
-        endpoint_url=kinesis.endpoint_url,
-        region_name="us-east-1",
-        aws_access_key_id="local",
-        aws_secret_access_key="local",
+        **kinesis.client_settings(),
     )
     yield found
     found.close()
@@ -210,13 +207,8 @@ def test_stop_does_not_wait_for_a_pending_timeout() -> None:
 
 def test_dynamodb_beside_it() -> None:
     with EmbeddedKinesis(dynamodb=True) as service:
-        dynamodb = boto3.client(
-            "dynamodb",
-            endpoint_url=service.dynamodb_endpoint_url,
-            region_name="us-east-1",
-            aws_access_key_id="local",
-            aws_secret_access_key="local",
-        )
+        endpoint: Any = {"endpoint_url": service.dynamodb_endpoint_url}
+        dynamodb = boto3.client("dynamodb", **service.client_settings() | endpoint)
         # The tables of a process are one set, and other tests may have made some.
         created = dynamodb.create_table(
             TableName="beside-it",
