@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from tests.support.kafka.feed import KafkaFeed, query_options
 from tests.support.kafka.queries import KafkaSink
 from tests.support.kafka.topics import KafkaTopics
+from tests.support.operations.checkpoints import edit_last_offset
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.queries import failure_of, run_to_end, start
 
@@ -84,7 +85,7 @@ def test_a_checkpoint_that_does_not_fit(
     ) -> str:
         checkpoint = tmp_path / name
         shutil.copytree(tmp_path / "sound", checkpoint)
-        _edit_last_offset(checkpoint, edit)
+        edit_last_offset(checkpoint, edit)
         return _failure(spark, options | changed, checkpoint)
 
     text = failure("version", lambda offset: offset.update(v=3))
@@ -103,13 +104,3 @@ def test_a_checkpoint_that_does_not_fit(
 
 def _offset_files(checkpoint: Path) -> list[Path]:
     return sorted(path for path in (checkpoint / "offsets").glob("*") if path.name.isdigit())
-
-
-def _edit_last_offset(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Change the offset that the query would go on from, as an accident or another version may."""
-    (*_, last) = _offset_files(checkpoint)
-    version, metadata, offset = last.read_text().splitlines()
-    document = json.loads(offset)
-    edit(document)
-    last.write_text("\n".join([version, metadata, json.dumps(document)]))
-    (checkpoint / "offsets" / f".{last.name}.crc").unlink(missing_ok=True)

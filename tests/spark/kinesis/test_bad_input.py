@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_ssp.testing.kinesis import EmbeddedKinesis
 from spark_ssp.testing.kinesis.state.faults import AccessDenied
+from tests.support.operations.checkpoints import edit_last_offset
 from tests.support.spark.queries import Trial, load
 
 
@@ -84,17 +83,6 @@ def resumed(trial: Trial) -> Trial:
     return trial
 
 
-def _edit_last_offset(checkpoint: Path, edit: Callable[[dict[str, Any]], None]) -> None:
-    """Change the offset that the query resumes from, as an accident or another version may."""
-    (*_, last) = sorted(p for p in (checkpoint / "offsets").glob("*") if p.name.isdigit())
-    version, metadata, offset = last.read_text().splitlines()
-    document = json.loads(offset)
-    edit(document)
-    last.write_text("\n".join([version, metadata, json.dumps(document)]))
-    shutil.rmtree(checkpoint / "offsets" / f".{last.name}.crc", ignore_errors=True)
-    (checkpoint / "offsets" / f".{last.name}.crc").unlink(missing_ok=True)
-
-
 @pytest.mark.parametrize(
     ("edit", "found"),
     [
@@ -106,7 +94,7 @@ def _edit_last_offset(checkpoint: Path, edit: Callable[[dict[str, Any]], None]) 
 def test_an_offset_of_an_unknown_version_or_layout(
     resumed: Trial, edit: Callable[[dict[str, Any]], None], found: str
 ) -> None:
-    _edit_last_offset(resumed.checkpoint, edit)
+    edit_last_offset(resumed.checkpoint, edit)
     text = resumed.failure()
     assert "[incompatible-state]" in text
     assert found in text

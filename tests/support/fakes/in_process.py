@@ -8,7 +8,6 @@ throttling does not count.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from spark_ssp.common.errors import (
     AccessError,
@@ -17,7 +16,7 @@ from spark_ssp.common.errors import (
     SspError,
     StreamNotFoundError,
 )
-from spark_ssp.grouping.identifiers import HashRange, ShardId
+from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client.api import (
     ExpiredIteratorError,
     InvalidPositionError,
@@ -25,13 +24,13 @@ from spark_ssp.kinesis_source.client.api import (
     ThrottledError,
     UnreachableError,
 )
+from spark_ssp.kinesis_source.client.messages import parse_shards
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
     EpochMillis,
     Position,
     RecordPage,
-    SequenceNumber,
     Shard,
     ShardEnd,
     ShardIterator,
@@ -99,7 +98,7 @@ class InProcessKinesis:
                     raise
                 shards, body = [], first
                 continue
-            shards.extend(_shard(entry) for entry in answer["Shards"])
+            shards.extend(parse_shards(answer))
             if "NextToken" not in answer:
                 return tuple(sorted(shards, key=lambda shard: shard.shard_id))
             body = {"NextToken": answer["NextToken"]}
@@ -239,20 +238,3 @@ def _placing(position: Position, inclusive: bool) -> Json:
             return {"ShardIteratorType": kind, "StartingSequenceNumber": number}
         case ShardEnd():
             raise ValueError("there is no iterator at the end of a shard")
-
-
-def _shard(entry: dict[str, Any]) -> Shard:
-    parents = (entry.get("ParentShardId"), entry.get("AdjacentParentShardId"))
-    numbers = entry["SequenceNumberRange"]
-    return Shard(
-        shard_id=ShardId(entry["ShardId"]),
-        parents=tuple(sorted(ShardId(parent) for parent in parents if parent is not None)),
-        hash_range=_hash_range(entry["HashKeyRange"]),
-        first_sequence_number=SequenceNumber(numbers["StartingSequenceNumber"]),
-        closed="EndingSequenceNumber" in numbers,
-        ending_sequence_number=numbers.get("EndingSequenceNumber"),
-    )
-
-
-def _hash_range(entry: dict[str, str]) -> HashRange:
-    return HashRange(first=int(entry["StartingHashKey"]), last=int(entry["EndingHashKey"]))

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Self
@@ -97,6 +98,29 @@ def reply(content: object, *, status: int = 200, date: float | None = 1_700_000_
 def refusal(code: str, message: str = "no", *, status: int = 400) -> Reply:
     """Return an error answer in the form of Kinesis."""
     return reply({"__type": code, "message": message}, status=status)
+
+
+def assumed(name: str, *, lives: timedelta = timedelta(hours=1)) -> Reply:
+    """The answer of STS to AssumeRole: credentials whose parts contain `name`."""
+    expires = (datetime.now(UTC) + lives).strftime("%Y-%m-%dT%H:%M:%SZ")
+    body = (
+        '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>'
+        f"<Credentials><AccessKeyId>AKID{name}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
+        f"<SessionToken>token-{name}</SessionToken><Expiration>{expires}</Expiration>"
+        "</Credentials><AssumedRoleUser><Arn>arn:aws:sts::1:assumed-role/reader/s</Arn>"
+        "<AssumedRoleId>A:s</AssumedRoleId></AssumedRoleUser></AssumeRoleResult>"
+        "</AssumeRoleResponse>"
+    )
+    return Reply(body=body.encode(), content_type="text/xml")
+
+
+def sts_refusal(code: str, status: int) -> Reply:
+    """An error answer in the form of STS."""
+    body = (
+        f"<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code>"
+        "<Message>User: arn:aws:iam::1:user/me is not authorized</Message></Error></ErrorResponse>"
+    )
+    return Reply(status=status, body=body.encode(), content_type="text/xml")
 
 
 class ScriptedHttp:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,17 @@ class WrittenCheckpoint:
     def _write(self, name: str, text: str) -> None:
         (self.path / name).parent.mkdir(parents=True, exist_ok=True)
         (self.path / name).write_text(text, encoding="utf-8")
+
+
+def edit_last_offset(checkpoint: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    """Change the offset that a query would go on from, as an accident or another version may."""
+    offsets = (path for path in (checkpoint / "offsets").iterdir() if path.name.isdigit())
+    last = max(offsets, key=lambda path: int(path.name))
+    version, metadata, offset = last.read_text().splitlines()
+    document = json.loads(offset)
+    edit(document)
+    last.write_text("\n".join([version, metadata, json.dumps(document)]))
+    (checkpoint / "offsets" / f".{last.name}.crc").unlink(missing_ok=True)
 
 
 def kinesis_end(

@@ -133,8 +133,7 @@ def _world(service: type[InProcessKinesis], *, fail: bool) -> tuple[World, list[
     return world, world.put(60)
 
 
-def _given_by_option(world: World, number: str, *, seen: bool = False) -> None:
-    del seen
+def _given_by_option(world: World, number: str) -> None:
     world.restart(
         starting_position=StartingPosition(
             default=TrimHorizon(),
@@ -143,18 +142,17 @@ def _given_by_option(world: World, number: str, *, seen: bool = False) -> None:
     )
 
 
-def _given_by_checkpoint(world: World, number: str, *, seen: bool = False) -> None:
+def _given_by_checkpoint(world: World, number: str) -> None:
     """The checkpoint of a query that has read nothing of the other shard."""
     end = world.plan()
     assert end is not None
-    caught_up = world.clock.now_ms() - 1000 if seen else None
     foreign = AfterRecord(sequence_number=SequenceNumber(number))
     world.offset = replace(
         end,
         streams={name: replace(entry, start=None) for name, entry in end.streams.items()},
         states={
             **dict.fromkeys(end.states, ShardState(position=TrimHorizon())),
-            SHARD: ShardState(position=foreign, last_caught_up_ms=caught_up),  # type: ignore[arg-type]
+            SHARD: ShardState(position=foreign),
         },
     )
     world.restart()

@@ -28,7 +28,7 @@ from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.translation import read_properties
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from tests.support.fakes.direct_calls import set_signing_time
-from tests.support.fakes.scripted_http import Reply, ScriptedHttp
+from tests.support.fakes.scripted_http import ScriptedHttp, assumed, sts_refusal
 
 BROKERS = "b-1.orders.a1b2c3.c2.kafka.eu-west-1.amazonaws.com:9098"
 SECRET = "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY"
@@ -95,22 +95,6 @@ def test_a_token_is_never_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- Whose they are -------------------------------------------------------------------------------
-
-
-def assumed(name: str, *, lives: timedelta = timedelta(hours=1)) -> Reply:
-    expires = (datetime.now(UTC) + lives).strftime("%Y-%m-%dT%H:%M:%SZ")
-    body = (
-        '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>'
-        f"<Credentials><AccessKeyId>AKID{name}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
-        f"<SessionToken>token-{name}</SessionToken><Expiration>{expires}</Expiration>"
-        "</Credentials></AssumeRoleResult></AssumeRoleResponse>"
-    )
-    return Reply(body=body.encode(), content_type="text/xml")
-
-
-def refused(code: str, status: int) -> Reply:
-    body = f"<ErrorResponse><Error><Code>{code}</Code><Message>no</Message></Error></ErrorResponse>"
-    return Reply(status=status, body=body.encode(), content_type="text/xml")
 
 
 def test_a_role_is_assumed_once_and_again_before_it_expires(
@@ -249,7 +233,7 @@ def test_a_role_that_is_denied_or_throttled_is_distinguished(
     set_keys(monkeypatch)
     for code, kind in (("AccessDenied", AccessError), ("Throttling", ServiceUnavailableError)):
         with (
-            ScriptedHttp(refused(code, 403 if kind is AccessError else 400)) as sts,
+            ScriptedHttp(sts_refusal(code, 403 if kind is AccessError else 400)) as sts,
             pytest.raises(kind, match=code) as caught,
         ):
             iam_token(replace(ROLE, sts_endpoint_url=sts.url), BROKERS)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from urllib.parse import parse_qs
@@ -37,7 +37,15 @@ from spark_ssp.kinesis_source.options.values import (
     table_connection,
 )
 from tests.support.fakes.direct_calls import short_ways, signed_again
-from tests.support.fakes.scripted_http import Reply, Request, ScriptedHttp, Step, reply
+from tests.support.fakes.scripted_http import (
+    Reply,
+    Request,
+    ScriptedHttp,
+    Step,
+    assumed,
+    reply,
+    sts_refusal,
+)
 
 ORDERS = StreamRef(name=StreamName("orders"))
 SHARD = ShardId("shardId-000000000000")
@@ -180,27 +188,6 @@ def test_a_profile_gives_keys_and_region(tmp_path: Path) -> None:
 # --- Roles ---------------------------------------------------------------------------------------
 
 
-def assumed(name: str, *, lives: timedelta = timedelta(hours=1)) -> Reply:
-    expires = (datetime.now(UTC) + lives).strftime("%Y-%m-%dT%H:%M:%SZ")
-    body = (
-        '<AssumeRoleResponse xmlns="https://sts.amazonaws.com/doc/2011-06-15/"><AssumeRoleResult>'
-        f"<Credentials><AccessKeyId>AKID{name}</AccessKeyId><SecretAccessKey>s</SecretAccessKey>"
-        f"<SessionToken>token-{name}</SessionToken><Expiration>{expires}</Expiration>"
-        "</Credentials><AssumedRoleUser><Arn>arn:aws:sts::1:assumed-role/reader/s</Arn>"
-        "<AssumedRoleId>A:s</AssumedRoleId></AssumedRoleUser></AssumeRoleResult>"
-        "</AssumeRoleResponse>"
-    )
-    return Reply(body=body.encode(), content_type="text/xml")
-
-
-def sts_error(code: str, status: int) -> Reply:
-    body = (
-        f"<ErrorResponse><Error><Type>Sender</Type><Code>{code}</Code>"
-        "<Message>User: arn:aws:iam::1:user/me is not authorized</Message></Error></ErrorResponse>"
-    )
-    return Reply(status=status, body=body.encode(), content_type="text/xml")
-
-
 def with_role(server: ScriptedHttp) -> ConnectionOptions:
     return replace(
         KEYS,
@@ -293,7 +280,7 @@ def test_the_lease_table_may_have_another_role_than_the_streams(
 
 
 def test_a_lease_role_that_may_not_be_assumed_is_an_error_that_names_its_option() -> None:
-    with ScriptedHttp(sts_error("AccessDenied", 403)) as server:
+    with ScriptedHttp(sts_refusal("AccessDenied", 403)) as server:
         connection = table_connection(
             with_role(server), server.url, LeaseRole(arn=LEASE_ROLE, external_id="own")
         )
@@ -322,7 +309,7 @@ def test_a_role_is_assumed_again_before_its_credentials_expire() -> None:
 
 
 def test_a_fault_while_assuming_a_role_is_ridden_out() -> None:
-    requests = fetch_twice(sts_error("ServiceUnavailable", 503), assumed("ONE"), EMPTY)
+    requests = fetch_twice(sts_refusal("ServiceUnavailable", 503), assumed("ONE"), EMPTY)
     assert [request.operation for request in requests[:3]] == [
         "AssumeRole",
         "AssumeRole",
@@ -331,7 +318,7 @@ def test_a_fault_while_assuming_a_role_is_ridden_out() -> None:
 
 
 def test_a_role_that_may_not_be_assumed_is_an_error_that_names_it() -> None:
-    with ScriptedHttp(sts_error("AccessDenied", 403)) as server:
+    with ScriptedHttp(sts_refusal("AccessDenied", 403)) as server:
         service = service_on(with_role(server))
         with pytest.raises(AccessError) as caught:
             service.describe(ORDERS)

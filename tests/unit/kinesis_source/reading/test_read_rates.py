@@ -48,6 +48,7 @@ from tests.support.kinesis.reading import (
     rows_of,
     shard_range,
     slot_of,
+    timing_of,
 )
 
 REAL = ConnectionOptions(region="us-east-1")
@@ -117,7 +118,7 @@ class Scene:
             slot_of(*ranges),
             using,
             self.service,
-            clock=self._timing,
+            clock=timing_of(self.clock),
             hash_ranges=HashRangeCache(),
             rates=self.rates,
         ):
@@ -125,13 +126,6 @@ class Scene:
             if sink is not None:
                 self.clock.advance(batch.nbytes * 1000 // sink)
         return rows
-
-    @property
-    def _timing(self) -> Clock:
-        def wait(_: threading.Event, seconds: float) -> None:
-            self.clock.advance(int(seconds * 1000) + 1)
-
-        return Clock(monotonic=lambda: self.clock.now_ms() / 1000, wait=wait, random=lambda: 0.0)
 
 
 # --- Requests of a batch --------------------------------------------------------------------------
