@@ -26,7 +26,7 @@ import msgspec
 from spark_ssp.common.logs import Detail
 from spark_ssp.common.structs import replace
 from spark_ssp.common.times import duration_text, time_text
-from spark_ssp.grouping.identifiers import ShardKey
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
@@ -172,6 +172,8 @@ class BatchAlignment:
     """The bound of the batch planned last."""
     spared: frozenset[ShardKey] = frozenset()
     """The shards that the bound did not cut, in the batch planned last."""
+    overdue: frozenset[ShardKey] = frozenset()
+    """The shards that were too far behind to be held back, in the batch planned last."""
     outcome: Alignment | None = None
     """Of the batch planned last; None before the first one."""
     resolved_at: dict[ShardKey, EpochMillis] = field(default_factory=dict)
@@ -197,6 +199,7 @@ class BatchAlignment:
     _unreadable: dict[ShardKey, EpochMillis] = field(default_factory=dict)
     """Shards that could not be read, and since when."""
     _hold: _Hold | None = None
+    _overdue_logged: set[StreamName] = field(default_factory=set)
     _generation: _Generation | None = None
 
     def align(
@@ -261,7 +264,7 @@ class BatchAlignment:
         awaited = {key: since for key, since in unread.items() if key not in gone}
         self.bound = oldest_unread(awaited)
         aligned = dict(advances)
-        self.spared = frozenset()
+        self.spared = self.overdue = frozenset()
         held: list[ShardKey] = []
         if self.bound is not None:
             until = self.bound.time
@@ -283,6 +286,8 @@ class BatchAlignment:
                     break
                 until = earlier
                 aligned, short = self._cut(states, aligned, results, until, spared, probing=False)
+            self.overdue = self._overdue(self.bound, states, aligned, results, now)
+            aligned |= {key: advances[key] for key in self.overdue & advances.keys()}
             held = [key for key in advances if aligned.get(key) != advances[key]]
         self.resolved_at.clear()
         self._note(held, now)
@@ -498,6 +503,38 @@ class BatchAlignment:
             )
         self._left_behind = gone
         return set(gone)
+
+    def _overdue(
+        self,
+        bound: Bound,
+        states: Mapping[ShardKey, ShardState],
+        aligned: Mapping[ShardKey, ShardAdvance],
+        results: Mapping[ShardKey, ProbeResult],
+        now: EpochMillis,
+    ) -> frozenset[ShardKey]:
+        """Return the shards whose records could expire while they wait for the bound's: the oldest
+        that an aligned batch leaves unread has half the age to which its stream keeps records, and
+        the bound's stream keeps them longer. Where it does not, the bound's expire first."""
+        overdue: set[ShardKey] = set()
+        longest = self.prober.kept_ms(bound.key)
+        for key, state in states.items():
+            kept_ms, advance = self.prober.kept_ms(key), aligned.get(key)
+            if kept_ms >= longest or (advance is not None and advance.at_latest):
+                continue
+            since = self._unread_since(key, state, advance, results.get(key), now)
+            if since is None or now - since < kept_ms // 2:
+                continue
+            overdue.add(key)
+            if key.stream not in self._overdue_logged:
+                self._overdue_logged.add(key.stream)
+                _log.warning(
+                    "stream %s keeps records for %s: shard %s is read on without waiting for %s, "
+                    "whose rows may be late for a watermark; raise the retention of %s, or read "
+                    "the streams by two queries until the other has caught up",
+                    *(key.stream, duration_text(kept_ms), Detail(key), Detail(bound.key)),
+                    key.stream,
+                )
+        return frozenset(overdue)
 
     # --- The cut ----------------------------------------------------------------------------------
 

@@ -233,7 +233,7 @@ class EndOffsetFinder:
         far = self._far_behind(eligible, limits)
         self._are_far |= bool(far)
         share = LimitShare(size_bytes=limits.max_shard_bytes, excess=FAR_EXCESS)
-        if self._is_aligned and not self._has_stalled:
+        if self._is_in_step and not self._has_stalled:
             awaited = {key: eligible[key] for key in far - self._left_behind}
             share = until_first_end(share, self._cursors_at(awaited))
         for key, state in eligible.items():
@@ -386,7 +386,7 @@ class EndOffsetFinder:
         """Probe each shard for its share of the limits, then for shares left by others."""
         advances, behind = self._split_by_target(eligible)
         full, limits = limits.max_bytes, reduce_by_debt(limits, self._debt)
-        if self._is_aligned:
+        if self._is_in_step:
             shares = rated_shares(behind, limits, self._cursors_at(behind), self._left_behind)
             if self._has_stalled:
                 # If the limit went to shards that the bound then cut, the others come first.
@@ -404,12 +404,12 @@ class EndOffsetFinder:
             results,
             lambda keys: self._scan_all(behind, listings, {key: shares[key] for key in keys}),
         )
-        if not self._is_aligned or not any(each.found_by_time for each in results.values()):
+        if not self._is_in_step or not any(each.found_by_time for each in results.values()):
             # A larger share would move ends that are found by time away from the others.
             more = second_shares(results, shares, limits)
             results |= self._scan_all(behind, listings, more)
             shares |= more
-        counts = admit_results(results, shares, limits, aligned=self._is_aligned)
+        counts = admit_results(results, shares, limits, aligned=self._is_in_step)
         self._prober.limiter.wait_for_tasks(results.keys())
         if full is not None:
             self._debt = next_debt(self._debt, results, counts, full)
@@ -426,6 +426,12 @@ class EndOffsetFinder:
             at_start = cursor.position == state.position
             found[key] = cursor if at_start else replace(cursor, reached_ms=None)
         return found
+
+    @property
+    def _is_in_step(self) -> bool:
+        """Return whether the limits go to the shards that are farthest behind. A shard that is read
+        on without waiting for those needs its even share."""
+        return self._is_aligned and not self.alignment.overdue
 
     @property
     def _is_held(self) -> bool:

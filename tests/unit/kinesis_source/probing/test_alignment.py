@@ -387,6 +387,39 @@ def test_a_stream_that_begins_at_latest_is_unread_since_then() -> None:
     assert sorted(world.drain()) == sorted(put)
 
 
+@pytest.mark.parametrize(
+    "limits", [Limits(max_records=10), Limits(max_bytes=100), Limits(max_shard_bytes=30)]
+)
+@pytest.mark.parametrize("days", [1, 7])
+def test_only_a_stream_of_shorter_retention_is_read_on_before_it_expires(
+    limits: Limits, days: int
+) -> None:
+    world = World(shards=1, fail_on_data_loss=True)
+    world.state.set_retention_hours("orders", 24 * days)
+    world.state.create_stream("history", 1)
+    world.state.set_retention_hours("history", 168)
+    world.clock.advance(60_000)
+    put = world.put(2)
+    read = world.drain()
+    for _ in range(140):
+        put += world.put(1, stream="history", every_ms=HOUR_MS)
+        world.trigger()
+    world.clock.advance(5_000)
+    world.restart(streams=tuple(StreamRef(name=StreamName(n)) for n in ("orders", "history")))
+    overdue: list[int] = []
+    for hour in range(0, 40, 2):
+        put += world.put(2)
+        batch = world.trigger(limits)
+        read += [] if batch is None else batch.read
+        if world.planner.alignment.overdue:
+            assert world.planner.alignment.overdue == {key(0)}
+            overdue.append(hour)
+        world.clock.advance(2 * HOUR_MS)
+    read += world.drain(limits)
+    assert sorted(read) == sorted(put)
+    assert overdue[:1] == ([12] if days == 1 else [])
+
+
 def test_an_old_listing_holds_nothing_back_at_the_start() -> None:
     begin = StartingPosition(default=TrimHorizon(), by_shard={key(0, "added"): Latest()})
     world = World(shards=1, shard_discovery_interval_ms=600_000, starting_position=begin)
