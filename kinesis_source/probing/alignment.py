@@ -580,7 +580,7 @@ class BatchAlignment:
             probes[key] = partial(
                 find_last_until,
                 state,
-                self.prober.cursor(key),
+                _with_rate(self.prober.cursor(key), result),
                 self.prober.service_time(),
                 self.prober.kept_ms(key),
                 EpochMillis(until - NEAR_ENOUGH_MS),
@@ -704,6 +704,14 @@ def _records_of(advance: ShardAdvance, result: ProbeResult) -> Sequence[RecordRe
         return result.records
     last = sequence_order(position.sequence_number)
     return tuple(takewhile(lambda row: row.order <= last, result.records))
+
+
+def _with_rate(cursor: ShardCursor, result: ProbeResult | None) -> ShardCursor:
+    """Return the cursor with the rate and the record size that a result counted after it."""
+    if result is None:
+        return cursor
+    learned = result.cursor
+    return replace(cursor, intake=learned.intake, record_bytes=learned.record_bytes)
 
 
 def _counted_part(result: ProbeResult | None) -> ProbeResult | None:

@@ -42,6 +42,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_records: int | None = None
     max_bytes: int | None = None
     max_shard_bytes: int | None = None
+    interval_ms: int = 0
+    """The trigger interval; 0 if there is none, or it is unknown."""
 
     @property
     def is_bounded(self) -> bool:
@@ -49,11 +51,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def for_interval(self, interval_ms: int) -> Limits:
         """Return the limits for this trigger interval: even a shard with the largest intake catches
-        up, however long the interval."""
+        up, however long the interval, as far as the limits of the query allow."""
+        limits = replace(self, interval_ms=interval_ms)
         if self.max_shard_bytes is None:
-            return self
-        taken_in = int(CATCH_UP * interval_ms * INTAKE_BYTES_PER_MS)
-        return replace(self, max_shard_bytes=max(self.max_shard_bytes, taken_in))
+            return limits
+        taken_in = int(limits.least_ms * INTAKE_BYTES_PER_MS)
+        return replace(limits, max_shard_bytes=max(self.max_shard_bytes, taken_in))
+
+    @property
+    def least_ms(self) -> int:
+        """Return the time that a batch spans at least, within the limits."""
+        return int(CATCH_UP * self.interval_ms)
 
     @property
     def far_ms(self) -> int | None:
@@ -64,7 +72,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 CATCH_UP = 1.5
-"""The factor by which a batch in each interval exceeds that."""
+"""The time of the smallest batch, in trigger intervals."""
 UNLIMITED = Limits()
 
 
@@ -228,6 +236,7 @@ def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, Li
     share = LimitShare(
         records=max(1, records),
         size_bytes=size,
+        least_ms=limits.least_ms,
         kept=max(EXACT_RECORDS, min(KEPT_RECORDS // count, PAGE_RECORDS)),
         lookahead_bytes=max(
             min(size or 0, EXACT_BYTES), min(EXACT_BYTES // 2, LOOKAHEAD_BYTES // count)
@@ -246,8 +255,8 @@ def rated_shares(
     hold no other back.
 
     The shares follow the rates; a shard whose rate is unknown counts with the mean. Ends that are
-    found by time divide theirs evenly, so that they span the same time, and none of them is
-    searched beyond the first of these ends.
+    found by the time of the quota divide theirs evenly, so that they span the same time, and none
+    of them is searched beyond the first of these ends.
     """
     shares = even_shares(keys, limits)
     shares |= _by_rate(keys, limits, cursors, shares)
@@ -270,13 +279,16 @@ def rated_shares(
 
 
 def _leveled(shares: Mapping[ShardKey, LimitShare]) -> dict[ShardKey, LimitShare]:
-    """Divide the sum of shares evenly."""
+    """Divide the sum of shares evenly; not if the rates determine the time of their ends."""
     if not shares:
         return {}
     records = sum(share.records for share in shares.values()) // len(shares)
     sizes = [share.size_bytes for share in shares.values() if share.size_bytes is not None]
     size = sum(sizes) // len(shares) if sizes else None
-    return {key: replace(share, records=records, size_bytes=size) for key, share in shares.items()}
+    leveled = {
+        key: replace(share, records=records, size_bytes=size) for key, share in shares.items()
+    }
+    return leveled if all(one.is_kept_at_quota for one in leveled.values()) else dict(shares)
 
 
 def until_first_end(share: LimitShare, cursors: Mapping[ShardKey, ShardCursor]) -> LimitShare:
@@ -404,11 +416,11 @@ def second_shares(
     if (records is not None and records < count) or (size is not None and size <= 0):
         return {}
     return {
-        key: LimitShare(
+        key: replace(
+            shares[key],
             records=MANY_RECORDS if records is None else shares[key].records + records // count,
             size_bytes=None if size is None else (shares[key].size_bytes or 0) + size // count,
-            kept=shares[key].kept,
-            lookahead_bytes=shares[key].lookahead_bytes,
+            until=None,
         )
         for key in unsatisfied
     }

@@ -69,13 +69,17 @@ class Intake(msgspec.Struct, frozen=True, kw_only=True):
             or self.records > QUOTA_TOLERANCE * INTAKE_RECORDS_PER_MS * self.millis
         )
 
-    def span_ms(self, records: int, size: int | None, *, excess: float = 1) -> int:
+    def span_ms(
+        self, records: int, size: int | None, *, excess: float = 1, least_ms: int = 0
+    ) -> int:
         """Return a time in which the shard takes in no more than this number of records and bytes,
         even if its rate rises to the quota. With an `excess` above 1 it takes in as much at the
-        counted rate, and at most `excess` times as much at the quota."""
-        spans = [_span(records, self.records / self.millis, INTAKE_RECORDS_PER_MS, excess)]
+        counted rate, and at most `excess` times as much at the quota. Up to `least_ms`, only the
+        counted rate bounds the time."""
+        quota_ms = max(at_quota_ms(records, size, excess), least_ms)
+        spans = [quota_ms, records * self.millis / self.records]
         if size is not None:
-            spans.append(_span(size, self.size_bytes / self.millis, INTAKE_BYTES_PER_MS, excess))
+            spans.append(size * self.millis / self.size_bytes)
         return int(min(spans))
 
     @property
@@ -106,8 +110,13 @@ class Intake(msgspec.Struct, frozen=True, kw_only=True):
         return replace(self, used=self.used + 1)
 
 
-def _span(amount: int, rate: float, quota: float, excess: float) -> float:
-    return min(amount / rate, excess * amount / max(rate, quota))
+def at_quota_ms(records: int, size: int | None, excess: float) -> float:
+    """Return the time in which a shard at the quota takes in `excess` times this number of records
+    or bytes, whichever it reaches first."""
+    times = [excess * records / INTAKE_RECORDS_PER_MS]
+    if size is not None:
+        times.append(excess * size / INTAKE_BYTES_PER_MS)
+    return min(times)
 
 
 def count(

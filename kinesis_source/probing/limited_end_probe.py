@@ -4,7 +4,8 @@ A limit of up to 2 MiB is met exactly: the driver reads the records' sizes, and 
 them. That costs half of the shard's read rate, since the tasks read the same records again. So if
 the shard's records are many, or the limit is larger, the end is found by time: a batch that spans
 no more time than the shard needs to take in the limit at the highest rate that the service
-accepts is within the limit, whatever the sizes of its records. Such an end costs one record.
+accepts is within the limit, whatever the sizes of its records. Such an end costs one record. Where
+that time is shorter than the trigger interval, the rate is counted before each end instead.
 Generators, as `probe_protocol.py` describes them; no I/O.
 """
 
@@ -33,7 +34,7 @@ from spark_ssp.kinesis_source.probing.batch_end_probe import (
     search_near_latest,
     to_result,
 )
-from spark_ssp.kinesis_source.probing.intake_rate import count
+from spark_ssp.kinesis_source.probing.intake_rate import Intake, at_quota_ms, count
 from spark_ssp.kinesis_source.probing.probe_protocol import (
     Lookahead,
     ProbeResult,
@@ -72,6 +73,9 @@ EXCESS = 1.1
 1.25, in the mean of ten batches."""
 
 
+NOTHING = ExpectedSize(records=0, size_bytes=0)
+
+
 class LimitShare(msgspec.Struct, frozen=True, kw_only=True):
     """A shard's share of the limits of a batch; `size_bytes` is None if unlimited."""
 
@@ -79,12 +83,28 @@ class LimitShare(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     excess: float = EXCESS
     """The largest batch, in units of the limit, if the shard's intake rises to its quota."""
+    least_ms: int = 0
+    """A time that the batch spans if it is within the limit at the counted rate, though it may be
+    above `excess` at the quota: in less, a query with a long trigger interval falls behind."""
     kept: int = EXACT_RECORDS
     """The most records to keep, to be cut exactly and for the next batches."""
     lookahead_bytes: int = 0
     """The bytes to read beyond the share for the next batches, while the share is met exactly."""
     until: EpochMillis | None = None
     """The latest time at which an end is searched by time: that of the other shards."""
+
+    @property
+    def is_kept_at_quota(self) -> bool:
+        """Return whether a batch is within `excess` at any rate, so that old counts do no harm."""
+        return at_quota_ms(self.records, self.size_bytes, self.excess) >= self.least_ms
+
+    def span_ms(self, intake: Intake, counted: ExpectedSize = NOTHING) -> int:
+        """Return the time of what the limit leaves after the records `counted`."""
+        left = self.size_bytes
+        if left is not None:
+            left -= counted.size_bytes or 0
+        records = self.records - counted.records
+        return intake.span_ms(records, left, excess=self.excess, least_ms=self.least_ms)
 
     def is_reached_by(self, rows: Sequence[RecordRef]) -> bool:
         """Return whether the limit leaves no room after these records."""
@@ -163,8 +183,7 @@ def _ends_by_time(cursor: ShardCursor, share: LimitShare) -> bool:
     intake = cursor.intake
     if intake is None or cursor.record_bytes is None or intake.exceeds_quota:
         return False
-    span = intake.span_ms(share.records, share.size_bytes, excess=share.excess)
-    _, size = intake.within(span)
+    _, size = intake.within(share.span_ms(intake))
     return size >= max(BATCH_BYTES, PROBE_PART * intake.largest)
 
 
@@ -271,6 +290,7 @@ def _can_skip_count(start: ShardState, cursor: ShardCursor, share: LimitShare) -
         and _begin_ms(cursor) is not None
         and cursor.intake is not None
         and cursor.intake.is_trusted
+        and share.is_kept_at_quota
         and _ends_by_time(cursor, share)
     )
 
@@ -298,7 +318,7 @@ def _by_time(
         return replace(cursor, quiet=QuietPeriod(since=target, at=now))
     if later is at_start:
         return cursor
-    return _estimated(later, reached, target, ExpectedSize(records=0, size_bytes=0))
+    return _estimated(later, reached, target, NOTHING)
 
 
 def end_by_time(cursor: ShardCursor, share: LimitShare) -> EpochMillis | None:
@@ -309,8 +329,7 @@ def end_by_time(cursor: ShardCursor, share: LimitShare) -> EpochMillis | None:
     if reached is None or intake is None or not _ends_by_time(cursor, share):
         return None
     begin = max(cursor.window_end_ms or reached, reached - BURST_MS)
-    span = intake.span_ms(share.records, share.size_bytes, excess=share.excess)
-    return _until(EpochMillis(begin + span), share)
+    return _until(EpochMillis(begin + share.span_ms(intake)), share)
 
 
 def _begin_ms(cursor: ShardCursor) -> EpochMillis | None:
@@ -347,11 +366,7 @@ def _continue_by_time(start: ShardState, result: ProbeResult, share: LimitShare)
     if result.end is None or intake is None:
         return result
     counted = _counted(result)
-    left = share.size_bytes
-    if left is not None:
-        left -= counted.size_bytes or 0
-    rest = share.records - counted.records
-    span = intake.span_ms(rest, left, excess=share.excess)
+    span = share.span_ms(intake, counted)
     reached = result.end.arrival
     target = _until(EpochMillis(reached + span), share)
     if target <= reached:
@@ -372,7 +387,7 @@ def _continue_by_time(start: ShardState, result: ProbeResult, share: LimitShare)
             return _estimated(later, reached, target, counted)
         cursor = replace(result.cursor, quiet=QuietPeriod(since=target, at=result.time))
         result = replace(result, cursor=cursor)
-    return (yield from search_near_latest(start, result, most=rest))
+    return (yield from search_near_latest(start, result, most=share.records - counted.records))
 
 
 def _estimated(

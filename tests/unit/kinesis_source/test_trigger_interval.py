@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from spark_ssp.kinesis_source.probing.intake_rate import INTAKE_BYTES_PER_MS
 from spark_ssp.kinesis_source.source import TriggerInterval
+from tests.support.fakes.planner_world import World
 
 START_S = 1_700_000_123.4
 
@@ -59,3 +63,48 @@ def test_a_batch_that_was_late_leaves_what_is_known() -> None:
         driver.trigger(100)
     assert driver.trigger(700) == 300_000
     assert [driver.trigger(100) for _ in range(6)] == [300_000] * 6
+
+
+BODY = b"x" * 40_000
+
+
+@given(
+    interval_s=st.integers(1, 60),
+    used=st.floats(0.05, 0.7),
+    intake=st.floats(0.02, 0.3),
+    busy=st.integers(1, 4),
+    is_aligned=st.booleans(),
+    of_records=st.booleans(),
+)
+@example(interval_s=60, used=0.6, intake=0.1, busy=1, is_aligned=True, of_records=False)
+@example(interval_s=60, used=0.6, intake=0.1, busy=1, is_aligned=False, of_records=True)
+@example(interval_s=60, used=0.7, intake=0.2, busy=3, is_aligned=True, of_records=False)
+def test_a_query_whose_limit_is_above_the_intake_catches_up(
+    interval_s: int, used: float, intake: float, busy: int, is_aligned: bool, of_records: bool
+) -> None:
+    """`used`: the intake of an interval, in units of the limit; `intake`: that of the busiest
+    shard, in units of the quota; `busy`: how many times as much it takes in as the other."""
+    interval_ms = interval_s * 1000
+    shards = 2 if busy > 1 and is_aligned else 1
+    total = intake * INTAKE_BYTES_PER_MS * interval_ms * (1 + (shards - 1) / busy)
+    count = max(1, round(total / len(BODY)))
+    most = math.ceil(count / used)
+    limit = Limits(max_records=most) if of_records else Limits(max_bytes=most * len(BODY))
+    world = World(shards=shards, align_batches=is_aligned)
+
+    def put() -> None:
+        for n in range(count):
+            other = shards > 1 and n % (1 + busy) == 0
+            world.state.put("orders", "b" if other else "a", BODY)
+            world.clock.advance((n + 1) * interval_ms // count - n * interval_ms // count)
+
+    for _ in range(2):
+        put()
+    lags: list[int] = []
+    for _ in range(10):
+        began = world.clock.now_ms()
+        world.trigger(limit.for_interval(interval_ms))
+        lags.append(max(world.planner.lag()["orders"].values()))
+        world.clock.advance(began - world.clock.now_ms())
+        put()
+    assert lags[-1] <= max(interval_ms, 10_000)

@@ -249,3 +249,7 @@ def test_ends_that_are_found_by_time_span_the_same_time() -> None:
     assert sum(sizes) <= limit
     end = end_by_time(cursors[keys[0]], replace(shares[keys[0]], until=None))
     assert {share.until for share in shares.values()} == {end}
+    rated = rated_shares(keys, Limits(max_bytes=limit).for_interval(60_000), cursors)
+    sizes = [rated[shard].size_bytes or 0 for shard in keys]
+    assert sizes == [pytest.approx(limit * rate / 960, rel=0.01) for rate in rates]
+    assert {share.until for share in rated.values()} == {limit // 960}

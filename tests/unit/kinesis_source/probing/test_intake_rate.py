@@ -76,9 +76,10 @@ def test_trust_is_used_up_and_ends_with_a_larger_record() -> None:
     rate=st.floats(0.001, 1.5),
     size=st.integers(1000, 10**9),
     excess=st.sampled_from([1.0, 1.1, 4.0]),
+    least_ms=st.integers(0, 10**6),
 )
 def test_a_limit_is_kept_even_if_the_rate_rises_to_the_quota(
-    rate: float, size: int, excess: float
+    rate: float, size: int, excess: float, least_ms: int
 ) -> None:
     counted = INTAKE_BYTES_PER_MS * rate
     found = Intake(records=1, size_bytes=counted, millis=1)
@@ -86,6 +87,8 @@ def test_a_limit_is_kept_even_if_the_rate_rises_to_the_quota(
     assert span * counted <= size * 1.001
     assert span * INTAKE_BYTES_PER_MS <= excess * size * 1.001
     assert found.span_ms(500, None) <= 1.1 * 500
+    longer = found.span_ms(10**9, size, excess=excess, least_ms=least_ms)
+    assert longer == max(span, min(least_ms, int(size / counted)))
 
 
 def test_a_service_without_quotas_is_recognized() -> None:
