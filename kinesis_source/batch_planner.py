@@ -366,7 +366,7 @@ class BatchPlanner:
         )
         self._batch_log.note(start, end, result.dropped)
         awaited = self._end_finder.targets.unreached(
-            batch.eligible.keys() | batch.pending, advances, limits
+            batch.eligible, advances, limits, pending=batch.pending
         )
         same = same_positions(start, end) and not changed and not self._is_retention_new(start)
         if same and not self._is_caught_up_time_old(start, advances):

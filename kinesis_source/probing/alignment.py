@@ -370,7 +370,7 @@ class BatchAlignment:
             begin = {
                 key: waiting.get(key, ShardState(position=TrimHorizon()))
                 for key in found
-                if key not in self._oldest and self.prober.limiter.is_due(key)
+                if key not in self._oldest and self.targets.may_probe(key)
             }
             results = self.prober.run_repeated(
                 {

@@ -243,7 +243,7 @@ class EndOffsetFinder:
                 continue
             target = self.targets.of(key, listings[key.stream][key.shard])
             if target is not None and is_start_point(state.position):
-                if self._prober.limiter.is_due(key):
+                if self.targets.may_probe(key):
                     targets[key] = target
                     probes[key] = self._find_first_record(key, state, now)
             elif target is not None:

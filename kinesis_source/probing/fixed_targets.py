@@ -32,6 +32,7 @@ from spark_ssp.kinesis_source.probing.position_advance import (
     ShardAdvance,
     Target,
     is_target_reached,
+    no_advance,
 )
 from spark_ssp.kinesis_source.probing.probe_runner import Probe
 from spark_ssp.kinesis_source.probing.shard_prober import ShardProber
@@ -111,27 +112,32 @@ class FixedTargets:
             and target.record.order == sequence_order(position.sequence_number)
         )
 
+    def may_probe(self, key: ShardKey) -> bool:
+        """Return whether a shard may be probed now. A run to fixed targets does not wait for
+        `minFetchPeriod`: it ends, and asks a shard again only once a second."""
+        return self.are_fixed or self._prober.limiter.is_due(key)
+
     def unreached(
         self,
-        keys: Collection[ShardKey],
+        states: Mapping[ShardKey, ShardState],
         advances: Mapping[ShardKey, ShardAdvance],
         limits: Limits,
+        *,
+        pending: Collection[ShardKey] = (),
     ) -> list[ShardKey]:
-        """Return the shards short of their targets, sorted; none without targets."""
+        """Return the shards short of their targets, sorted; none without targets. `states`: those
+        from which the advances start; the position of a `pending` shard is not verified yet."""
         short: list[ShardKey] = []
-        for key in sorted(keys):
+        for key in sorted(states.keys() | set(pending)):
             target, advance = self.get(key), advances.get(key)
-            if (
-                target is not None
-                and not self._prober.is_unreadable(key)
-                and (
-                    advance is None
-                    or not is_target_reached(
-                        advance, target, self._kept_since(key, advance.state, limits)
-                    )
-                )
-            ):
-                short.append(key)
+            if target is None or self._prober.is_unreadable(key):
+                continue
+            if key not in pending:
+                reached = advance or no_advance(states[key])
+                kept_since = self._kept_since(key, reached.state, limits)
+                if is_target_reached(reached, target, kept_since):
+                    continue
+            short.append(key)
         return short
 
     def _kept_since(self, key: ShardKey, state: ShardState, limits: Limits) -> EpochMillis:

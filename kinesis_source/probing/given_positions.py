@@ -259,7 +259,7 @@ class GivenPositions:
             checks = {
                 key: partial(check_position, position, now)
                 for key in unverified
-                if self._prober.limiter.is_due(key)
+                if (patient or self._prober.limiter.is_due(key))
                 and isinstance(position := verified.states[key].position, AfterRecord)
             }
             answers = self._prober.run_checks(checks, patient=patient, repeated=repeated)

@@ -69,6 +69,11 @@ def advance_to_end(state: ShardState, result: ProbeResult) -> ShardAdvance:
     )
 
 
+def no_advance(state: ShardState) -> ShardAdvance:
+    """Return the advance of a shard of which nothing was found out."""
+    return ShardAdvance(state=state, cursor=ShardCursor(), millis_behind=0, at_latest=False)
+
+
 def with_last_caught_up(
     before: Mapping[ShardKey, ShardState],
     advances: Mapping[ShardKey, ShardAdvance],

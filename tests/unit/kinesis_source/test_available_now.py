@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_ssp.common.errors import DataLossError, ServiceUnavailableError
-from spark_ssp.kinesis_source.model.shard import Latest, ShardEnd, StartingPosition
+from spark_ssp.kinesis_source.model.shard import Latest, ShardEnd, StartingPosition, TrimHorizon
+from spark_ssp.kinesis_source.options.values import SlotAssignment
 from spark_ssp.kinesis_source.probing.batch_limits import UNLIMITED, Limits
 from spark_ssp.testing.kinesis import UnusualAnswers
 from spark_ssp.testing.kinesis.state.faults import InternalFailure, LateShardEnd, Throttle
@@ -74,6 +75,34 @@ def test_it_goes_through_the_reshards_that_were_there(limits: Limits) -> None:
     world.put(30)
     assert sorted(world.drain(limits)) == sorted(put)
     assert set(world.offset.states) == {key(2), key(4)}
+
+
+@pytest.mark.parametrize("limits", LIMITS)
+@pytest.mark.parametrize("is_aligned", [True, False])
+@pytest.mark.parametrize("start", [TrimHorizon(), Latest()])
+def test_a_long_fetch_period_ends_no_run(
+    limits: Limits, is_aligned: bool, start: TrimHorizon | Latest
+) -> None:
+    """The children of shards that a run reads have been asked for their oldest records before."""
+    world = World(
+        shards=2,
+        slots=4,
+        slot_assignment=SlotAssignment.HASH_RANGE,
+        min_fetch_period_ms=120_000,
+        align_batches=is_aligned,
+        starting_position=StartingPosition(default=start, by_shard={key(0): TrimHorizon()}),
+    )
+    put = world.put(20)
+    first = {record.data.decode() for record in world.state.records("orders", shard_id(0))}
+    for number in (0, 2):
+        world.state.split("orders", shard_id(number))
+        world.clock.advance(60_000)
+    put += world.put(20)
+    world.clock.advance(60_000)
+    read = available_now(world, limits)
+    assert set(read) >= (first if start == Latest() else set(put))
+    assert len(read) == len(set(read))
+    assert sum(world.slept) < 30
 
 
 def test_the_rest_is_read_by_the_next_run() -> None:
