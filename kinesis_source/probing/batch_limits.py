@@ -208,7 +208,9 @@ def _fitting(sums: Sequence[int], budget: int, most: int) -> int:
 
 
 KEPT_RECORDS: Final = 200_000
-"""The records that up to 200 shards keep together, to be cut and for the next batches: 50 MB."""
+"""The records beyond their shares that all shards keep together for the next batches: 50 MB."""
+FEWEST_AHEAD: Final = 20
+"""The records of a shard among them, however many shards there are."""
 LONGEST_DEBT: Final = 9
 """The most batches that are smaller because of one before them."""
 _ONLY: Final = ShardKey(stream=StreamName(""), shard=ShardId(""))
@@ -233,11 +235,13 @@ def even_shares(keys: Collection[ShardKey], limits: Limits) -> dict[ShardKey, Li
     count = max(1, len(keys))
     records = MANY_RECORDS if limits.max_records is None else -(-limits.max_records // count)
     size = None if limits.max_bytes is None else -(-limits.max_bytes // count)
+    ahead = max(FEWEST_AHEAD, min(KEPT_RECORDS // count, PAGE_RECORDS))
     share = LimitShare(
         records=max(1, records),
         size_bytes=size,
         least_ms=limits.least_ms,
-        kept=max(EXACT_RECORDS, min(KEPT_RECORDS // count, PAGE_RECORDS)),
+        kept=max(EXACT_RECORDS, ahead),
+        ahead=ahead,
         lookahead_bytes=max(
             min(size or 0, EXACT_BYTES), min(EXACT_BYTES // 2, LOOKAHEAD_BYTES // count)
         ),

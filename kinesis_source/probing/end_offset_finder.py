@@ -119,7 +119,7 @@ class EndOffsetFinder:
             tolerance_ms=TOLERANCE_MS + options.min_fetch_period_ms,
         )
         self.results: dict[ShardKey, ProbeResult] = {}
-        """The probes from which the advances found last follow."""
+        """The probes from which the advances found last follow; none between batches."""
         self._began: EpochMillis | None = None
         """The service's time at the first probe for the next batch."""
         self._debt = 0
@@ -586,7 +586,7 @@ class EndOffsetFinder:
         self, advances: Mapping[ShardKey, ShardAdvance], keys: Collection[ShardKey]
     ) -> None:
         """Keep the state that the next probes need; drop that of shards not among `keys`."""
-        self._iterators = {}
+        self._iterators, self.results = {}, {}
         now = self._prober.service_time()
         for key, advance in advances.items():
             cursor = self._prober.cursor(key)

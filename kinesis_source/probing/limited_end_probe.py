@@ -87,7 +87,9 @@ class LimitShare(msgspec.Struct, frozen=True, kw_only=True):
     """A time that the batch spans if it is within the limit at the counted rate, though it may be
     above `excess` at the quota: in less, a query with a long trigger interval falls behind."""
     kept: int = EXACT_RECORDS
-    """The most records to keep, to be cut exactly and for the next batches."""
+    """The most records to keep, to be cut exactly."""
+    ahead: int = EXACT_RECORDS
+    """The most records of a page that is larger than the share, for the next batches."""
     lookahead_bytes: int = 0
     """The bytes to read beyond the share for the next batches, while the share is met exactly."""
     until: EpochMillis | None = None
@@ -198,7 +200,7 @@ def _page_limit(cursor: ShardCursor, share: LimitShare) -> int:
     wanted = int(min(size, MAX_PAGE_BYTES if fast else EXACT_BYTES))
     limit = min(share.records, 1 + records_of(cursor, wanted))
     further = records_of(cursor, wanted + share.lookahead_bytes) if share.lookahead_bytes else 0
-    return max(limit, min(further, share.kept))
+    return max(limit, min(further, share.ahead))
 
 
 def _fetch_second_page(start: ShardState, result: ProbeResult, share: LimitShare) -> ProbeSteps:

@@ -13,16 +13,19 @@ from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import SequenceNumber, ShardKey
 from spark_ssp.kinesis_source.model.shard import EpochMillis
 from spark_ssp.kinesis_source.probing.batch_limits import (
+    KEPT_RECORDS,
     UNLIMITED,
     Candidate,
     Limits,
     admit,
     admit_by_arrival,
+    even_shares,
     rated_shares,
 )
 from spark_ssp.kinesis_source.probing.intake_rate import Intake
-from spark_ssp.kinesis_source.probing.limited_end_probe import end_by_time
-from spark_ssp.kinesis_source.probing.probe_protocol import RecordRef, ShardCursor
+from spark_ssp.kinesis_source.probing.limited_end_probe import LimitShare, end_by_time, scan_ahead
+from spark_ssp.kinesis_source.probing.probe_protocol import FetchPage, RecordRef, ShardCursor
+from tests.support.kinesis.probes import AT_LATEST, DAY_MS, NOW, QUIET
 from tests.support.kinesis.shards import key
 
 
@@ -227,6 +230,22 @@ def test_shares_follow_the_rates_of_the_shards() -> None:
     assert [shares[shard].records for shard in keys] == [375, 125, 250, 250]
     unknown = rated_shares(keys, Limits(max_bytes=4_000), dict.fromkeys(keys, ShardCursor()))
     assert {share.size_bytes for share in unknown.values()} == {1_000}
+
+
+@pytest.mark.parametrize("count", [1, 20, 200, 1_000, 2_500, 10_000])
+def test_what_is_read_beyond_the_shares_is_bounded_for_all_shards(count: int) -> None:
+    keys = [key(n) for n in range(count)]
+    share = even_shares(keys, Limits(max_bytes=2_000 * count))[keys[0]]
+    small = replace(AT_LATEST, record_bytes=20.0)
+
+    def fetched(share: LimitShare) -> int:
+        request = next(scan_ahead(QUIET, small, NOW, DAY_MS, share))
+        assert isinstance(request, FetchPage)
+        return request.limit
+
+    beyond = fetched(share) - fetched(replace(share, lookahead_bytes=0))
+    assert beyond * count <= KEPT_RECORDS
+    assert beyond > 0 or count > 1_000
 
 
 def test_ends_that_are_found_by_time_span_the_same_time() -> None:
