@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
@@ -244,6 +244,27 @@ _NOT_IN_LOG: Final = frozenset({ErrorKind.OUT_OF_RANGE, ErrorKind.MISSING, Error
 _Statuses = Mapping[SystemStreamPartition, PartitionStatus]
 
 
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """The checks in a row that found a partition deleted, or its log at an end before the position.
+    A broker that was paused answers so for a while if it does not know the new leader."""
+
+    checks: int = 0
+    end: int | None = None
+    has_grown: bool = False
+    """True if the end moved forward between two of them: the broker accepts records, unlike one
+    that is behind."""
+
+    def after(self, end: int | None) -> _Doubt:
+        """Return the doubt after one more check, which found the log at this end."""
+        grows = self.end is not None and end is not None and end > self.end
+        return _Doubt(self.checks + 1, end, self.has_grown or grows)
+
+    @property
+    def is_confirmed(self) -> bool:
+        return self.checks >= CONFIRMATIONS
+
+
 @dataclass(slots=True, kw_only=True)
 class GenerationReader:
     """Reads one generation of a task's partitions. `service` connects to the brokers; it is called
@@ -265,9 +286,9 @@ class GenerationReader:
     """Partitions that the consumer no longer reads: their position is not in the log."""
     _truncated: set[SystemStreamPartition] = field(default_factory=set)
     """Partitions whose log was truncated before the position."""
-    _doubts: Counter[SystemStreamPartition] = field(default_factory=Counter)
-    """The checks in a row that found a partition deleted, or its log at an end before the
-    position. A broker that was paused answers so for a while if it does not know the new leader."""
+    _doubts: defaultdict[SystemStreamPartition, _Doubt] = field(
+        default_factory=lambda: defaultdict(_Doubt)
+    )
     _check: Future[_Statuses] | None = None
     _check_at: float = 0.0
 
@@ -367,7 +388,7 @@ class GenerationReader:
             self._stopped.add(ssp)
             if error.kind is ErrorKind.TRUNCATED:
                 self._truncated.add(ssp)
-            if not self._doubts[ssp]:
+            if not self._doubts[ssp].checks:
                 self._check_at = self.monotonic()
             return
         raise error.error
@@ -422,15 +443,16 @@ class GenerationReader:
             range_ = self.progress.range_of(ssp)
             reason = diagnose(range_, position, status, truncated=ssp in self._truncated)
             is_doubtful = reason in (StallReason.DELETED, StallReason.TRUNCATED)
-            if is_doubtful:
-                self._doubts[ssp] += 1
-            else:
-                self._doubts.pop(ssp, None)
-            confirmed = self._doubts[ssp] >= CONFIRMATIONS
+            doubt = self._doubts[ssp].after(status.end) if is_doubtful else _Doubt()
+            self._doubts[ssp] = doubt
             # It may be the answer of a broker that is behind, and tolerated records would be left
             # for good: not before the timeout.
-            failing = self.options.fail_on_data_loss and confirmed
-            is_final = reason is not StallReason.RECREATED and (confirmed or not is_doubtful)
+            failing = self.options.fail_on_data_loss and doubt.is_confirmed
+            # The log may pass the position before the timeout, which would hide the loss.
+            growing = doubt.has_grown and doubt.is_confirmed
+            is_final = reason is not StallReason.RECREATED and (
+                doubt.is_confirmed or not is_doubtful
+            )
             certain = (last and is_final) or {
                 StallReason.OK: False,
                 StallReason.INCOMPLETE: False,
@@ -438,7 +460,7 @@ class GenerationReader:
                 StallReason.RECREATED: ssp in recreated,
                 # A consumer that makes progress may have fetched records that have expired by now.
                 StallReason.EXPIRED: ssp in self._stopped,
-                StallReason.TRUNCATED: ssp in self._stopped and failing,
+                StallReason.TRUNCATED: ssp in self._stopped and (failing or growing),
             }.get(reason, True)
             if certain and reason is not StallReason.OK:
                 loss = to_data_loss(range_, position, reason, status)
@@ -489,7 +511,8 @@ class GenerationReader:
                 statuses = check.result(_LAST_CHECK_S)
                 self._apply(statuses, self._recreated(statuses), last=True)
                 unread = self.progress.positions
-                if not any(0 < self._doubts[ssp] < CONFIRMATIONS for ssp in unread):
+                doubts = [self._doubts[ssp] for ssp in unread]
+                if all(doubt.is_confirmed or not doubt.checks for doubt in doubts):
                     break
                 self.sleep(CONFIRM_INTERVAL_S)
                 check = self._start_check()

@@ -123,11 +123,14 @@ class Paused(Brokers):
     them if `stale` is None."""
 
     stale: int | None = 0
+    growth: int = 0
+    """Records that it accepts before each request: it is not behind then, but was truncated."""
 
     def list_offsets(
         self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
     ) -> Mapping[SystemStreamPartition, int | None]:
-        end = 15 if self.stale is None or self.looks <= self.stale else 100
+        is_stale = self.stale is None or self.looks <= self.stale
+        end = 15 + self.growth * self.looks if is_stale else 100
         return dict.fromkeys(partitions, 0 if point is LogicalOffset.EARLIEST else end)
 
 
@@ -187,8 +190,9 @@ def test_an_end_before_the_position_is_a_loss_once_it_is_confirmed_or_if_tolerat
     monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
     planned = part("orders", 0, 50, 100, topic_id="new")
 
-    def placed(fail: str, stale: int | None, time: ManualTime) -> list[int]:
-        brokers, again = Paused(["new"], stale=stale), 10_000 if stale is None else stale + 2
+    def placed(fail: str, stale: int | None, time: ManualTime, growth: int = 0) -> list[int]:
+        brokers = Paused(["new"], stale=stale, growth=growth)
+        again = 10_000 if stale is None else stale + 2
         kind = ErrorKind.OUT_OF_RANGE
         return read(brokers, time, after=0, kind=kind, fail=fail, placements=again, planned=planned)
 
@@ -204,6 +208,13 @@ def test_an_end_before_the_position_is_a_loss_once_it_is_confirmed_or_if_tolerat
     assert set(placed("false", None, time)) == {50}
     assert "an end at 15" in caplog.text
     assert time.now - began >= 60
+    caplog.clear()
+    for stale in range(CONFIRMATIONS):
+        assert placed("false", stale, ManualTime(), growth=1) == [50] * (stale + 2)
+    assert not caplog.messages
+    # From the next check on, the log has passed the position.
+    assert set(placed("false", CONFIRMATIONS, ManualTime(), growth=5)) == {50}
+    assert f"an end at {15 + 5 * CONFIRMATIONS}" in caplog.text
 
 
 def test_records_cut_off_before_the_position_are_lost_though_the_log_has_grown_past_it(
