@@ -193,11 +193,7 @@ class RunningPipeline:
             self._start_one(stage, phase)
 
     def _start_one(self, stage: str, phase: Phase) -> None:
-        self._batch(stage)  # of the query before, which the new one does not know
         try:
-            if stage in self._queries:
-                # Its name is free once its thread has ended, which `stop` waits for.
-                self._queries[stage].stop()
             self._queries[stage] = self._start(stage, phase.finite)
         except Exception as error:
             raise start_failure(self._pipeline, stage, error) from error
@@ -229,6 +225,14 @@ class RunningPipeline:
             raise stage_failure(self._pipeline, stage, error) from error
         if not phase.finite:
             raise ended_normally(self._pipeline, stage)
+        self._batch(stage)  # is known no more after this
+        try:
+            # Its name is free once its thread has ended, which `stop` waits for. Now, since a
+            # server of Spark Connect forgets an ended query after an hour.
+            self._queries[stage].stop()
+            del self._queries[stage]
+        except Exception as lost:
+            raise stage_failure(self._pipeline, stage, lost) from lost
         if self._runs_left[stage]:
             self._start_one(stage, phase)
             return

@@ -226,8 +226,26 @@ def test_a_stage_of_several_runs_ends_with_the_last_of_them() -> None:
         "start one to its end",
         "stop one",
         "start one to its end",
-        "start two",
+        "stop one",
     ]
+
+
+def test_an_ended_query_that_spark_has_forgotten_keeps_no_stage_from_starting_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As a server of Spark Connect does after an hour."""
+    scene = Scene(to_the_end("one"), to_the_end("two"), for_ever("two", "one"))
+    with scene.running.launch() as running:
+        forgotten = scene.queries["one"]
+        forgotten.progress = {"batchId": 7}
+        forgotten.end()
+        two = scene.await_started("two")
+        forgotten.spark_is_gone = forgotten.refuses_to_stop = True
+        assert [status.batch for status in running.status] == [7, None]
+        two.end()
+        scene.await_started("one", times=2)
+    assert scene.log.count("stop one") == 2
+    assert "did not stop" not in caplog.text
 
 
 def test_a_failure_of_a_later_run_of_a_stage_ends_its_phase() -> None:
