@@ -19,7 +19,7 @@ from spark_ssp.common.spark.batch_plan import changed_division
 from spark_ssp.common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
 from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING, is_rocksdb
 from spark_ssp.planner.graph.errors import SessionSettingError
-from spark_ssp.planner.graph.operators import Graph, PartitionBy, SystemName
+from spark_ssp.planner.graph.operators import Graph, Input, PartitionBy, SystemName
 from spark_ssp.planner.graph.systems import Services, SparkFormat
 from spark_ssp.planner.planning.stages import bootstrap_stages, stages_of
 from spark_ssp.planner.running.dataframes import (
@@ -193,9 +193,17 @@ def trigger_problems(
     which a finite phase reads the system: with a PySpark as in `phases_of`, limits would end it
     before all records are read."""
     finite = {stage for phase in phases if phase.finite for stage in phase.stages}
+    # A bootstrap input is read without limits.
+    limited = {
+        o.stream
+        for o in graph.operators
+        if isinstance(o, PartitionBy) or (isinstance(o, Input) and not o.bootstrap)
+    }
     found: dict[str, str] = {}
     for stage in stages_of(graph):
         for stream in stage.sources or () if stage.name in finite else ():
+            if stream not in limited:
+                continue
             options = services[stream.system].reader_format(stream.stream).options
             if any(name.strip().lower() == _TRIGGER for name in options):
                 found.setdefault(stream.system, stage.name)
@@ -207,7 +215,8 @@ def trigger_problems(
                 expected=f"no declared trigger: stage {name} runs to completion by availableNow, "
                 "which this version runs as one batch",
                 next_step="remove it, and the limits of a batch that require it, from the options "
-                "of the system; or use PySpark 4.2 or newer",
+                "of the system; or read its stream by another system without them; or use PySpark "
+                "4.2 or newer",
             )
 
 

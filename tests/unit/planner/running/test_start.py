@@ -140,20 +140,23 @@ def test_a_stage_that_updates_is_refused_on_a_remote_session() -> None:
 # --- Phases ---------------------------------------------------------------------------------------
 
 
-def of_prices() -> Pipeline:
+def of_prices(*, bootstrap: bool = False) -> Pipeline:
     """The table of prices is filled through a stage, which runs to completion first."""
     pipeline = Pipeline("p", systems={"kafka": "kafka", "kinesis": "kinesis", "old": "kafka"})
     prices = pipeline.table("prices", key="item")
-    prices.side_input(pipeline.input("kafka", "prices").partition_by("item", name="by-item"))
+    changes = pipeline.input("kafka", "prices", bootstrap=bootstrap)
+    prices.side_input(changes.partition_by("item", name="by-item"))
     orders = pipeline.input("kinesis", "orders").merge(pipeline.input("old", "returns"))
     orders.partition_by("item", name="by-order").join_table(prices).output("kafka", "out")
     return pipeline
 
 
-def phases(*, available_now: bool, version: str | None) -> tuple[Phase, ...]:
+def phases(
+    *, available_now: bool, version: str | None, bootstrap: bool = False
+) -> tuple[Phase, ...]:
     stages = ("by-item", "by-order", "to-out")
     settings = RunSettings(available_now=available_now)
-    return phases_of(of_prices().build(), stages, settings, version)
+    return phases_of(of_prices(bootstrap=bootstrap).build(), stages, settings, version)
 
 
 @pytest.mark.parametrize(("version", "runs"), [("4.1.1", 2), (None, 1)])
@@ -169,18 +172,20 @@ def test_a_stage_runs_again_if_its_first_run_may_only_repeat_a_batch(
 
 
 @pytest.mark.parametrize(
-    ("available_now", "version", "refused"),
+    ("available_now", "bootstrap", "version", "refused"),
     [
-        (False, "4.1.1", ["kafka"]),
-        (True, "4.1.1", ["kafka", "kinesis"]),
-        (False, None, []),
-        (True, None, []),
+        (False, False, "4.1.1", ["kafka"]),
+        (False, True, "4.1.1", []),
+        (True, False, "4.1.1", ["kafka", "kinesis"]),
+        (False, False, None, []),
+        (True, False, None, []),
     ],
 )
 def test_a_declared_trigger_is_refused_where_stages_run_by_another(
-    available_now: bool, version: str | None, refused: list[str]
+    available_now: bool, bootstrap: bool, version: str | None, refused: list[str]
 ) -> None:
-    """With it limits would apply to the only batch of a run, which would leave records unread."""
+    """With it limits would apply to the only batch of a run, which would leave records unread;
+    those of a bootstrap input do not apply."""
     limited = {"maxOffsetsPerTrigger": "1000", " Trigger ": "processingTime"}
     cluster = {"kafka.bootstrap.servers": "localhost:1"}
     services = Services(
@@ -190,8 +195,9 @@ def test_a_declared_trigger_is_refused_where_stages_run_by_another(
             "old": KafkaSystem(cluster),
         }
     )
-    known = phases(available_now=available_now, version=version)
-    problems = [*trigger_problems(of_prices().build(), services, known, version)]
+    known = phases(available_now=available_now, version=version, bootstrap=bootstrap)
+    graph = of_prices(bootstrap=bootstrap).build()
+    problems = [*trigger_problems(graph, services, known, version)]
     assert [problem.option for problem in problems] == ["trigger"] * len(refused)
     assert [problem.found.split()[3].rstrip(",") for problem in problems] == refused
 
