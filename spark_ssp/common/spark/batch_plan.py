@@ -268,12 +268,12 @@ def read_planned(
     uses: PlanUses = _uses,
 ) -> Iterator[T]:
     """Yield the rows of one task, which `read` returns for the source's partition. Raises
-    UnsupportedError if a micro-batch uses the plan of an earlier one, and DataLossError with the
-    time of the plan."""
+    UnsupportedError if a micro-batch uses a plan that was used before it, and DataLossError with
+    the time of the plan."""
     if not isinstance(partition, PlannedPartition):
         raise TypeError(f"a PlannedPartition is expected, not a {type(partition).__name__}")
     plan, use = partition.plan, micro_batch_of_task()
-    if use is not None and uses.is_outdated(plan, use):
+    if uses.is_outdated(plan, use) and use is not None:
         raise _outdated(plan, use, source)
     if partition.value is None:
         return
@@ -297,6 +297,8 @@ def _outdated(plan: BatchPlan, use: MicroBatch, source: BatchSource) -> Unsuppor
         "missing",
         expected="a plan for each micro-batch",
         next_step=f"before the query starts, set {REFRESH_SETTING} to true and add "
-        f'.where("{source.condition}") after load(); or call load() within foreachBatch; or, to '
-        f"read the same records in every micro-batch, set {source.end_option}",
+        f'.where("{source.condition}") after load(); or call load() within foreachBatch, or again '
+        "for a query of one micro-batch; or, to read the same records in every micro-batch, set "
+        f"{source.end_option}, or materialize the DataFrame as a whole by cache() and count() "
+        "before the query starts",
     )

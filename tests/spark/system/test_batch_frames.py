@@ -154,7 +154,8 @@ def new_workers(spark: SparkSession) -> Iterator[None]:
 def test_a_plan_of_an_earlier_micro_batch_is_refused(
     spark: SparkSession, dimension: Dimension, tmp_path: Path
 ) -> None:
-    """Also one without records, whose topic or stream was empty, and in new Python workers."""
+    """Also one without records, whose topic or stream was empty, and in new Python workers. Its
+    first micro-batch has the plan to itself, unless an action used it before."""
     sink = Growing(dimension)
     frame = joined(spark, dimension.load(spark))
     if not PLANS_ONCE:
@@ -162,10 +163,14 @@ def test_a_plan_of_an_earlier_micro_batch_is_refused(
             wait_until(partial(sink.has_counted, 4), "four micro-batches", query)
         assert sink.counts[:4] == [0, 1, 2, 3]
         return
-    failure = failure_of(start(frame, sink, tmp_path))
+    failure = failure_of(start(frame, sink, tmp_path / "first"))
     assert sink.counts == [0]
     assert f"[unsupported] DataFrame of {dimension.format} in a streaming query" in failure
     assert all(advice in failure for advice in (REFRESH_SETTING, dimension.condition, "load()"))
+    static = dimension.load(spark)
+    assert static.count() == 1
+    assert "[unsupported]" in failure_of(start(joined(spark, static), sink, tmp_path / "second"))
+    assert sink.counts == [0]
 
 
 def test_an_old_plan_fails_with_its_time_and_a_new_one_reads_what_is_left(

@@ -6,14 +6,20 @@ import pickle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.datasource import InputPartition
 
+from spark_ssp.common.errors import UnsupportedError
+from spark_ssp.common.spark import batch_plan
 from spark_ssp.common.spark.batch_plan import (
     BatchPlan,
+    BatchSource,
     MicroBatch,
     PlannedPartition,
     PlanUses,
+    read_planned,
     with_plan,
 )
 from spark_ssp.grouping.identifiers import EpochMillis, ShardId, ShardKey, StreamName
@@ -68,6 +74,23 @@ def test_the_uses_of_many_plans_are_forgotten_oldest_first(tmp_path: Path) -> No
         assert not worker.is_outdated(plans[0], later)
     assert PlanUses(tmp_path / "uses").is_outdated(plans[-1], later)
     assert len(list((tmp_path / "uses").iterdir())) == 1_500
+
+
+def test_a_micro_batch_does_not_read_the_plan_of_an_earlier_action(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    plan = BatchPlan(id="a/b", planned_at_ms=NOW, has_fixed_end=False)
+    (partition,) = with_plan([InputPartition(0)], plan)
+    source = BatchSource(format="kafka-ssp", condition="offset >= 0", end_option="endingOffsets")
+
+    def rows(use: MicroBatch | None) -> list[int]:
+        monkeypatch.setattr(batch_plan, "micro_batch_of_task", lambda: use)
+        return list(read_planned(partition, source, lambda _: iter([1]), uses=PlanUses(tmp_path)))
+
+    assert rows(None) == rows(None) == [1]
+    with pytest.raises(UnsupportedError) as caught:
+        rows(MicroBatch(query="a", batch=0))
+    assert all(name in caught.value.next_step for name in ("load()", "cache()", source.end_option))
 
 
 def test_an_empty_plan_has_a_partition() -> None:
