@@ -105,7 +105,9 @@ def prepare(
         check_state_store(spark)
         warn_many_tasks(spark)
     for query in queries:
-        check_division(spark, query, (settings.output_modes or {}).get(query.stage, "append"))
+        mode = (settings.output_modes or {}).get(query.stage)
+        # Only Spark knows which of the two a stage without a mode does.
+        check_division(spark, query, *(("append", "update") if mode is None else (mode,)))
     known: dict[str, StageQuery] = {query.stage: query for query in queries}
 
     def start(stage: str, finite: bool) -> StreamingQuery:
@@ -248,7 +250,7 @@ def start_in(
     sink = query.frame.writeStream
     if mode == "update":
         _refuse_updates_from_afar(query)
-        # `prepare` does not know that Spark supports no append mode for the stage.
+        # `prepare` knows an update only of a stage with a mode.
         check_division(query.frame.sparkSession, query, mode)
         # Spark supports updates of Python sinks only as batches: they are written as new records.
         sink = sink.foreachBatch(writing(query.writer, query.batch_write_option))
@@ -336,15 +338,17 @@ def check_state_store(spark: SparkSession) -> None:
         )
 
 
-def check_division(spark: SparkSession, query: StageQuery, mode: str) -> None:
-    """Check the requirement of a stage that writes in transactions, in this output mode: no setting
-    by which Spark divides the rows of a repeated batch anew. Raises SessionSettingError."""
+def check_division(spark: SparkSession, query: StageQuery, mode: str, *others: str) -> None:
+    """Check the requirement of a stage that writes in transactions, in one of these output modes:
+    no setting by which Spark divides the rows of a repeated batch anew. Raises
+    SessionSettingError, with the setting for the first mode, if all of them are refused."""
     if not query.needs_fixed_division:
         return
-    changed = changed_division(
-        lambda name: spark.conf.get(name, None), by_batch_writes=mode == "update"
+    changed, *more = (
+        changed_division(lambda name: spark.conf.get(name, None), by_batch_writes=one == "update")
+        for one in (mode, *others)
     )
-    if changed is not None:
+    if changed is not None and None not in more:
         raise SessionSettingError(
             changed.setting,
             found=changed.found,

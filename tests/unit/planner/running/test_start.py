@@ -130,6 +130,23 @@ def test_a_stage_in_transactions_needs_rows_in_the_same_tasks(
             start_in(mode, "p", query, "root", RunSettings(), finite=True)
 
 
+@pytest.mark.parametrize("stream", ["true", "false"])
+@pytest.mark.parametrize("batch", ["true", "false"])
+def test_a_stage_of_an_unknown_mode_needs_one_that_its_session_permits(
+    stream: str, batch: str
+) -> None:
+    """Only Spark knows which stages cannot append, and tells when they start."""
+    conf = {ADAPTIVE_STREAM: stream, ADAPTIVE_QUERY: batch}
+    spark = cast(SparkSession, SimpleNamespace(conf=conf))
+    query = totals(SimpleNamespace(), exactly_once=True)
+    if "false" in (stream, batch) or not WRITES_ARROW:
+        check_division(spark, query, "append", "update")
+        return
+    with pytest.raises(SessionSettingError) as caught:
+        check_division(spark, query, "append", "update")
+    assert caught.value.subject == ADAPTIVE_STREAM
+
+
 def test_a_stage_that_updates_is_refused_on_a_remote_session() -> None:
     frame: Any = SimpleNamespace(sparkSession=Remote(), writeStream=None)
     query = totals(frame, exactly_once=False)
