@@ -12,6 +12,7 @@ import hashlib
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
@@ -235,16 +236,15 @@ class PlanUses:
         link = self._folder / hashlib.sha256(plan.encode()).hexdigest()[:32]
         try:
             self._folder.mkdir(mode=0o700, exist_ok=True)
-            try:
-                link.symlink_to(use)
-            except FileExistsError:
-                return os.readlink(link)
-            if len(os.listdir(self._folder)) > 2 * _KEPT:  # seldom: it reads the time of each
-                links = self._folder.iterdir()
-                for old in sorted(links, key=lambda one: one.lstat().st_mtime_ns)[:-_KEPT]:
-                    old.unlink()
-        except FileNotFoundError:  # another worker has just removed an old link
-            pass
+            with suppress(FileNotFoundError):  # another worker has just removed an old link
+                try:
+                    link.symlink_to(use)
+                except FileExistsError:
+                    return os.readlink(link)
+                if len(os.listdir(self._folder)) > 2 * _KEPT:  # seldom: it reads the time of each
+                    links = self._folder.iterdir()
+                    for old in sorted(links, key=lambda one: one.lstat().st_mtime_ns)[:-_KEPT]:
+                        old.unlink()
         except OSError as error:
             _log.warning("uses of a DataFrame in other Python workers are unknown: %s", error)
         return use

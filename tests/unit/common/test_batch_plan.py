@@ -44,7 +44,7 @@ LATER = EpochMillis(NOW + 1)
 @given(
     st.lists(st.tuples(st.sampled_from("pq"), USES, st.integers(0, 2)), max_size=30),
     st.booleans(),
-    st.sampled_from(["shared", "unknown", "unusable"]),
+    st.sampled_from(["shared", "unknown", "unusable", "without a parent"]),
 )
 def test_a_micro_batch_reads_only_plans_that_nothing_used_before_it(
     uses: list[tuple[str, MicroBatch | None, int]], fixed: bool, folder: str
@@ -53,7 +53,12 @@ def test_a_micro_batch_reads_only_plans_that_nothing_used_before_it(
     worker."""
     with TemporaryDirectory() as name:
         (Path(name) / "file").touch()
-        folders = {"shared": Path(name, "uses"), "unusable": Path(name, "file"), "unknown": None}
+        folders = {
+            "shared": Path(name, "uses"),
+            "unusable": Path(name, "file"),
+            "without a parent": Path(name, "none", "uses"),
+            "unknown": None,
+        }
         workers = [PlanUses(folders[folder]) for _ in range(3)]
         first: dict[tuple[str, int], MicroBatch | None] = {}
         for plan_id, use, worker in uses:
@@ -61,6 +66,16 @@ def test_a_micro_batch_reads_only_plans_that_nothing_used_before_it(
             known = first.setdefault((plan_id, 0 if folder == "shared" else worker), use)
             expected = not fixed and use is not None and use != known
             assert workers[worker].is_outdated(plan, use) == expected
+
+
+@pytest.mark.parametrize("folder", ["file", "none/uses"])
+def test_a_folder_that_cannot_be_used_is_reported(
+    folder: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    plan = BatchPlan(id="p", planned_at_ms=NOW, has_fixed_end=False)
+    assert not PlanUses(tmp_path / folder).is_outdated(plan, None)
+    assert "unknown" in caplog.text
 
 
 def test_the_uses_of_many_plans_are_forgotten_oldest_first(tmp_path: Path) -> None:
