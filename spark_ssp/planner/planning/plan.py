@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from spark_ssp.common.errors import IncompatibleStateError
 from spark_ssp.common.versioned_json import Codec, Json, VersionedDocument
 from spark_ssp.planner.graph.operators import (
     OperatorName,
@@ -138,12 +139,22 @@ def to_text(plan: Plan) -> str:
     return json.dumps(document, ensure_ascii=False, indent=2, sort_keys=True) + "\n"
 
 
+class NotJsonError(IncompatibleStateError):
+    """The text of a plan is not JSON, as after a write that was cut off."""
+
+
 def from_text(text: str) -> Plan:
-    """Parse a plan. Raises IncompatibleStateError unless `to_text` of this version wrote it."""
+    """Parse a plan. Raises IncompatibleStateError unless `to_text` of this version wrote it;
+    NotJsonError if it is not JSON."""
     try:
         document = json.loads(text)
     except (ValueError, RecursionError):
-        raise _DOCUMENT.incompatible("text that is not JSON", "a plan as it was written") from None
+        raise NotJsonError(
+            _DOCUMENT.subject,
+            found="text that is not JSON",
+            expected="a plan as it was written",
+            next_step=_DOCUMENT.next_step,
+        ) from None
     return _DOCUMENT.read(
         document, {PLAN_VERSION: Codec(parse=_plan_from_json, write=_plan_to_json)}
     )

@@ -11,7 +11,6 @@ supports. The folder `_plans` conflicts with no stage: names begin with a letter
 from __future__ import annotations
 
 import errno
-import json
 import re
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 from urllib.parse import unquote
 
-from spark_ssp.common.errors import IncompatibleStateError, SspError, UnsupportedError
+from spark_ssp.common.errors import SspError, UnsupportedError
 from spark_ssp.common.locations import file_path, is_path, shown_location
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.common.write_once_files import (
@@ -31,7 +30,7 @@ from spark_ssp.common.write_once_files import (
     is_bucket,
     missing_package,
 )
-from spark_ssp.planner.planning.plan import Plan, from_text, is_equivalent, to_text
+from spark_ssp.planner.planning.plan import NotJsonError, Plan, from_text, is_equivalent, to_text
 
 _NAME: Final = re.compile(r"([1-9][0-9]*)\.json")
 
@@ -103,30 +102,24 @@ def _newest(root: str, folder: WriteOnceFiles) -> RecordedPlan | None:
         return None
     newest = max(numbers)
     text = folder.read(f"{newest}.json").decode(errors="replace")
-    if not _is_json(text):
-        raise _incomplete(root, newest)
-    return RecordedPlan(number=newest, plan=from_text(text))
-
-
-def _is_json(text: str) -> bool:
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
-        return False
-    return True
+        return RecordedPlan(number=newest, plan=from_text(text))
+    except NotJsonError as error:
+        raise _incomplete(root, newest, error) from None
 
 
-def _incomplete(root: str, number: int) -> IncompatibleStateError:
+def _incomplete(root: str, number: int, error: NotJsonError) -> NotJsonError:
     before = (
         "no plan is in force then"
         if number == 1
         else f"plan {number - 1} before it is in force then"
     )
-    return IncompatibleStateError(
+    return NotJsonError(
         f"file {FOLDER}/{number}.json under {shown_location(root)}",
-        found="text that is not JSON, as after a write that was cut off",
-        expected="a plan as it was written",
-        next_step="free space if the disk is full, remove the file and run the pipeline again: "
+        found=f"{error.found}, as during a write or after one that was cut off",
+        expected=error.expected,
+        next_step="if another run may be recording a plan now, run the pipeline again; if not, "
+        "free space if the disk is full, remove the file and run the pipeline again: "
         f"{before}; if queries have run by this plan, restore the file from a backup instead",
     )
 

@@ -129,6 +129,7 @@ def test_a_plan_that_this_version_did_not_write_is_refused(tmp_path: Path) -> No
         with pytest.raises(IncompatibleStateError, match="text that is not JSON") as caught:
             newest(str(tmp_path))
         assert caught.value.subject == f"file _plans/1.json under {tmp_path}"
+        assert caught.value.next_step.startswith("if another run may be recording")
     (folder / "2.json").symlink_to(folder / "1.json")
     os.mkfifo(folder / "3.json")
     for name in ("3.json", "2.json"):
