@@ -333,10 +333,11 @@ class Boto3Kinesis:
                 # An exceeded limit of CreateStream is a quota, which retries do not help.
                 outlast_throttling=call.operation != "CreateStream",
                 within=within,
+                client=self._client,
             )
         except _SDK_ERRORS as error:
             may_pass = severity_of(error) is not Severity.PERMANENT
-            if not retry and (may_pass or renew_refused(error)):
+            if not retry and (may_pass or renew_refused(self._client, error)):
                 raise single_try_error(error, call) from None
             # Without the cause: the text of a signature error holds the session token.
             raise translate(error, call, attempts=attempts) from None

@@ -134,7 +134,8 @@ class Boto3Subscriber:
             )
             return Boto3Subscription(shard, answer[_MESSAGES], parse_date(answer))
         except (*_FAULTS, LookupError, SspError) as error:
-            raise _fault(shard, error) from None
+            renewed = renew_refused(self._client, error)
+            raise _fault(shard, error, may_pass=renewed) from None
         finally:
             _thread.transport = None
 
@@ -234,14 +235,14 @@ def _keep_messages(
         customized_response_dict[_MESSAGES] = messages
 
 
-def _fault(shard: ShardKey, error: Exception) -> SubscriptionError:
+def _fault(shard: ShardKey, error: Exception, *, may_pass: bool = False) -> SubscriptionError:
     if isinstance(error, SubscriptionError):
         return error
     if isinstance(error, SspError):
         lasting = isinstance(error, AccessError)
         return _error(shard, error.kind, f"{error.found} on {_OPERATION}", is_lasting=lasting)
     if isinstance(error, ClientError | BotoCoreError):
-        lasting = severity_of(error) is Severity.PERMANENT and not renew_refused(error)
+        lasting = severity_of(error) is Severity.PERMANENT and not may_pass
         return _error(shard, code_of(error), f"{quoted(error)} on {_OPERATION}", is_lasting=lasting)
     name = type(error).__name__
     # Only the text of this module's own error cannot contain data.

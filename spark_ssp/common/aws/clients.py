@@ -35,6 +35,7 @@ from spark_ssp.common.aws.provided_credentials import (
     Loaded,
     RenewedCredentials,
     is_plain,
+    note_use,
     provided_credentials,
 )
 from spark_ssp.common.aws.service_calls import Retrier, RetrySettings, retry_settings
@@ -77,11 +78,11 @@ def create_client(
     half of a pair of keys. Calls raise CredentialsProviderError for keys that no client can use.
     """
     try:
-        core = _core_session(options)
+        core, source = _core_session(options)
         config = client_config(options)
         if core.get_config_variable("user_agent_appid") is None:
             config = config.merge(Config(user_agent=_USER_AGENT))
-        return core.create_client(service, endpoint_url=options.endpoint_url, config=config)
+        client = core.create_client(service, endpoint_url=options.endpoint_url, config=config)
     except BotoCoreError as error:
         raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
     except ValueError as error:
@@ -92,6 +93,9 @@ def create_client(
             "a URL",
             "write scheme, host and, if need be, port, as in http://localhost:4566",
         ) from None
+    if isinstance(source, RenewedCredentials):
+        note_use(client, source, assumes_role=options.role_arn is not None)
+    return client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +110,7 @@ def signer(options: ConnectionOptions) -> Signer:
     """Return credentials for requests that are signed outside of a client. Raises AccessError when
     there are no credentials, InvalidOptionsError without a region."""
     try:
-        core = _core_session(options)
+        core, _ = _core_session(options)
         credentials = core.get_credentials()
     except BotoCoreError as error:
         raise no_credentials(f"{type(error).__name__} ({safe_text(str(error))})") from None
@@ -125,7 +129,8 @@ def trusted_certificates(options: ConnectionOptions) -> str:
     return str(configured or get_cert_path(True))
 
 
-def _core_session(options: ConnectionOptions) -> botocore.session.Session:
+def _core_session(options: ConnectionOptions) -> tuple[botocore.session.Session, object]:
+    """Return a session, and the credentials of its calls or of the assumption of its role."""
     if (options.aws_access_key_id is None) != (options.aws_secret_access_key is None):
         raise _invalid(
             "awsAccessKeyId, awsSecretAccessKey",
@@ -147,11 +152,11 @@ def _core_session(options: ConnectionOptions) -> botocore.session.Session:
             "set region to that of the stream, for example us-east-1, or AWS_DEFAULT_REGION",
         )
     core.set_config_variable("region", region)
-    credentials = _found(options, core)
+    credentials = source = _found(options, core)
     if options.role_arn is not None:
-        credentials = _assumed(options, options.role_arn, credentials, core, region)
+        credentials = _assumed(options, options.role_arn, source, core, region)
     core.register_component("credential_provider", CredentialResolver([_Given(credentials)]))
-    return core
+    return core, source
 
 
 def _found(options: ConnectionOptions, core: botocore.session.Session) -> Credentials:

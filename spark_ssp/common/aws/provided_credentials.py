@@ -24,6 +24,7 @@ from spark_ssp.common.aws.error_translation import (
     ProviderFailedError,
     code_of,
     is_about_keys,
+    operation_of,
     provider_error,
 )
 from spark_ssp.common.errors import AccessError
@@ -31,6 +32,7 @@ from spark_ssp.common.options.endpoints import KEY_PATTERN
 from spark_ssp.common.options.user_code import call_guarded, import_function, type_name
 
 if TYPE_CHECKING:
+    from botocore.client import BaseClient
     from botocore.credentials import ReadOnlyCredentials
 
 _log = logging.getLogger(__name__)
@@ -39,6 +41,8 @@ PLAIN_LIFETIME_S: Final = 60.0
 """The age at which credentials that cannot refresh themselves are loaded again."""
 _REFUSALS_S: Final = 5.0
 """The time after a renewal within which refusals are those of calls with the former keys."""
+_PAUSE_S: Final = 0.5
+"""The time after which a source without keys is asked once more, before another one replaces it."""
 
 _METHOD: Final = "credentialsProvider"
 
@@ -65,7 +69,8 @@ class RenewedCredentials:
     Those that refresh themselves are kept. Plain ones are loaded again when they are used after
     `PLAIN_LIFETIME_S`, and when the service refuses them: a rotation may end the keys at any time.
     While it accepts them, those of another source of the chain do not replace them: a file that is
-    empty while a tool writes it must not let a query continue with another identity.
+    empty while a tool writes it must not let a query continue with another identity. Another source
+    that has replaced refused ones is kept until the process ends.
     """
 
     def __init__(
@@ -83,7 +88,6 @@ class RenewedCredentials:
         self._loaded = load() if loaded is None else loaded
         self._renewed_at: float | None = None
         """The time at which a refusal led to other keys."""
-        _renewable.add(self)
 
     @property
     def method(self) -> str:
@@ -130,23 +134,32 @@ class RenewedCredentials:
 
     def _reload(self, *, are_refused: bool) -> None:
         loaded_at = self._monotonic()
-        try:
-            loaded = self._load()
-        except AccessError as error:
-            self._keep(str(error))
-        except (BotoCoreError, OSError, ValueError) as error:
-            # Of a file that is being written, or of a process, whose text may contain a secret.
-            self._keep(type(error).__name__)
+        loaded = self._load_or_reason()
+        if are_refused and not self._is_of_same_source(loaded):
+            # A tool may be writing the file.
+            time.sleep(_PAUSE_S)
+            loaded = self._load_or_reason()
+        if isinstance(loaded, Loaded) and not (are_refused or self._is_of_same_source(loaded)):
+            loaded = f"{self.method} has none, and those of {loaded.method} may be another's"
+        if isinstance(loaded, Loaded):
+            self._loaded = loaded
         else:
-            if are_refused or loaded.method == self.method:
-                self._loaded = loaded
-            else:
-                self._keep(f"{self.method} has none, and those of {loaded.method} may be another's")
+            # The last ones may still be valid: the service decides.
+            _log.warning("could not renew credentials, using the last ones: %s", loaded)
         self._loaded_at = loaded_at
 
-    def _keep(self, reason: str) -> None:
-        """Keep the last ones, which may still be valid: the service decides."""
-        _log.warning("could not renew credentials, using the last ones: %s", reason)
+    def _load_or_reason(self) -> Loaded | str:
+        """Return the credentials, or why there are none."""
+        try:
+            return self._load()
+        except AccessError as error:
+            return str(error)
+        except (BotoCoreError, OSError, ValueError) as error:
+            # Of a file that is being written, or of a process, whose text may contain a secret.
+            return type(error).__name__
+
+    def _is_of_same_source(self, loaded: Loaded | str) -> bool:
+        return isinstance(loaded, Loaded) and loaded.method == self.method
 
 
 def _same_keys(one: Loaded, other: Loaded) -> bool:
@@ -156,18 +169,30 @@ def _same_keys(one: Loaded, other: Loaded) -> bool:
     return (keys[0].access_key, keys[0].token) == (keys[1].access_key, keys[1].token)
 
 
-_renewable: weakref.WeakSet[RenewedCredentials] = weakref.WeakSet()
-"""Those of this process."""
+class _Use(NamedTuple):
+    """The use of credentials by a client: for its calls, or to assume the role of its calls."""
+
+    credentials: RenewedCredentials
+    assumes_role: bool
 
 
-def renew_refused(error: Exception) -> bool:
-    """Load plain credentials again if the service refused a call for its keys, and return whether
-    to repeat the call with others."""
-    if not is_about_keys(error):
+_uses: weakref.WeakKeyDictionary[BaseClient, _Use] = weakref.WeakKeyDictionary()
+
+
+def note_use(client: BaseClient, credentials: RenewedCredentials, *, assumes_role: bool) -> None:
+    """Note the credentials that a client uses, for `renew_refused`."""
+    _uses[client] = _Use(credentials, assumes_role)
+
+
+def renew_refused(client: BaseClient, error: Exception) -> bool:
+    """Load a client's plain credentials again if the service refused its call for their keys, and
+    return whether to repeat the call with others. Those of other clients may be accepted."""
+    use = _uses.get(client) if is_about_keys(error) else None
+    if use is None:
         return False
-    # Each of them: whose keys were refused is not known.
-    renewed = [each.renew_refused() for each in tuple(_renewable)]
-    return any(renewed)
+    # Calls with an assumed role are signed with the keys of its session.
+    are_of_session = use.assumes_role and operation_of(error) != "AssumeRole"
+    return not are_of_session and use.credentials.renew_refused()
 
 
 class _Guarded:
@@ -290,7 +315,6 @@ def provided_credentials(path: str, arguments: str | None) -> RenewedCredentials
 def forget_providers() -> None:
     """Forget the credentials of this process. For tests."""
     _provided.clear()
-    _renewable.clear()
 
 
 class _WithoutException(logging.Filter):

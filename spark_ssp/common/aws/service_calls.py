@@ -160,12 +160,13 @@ class Retrier:
         subject: str,
         outlast_throttling: bool = False,
         within: float | None = None,
+        client: BaseClient | None = None,
     ) -> T:
         """Return the result of `function`; raises its last exception.
 
         With `outlast_throttling`, throttling is waited out, and only faults in a row use up the
-        attempts. No attempt follows after pauses of `within` seconds in all. A call whose keys are
-        refused is repeated with others, if there are any (`provided_credentials`).
+        attempts. No attempt follows after pauses of `within` seconds in all. A call of
+        `client` whose keys are refused is repeated with others, if there are any.
         """
         failed = renewals = 0
 
@@ -176,7 +177,7 @@ class Retrier:
             if self._severity_of(error) is not Severity.PERMANENT:
                 return True
             renewals += 1
-            return renewals <= _MAX_RENEWALS and renew_refused(error)
+            return client is not None and renewals <= _MAX_RENEWALS and renew_refused(client, error)
 
         def is_last(state: tenacity.RetryCallState) -> bool:
             nonlocal failed
@@ -257,7 +258,9 @@ class ServiceCalls(ABC):
     def patiently(self, operation: str, function: Callable[[], T]) -> T:
         """The result of `function`, tried again while that helps. Raises SspError."""
         try:
-            return self._retrier.run(function, operation=operation, subject=self._subject)
+            return self._retrier.run(
+                function, operation=operation, subject=self._subject, client=self._client
+            )
         except _SDK_ERRORS as error:
             # Without the cause: the text of a signature error holds the session token.
             raise self._translated(error, operation) from None

@@ -14,6 +14,7 @@ import boto3
 import botocore.session
 import pytest
 from botocore.credentials import Credentials, DeferredRefreshableCredentials, RefreshableCredentials
+from botocore.exceptions import ClientError
 
 from spark_ssp.common.aws.error_translation import (
     CredentialsProviderError,
@@ -24,10 +25,13 @@ from spark_ssp.common.aws.error_translation import (
 )
 from spark_ssp.common.aws.provided_credentials import (
     PLAIN_LIFETIME_S,
+    Loaded,
     RenewedCredentials,
     forget_providers,
     load_provided,
+    note_use,
     provided_credentials,
+    renew_refused,
 )
 
 CANARY = "Canary/wJalrXUtnFEMI"
@@ -232,6 +236,67 @@ def test_plain_credentials_are_renewed_by_one_thread_at_a_time() -> None:
     go_on.set()
     other.join(30)
     assert provided.get_frozen_credentials().access_key == "K2"
+
+
+FILE, ROLE = "shared-credentials-file", "iam-role"
+
+
+class Client:
+    """A client whose credentials come from the sources of a chain, a list of (key, source): the
+    next one at each load, and the last one again."""
+
+    def __init__(self, *chain: tuple[str, str], assumes_role: bool = False) -> None:
+        self._chain = list(chain)
+        self.credentials = RenewedCredentials(self._load)
+        note_use(self, self.credentials, assumes_role=assumes_role)  # type: ignore[arg-type]
+
+    def _load(self) -> Loaded:
+        key, source = self._chain.pop(0) if len(self._chain) > 1 else self._chain[0]
+        return Loaded(Credentials(key, CANARY), True, source)
+
+    def is_renewed(self, operation: str = "GetRecords") -> bool:
+        error = ClientError({"Error": {"Code": "UnrecognizedClientException"}}, operation)
+        return renew_refused(self, error)  # type: ignore[arg-type]
+
+    @property
+    def key(self) -> str:
+        return str(self.credentials.get_frozen_credentials().access_key)
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    made: list[float] = []
+    monkeypatch.setattr("time.sleep", made.append)
+    return made
+
+
+def test_a_refusal_loads_only_the_keys_of_its_client(pauses: list[float]) -> None:
+    """The file of the other client is empty for a moment."""
+    other = Client(("FILE", FILE), ("ROLE", ROLE))
+    refused = Client(("FORMER", FILE), ("LATTER", FILE))
+    assert refused.is_renewed()
+    assert (refused.key, other.key) == ("LATTER", "FILE")
+    assert not pauses
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"), [(("LATTER", FILE), "LATTER"), (("ROLE", ROLE), "ROLE")]
+)
+def test_another_source_replaces_refused_keys_if_the_first_has_none_twice(
+    pauses: list[float], second: tuple[str, str], expected: str
+) -> None:
+    client = Client(("FORMER", FILE), ("ROLE", ROLE), second)
+    assert client.is_renewed()
+    assert client.key == expected
+    assert len(pauses) == 1
+
+
+def test_a_refused_session_of_a_role_loads_no_keys() -> None:
+    client = Client(("FORMER", FILE), ("LATTER", FILE), assumes_role=True)
+    assert not client.is_renewed()
+    assert client.key == "FORMER"
+    assert client.is_renewed("AssumeRole")
+    assert client.key == "LATTER"
 
 
 def test_a_failed_refresh_passes_and_no_text_of_it_is_logged(

@@ -359,6 +359,7 @@ def test_another_source_of_the_chain_replaces_only_keys_that_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(provided_credentials, "PLAIN_LIFETIME_S", 0.0)
+    monkeypatch.setattr(provided_credentials, "_PAUSE_S", 0.0)
     (tmp_path / "answer").write_bytes(orjson.dumps({"Version": 1, **keys_json("AKIDROLE")}))
     (tmp_path / "config").write_text(f"[default]\ncredential_process = cat {tmp_path / 'answer'}\n")
     file = tmp_path / "credentials"
