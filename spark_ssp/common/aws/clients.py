@@ -190,7 +190,15 @@ def _from_chain(chain: CredentialResolver, retry: RetrySettings) -> Credentials:
 
     def load() -> Credentials | None:
         # Not `get_credentials`, which would keep them: the session's own are those of `_Given`.
-        credentials = chain.load_credentials()
+        try:
+            credentials = chain.load_credentials()
+        except (AttributeError, TypeError, ValueError) as error:
+            # botocore's for a process that prints anything but a JSON object. The text may contain
+            # a secret.
+            raise CredentialRetrievalError(
+                provider="the default chain",
+                error_msg=f"{type(error).__name__} for what a source of it returned",
+            ) from None
         if credentials is None and _metadata_service_answers():
             raise NoCredentialsReturnedError(
                 provider="iam-role", error_msg="the machine's metadata service returned none"

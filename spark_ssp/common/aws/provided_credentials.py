@@ -154,7 +154,7 @@ class RenewedCredentials:
             return self._load()
         except AccessError as error:
             return str(error)
-        except (BotoCoreError, OSError, ValueError) as error:
+        except (BotoCoreError, OSError) as error:
             # Of a file that is being written, or of a process, whose text may contain a secret.
             return type(error).__name__
 

@@ -315,7 +315,14 @@ BEING_WRITTEN = (
     "[default]\naws",
     "[default]\naws_access_key_id = AKIDLATTER\n",
 )
-FAILING_PROCESSES = ("echo '{", f"echo {SECRET} >&2; exit 1", "echo '{\"Version\": 1}'")
+FAILING_PROCESSES = (
+    "echo '{",
+    f"echo {SECRET} >&2; exit 1",
+    "echo '{\"Version\": 1}'",
+    "echo null",
+    "echo '[]'",
+    f"echo '\"{SECRET}\"'",
+)
 
 
 @pytest.mark.parametrize(
@@ -353,6 +360,19 @@ def test_a_source_that_cannot_be_read_for_a_moment_leaves_the_last_keys(
     assert SECRET not in caplog.text
     write("AKIDLATTER")
     assert credentials.get_frozen_credentials().access_key == "AKIDLATTER"
+
+
+@pytest.mark.parametrize("fault", FAILING_PROCESSES)
+def test_a_process_that_returns_no_keys_is_named_as_missing_credentials(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fault: str
+) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    (tmp_path / "process").write_text(fault)
+    (tmp_path / "config").write_text(f"[default]\ncredential_process = sh {tmp_path / 'process'}\n")
+    with pytest.raises(AccessError) as caught:
+        create_client("kinesis", REGION)
+    # Standard error is what the process tells its user.
+    assert (SECRET in str(caught.value)) is (">&2" in fault)
 
 
 def test_another_source_of_the_chain_replaces_only_keys_that_are_refused(
