@@ -19,7 +19,7 @@ def start_after(table: DataFrame) -> str:
     order = F.struct(F.length("sequenceNumber"), "sequenceNumber")
     # Of an aggregated record, the table has a row for each user record.
     index = F.count("*") - 1
-    if "subSequenceNumber" in table.columns:
+    if "subsequencenumber" in map(str.lower, table.columns):
         index = F.coalesce(F.max("subSequenceNumber"), index)
     rows = table.groupBy("shardId", "sequenceNumber").agg(index.alias("index_of_last"))
     last = rows.groupBy("shardId").agg(F.max_by(F.struct("*"), order).alias("last"))

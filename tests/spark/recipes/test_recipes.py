@@ -83,6 +83,9 @@ def test_a_position_after_a_table_is_in_the_last_record_after_its_last_row(
         "b": {"after_sequence_number": "7", "sub_sequence_number": 1},
         "default": "trim_horizon",
     }
+    # As the tables of Hive and Glue have them.
+    lower = table.toDF(*map(str.lower, table.columns))
+    assert json.loads(start_after(lower)) == json.loads(start_after(table))
     complete = table.where("sequenceNumber = '99'").drop("subSequenceNumber")
     assert json.loads(start_after(complete)) == {
         "a": {"after_sequence_number": "99", "sub_sequence_number": 19},
