@@ -33,13 +33,14 @@ def file_path(uri: str) -> Path:
 
 def shown_location(location: str) -> str:
     """Return a location without user and password, which may contain slashes as AWS keys do, and
-    without a query, which may be a signature."""
+    without a query, which may be a signature and which a `file:` URI does not have."""
     match = _SCHEME.match(location)
     if match is None:
         return location
     begin = match[0]
-    shown, mark, _ = _without_user(match[1], location.removeprefix(begin)).partition("?")
-    return f"{begin}{shown}?***" if mark else f"{begin}{shown}"
+    shown = _without_user(match[1], location.removeprefix(begin))
+    path, mark, _ = shown.partition("?")
+    return f"{begin}{path}?***" if mark and match[1].lower() != "file" else f"{begin}{shown}"
 
 
 def _without_user(scheme: str, rest: str) -> str:

@@ -43,6 +43,8 @@ def test_a_file_uri_is_read_as_hadoop_reads_it(uri: str, path: str) -> None:
         ("abfss://lake@acc.dfs.core.windows.net/x", "abfss://lake@acc.dfs.core.windows.net/x"),
         ("abfss://lake:key@acc.dfs.core.windows.net/x", "abfss://***@acc.dfs.core.windows.net/x"),
         ("/mnt/u:p@host/x?y", "/mnt/u:p@host/x?y"),
+        ("file:///data/a?b/c", "file:///data/a?b/c"),
+        ("FILE:/data/a?b", "FILE:/data/a?b"),
         ("https://host/x?sig=secret@", "https://host/x?***"),
         ("ftp://u:p?s@host/x", "ftp://***@host/x"),
         ("hdfs:/user:pw@x", "hdfs:/***@x"),
