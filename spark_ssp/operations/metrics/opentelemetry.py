@@ -7,12 +7,14 @@ time. So a meter provider gets the instruments once, and each output adds its va
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 from weakref import WeakKeyDictionary
 
+from opentelemetry.environment_variables import OTEL_PYTHON_METER_PROVIDER
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
 from spark_ssp.common.version import __version__
@@ -83,12 +85,16 @@ def _instruments_of(provider: MeterProvider | None) -> Instruments:
     """Return the instruments of a provider. The global one counts as one provider: until the
     program sets it, the API returns a proxy, whose instruments it then creates in the real one."""
     global _global
-    current = get_meter_provider()
-    chosen = provider or current
+    # If the environment names the global one, the API creates it when it is asked for it, and
+    # returns no proxy.
+    is_global = provider is None or (
+        OTEL_PYTHON_METER_PROVIDER not in os.environ and provider is get_meter_provider()
+    )
+    chosen = provider or get_meter_provider()
     with _lock:
-        found = _instruments.get(chosen) or (_global if chosen is current else None)
+        found = _instruments.get(chosen) or (_global if is_global else None)
         found = _instruments[chosen] = found or Instruments(chosen)
-        if chosen is current:
+        if is_global:
             _global = found
         return found
 

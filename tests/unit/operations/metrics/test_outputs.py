@@ -13,6 +13,7 @@ from unittest.mock import Mock
 from urllib.parse import urlsplit
 
 import pytest
+from opentelemetry.environment_variables import OTEL_PYTHON_METER_PROVIDER
 from opentelemetry.metrics._internal import _ProxyMeterProvider
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
@@ -212,6 +213,17 @@ def test_the_global_provider_has_the_instruments_once(
     assert reader.get_metrics_data() is not None
     second.close()
     real.shutdown()
+
+
+def test_a_named_provider_leaves_the_global_one_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API would create that of the environment, and the program could then not set its own."""
+    asked = Mock()
+    monkeypatch.setenv(OTEL_PYTHON_METER_PROVIDER, "sdk_meter_provider")
+    monkeypatch.setattr(opentelemetry, "get_meter_provider", asked)
+    provider = MeterProvider()
+    OpenTelemetryOutput(QueryStates(series=10), provider).close()
+    provider.shutdown()
+    asked.assert_not_called()
 
 
 # --- CloudWatch -----------------------------------------------------------------------------------
