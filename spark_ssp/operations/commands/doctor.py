@@ -57,7 +57,7 @@ _OLDEST_JAVA: Final = 17
 _TOO_NEW_JAVA: Final = 23
 """For Hadoop 3.4.1, which Spark 4.0 has (HADOOP-19212)."""
 _NAME: Final = re.compile(r"[A-Za-z0-9._-]+")
-_VERSION: Final = re.compile(r"([0-9]+)(?:\.([0-9]+))?")
+_MAJOR: Final = re.compile(r"[0-9]+")
 _JAVA: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
 _SOCKETS: Final = "spark.python.unix.domain.socket.enabled"
 _JAVA_TIMEOUT_S: Final = 30
@@ -134,9 +134,16 @@ def _kafka(options: Mapping[str, str]) -> Iterator[Finding]:
 
 def _pyspark_without_limits() -> str | None:
     try:
-        from spark_ssp.common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
+        return _asked_api()
     except ImportError:
-        return None
+        return None  # which `_pyspark` reports
+
+
+def _asked_api() -> str | None:
+    """Return `PYSPARK_WITHOUT_LIMITS`. Raises ImportError if PySpark's data sources cannot be
+    imported."""
+    from spark_ssp.common.spark.pyspark_api import PYSPARK_WITHOUT_LIMITS
+
     return PYSPARK_WITHOUT_LIMITS
 
 
@@ -187,22 +194,23 @@ def _pyspark() -> Finding:
             "on a platform, run the command with the platform's Python; elsewhere "
             + install_step("pyspark"),
         )
-    major, minor = _numbers(found)
-    if major is not None and major < OLDEST_PYSPARK:
+    if _is_too_old(found):
         return Finding(
             "PySpark",
             Level.PROBLEM,
             f"{found}, which has no streaming data sources in Python",
             "use PySpark 4.0 or newer; unset SPARK_HOME if it names an older Spark",
         )
-    if major is None or minor is None:
+    try:
+        without_limits = _asked_api()
+    except ImportError as error:
         return Finding(
             "PySpark",
-            Level.NOTE,
-            f"{found}, which does not show whether it is 4.2 or newer",
-            f"see {GUIDE}compatibility.md for what depends on it",
+            Level.PROBLEM,
+            f"{found}, whose data sources in Python cannot be imported ({error})",
+            "install what it lacks, or use another build of PySpark",
         )
-    if (major, minor) < (4, 2):
+    if without_limits is not None:
         return Finding(
             "PySpark",
             Level.NOTE,
@@ -212,13 +220,11 @@ def _pyspark() -> Finding:
     return Finding("PySpark", Level.OK, found)
 
 
-def _numbers(version: str) -> tuple[int | None, int | None]:
-    """Return the first two numbers of a version, which a vendor may write in another form; None for
-    those that it does not have."""
-    match = _VERSION.match(version)
-    if match is None:
-        return None, None
-    return int(match[1]), None if match[2] is None else int(match[2])
+def _is_too_old(version: str) -> bool:
+    """Return whether a PySpark is known to have no streaming data sources in Python: a vendor may
+    write its version in another form."""
+    major = _MAJOR.match(version)
+    return major is not None and int(major[0]) < OLDEST_PYSPARK
 
 
 def _java(environ: Mapping[str, str]) -> Finding:
@@ -467,8 +473,7 @@ def check_interpreters(
 
 def _of_lookup(lookup: Interpreter, found: _Answer) -> Iterator[Finding]:
     """Yield the findings about modules that the JVM may find or not."""
-    major, _ = _numbers(found.pyspark or "")
-    if major is not None and major < OLDEST_PYSPARK:
+    if _is_too_old(found.pyspark or ""):
         yield Finding(
             "Python of the JVM",
             Level.WARNING,

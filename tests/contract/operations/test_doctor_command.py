@@ -10,6 +10,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -345,20 +346,21 @@ def test_defaults_that_cannot_be_read_hide_no_other_check(
 
 
 @pytest.mark.parametrize(
-    ("version", "level"),
+    ("version", "api", "level"),
     [
-        ("4", "note"),
-        ("vendor-4.2", "note"),
-        ("4.2", "ok"),
-        ("4.1.0+vendor", "note"),
-        ("5.0.dev1", "ok"),
-        ("3", "problem"),
+        ("4", None, "ok"),
+        ("vendor-4.1", None, "ok"),
+        ("4.1.0+vendor", None, "ok"),  # which has added the limits
+        ("4.2", "PySpark 4.2", "note"),
+        ("5.0.dev1", ImportError("no module"), "problem"),
+        ("3", ImportError("no module"), "problem"),
     ],
 )
 def test_a_version_of_pyspark_in_any_form(
-    monkeypatch: pytest.MonkeyPatch, version: str, level: str
+    monkeypatch: pytest.MonkeyPatch, version: str, api: object, level: str
 ) -> None:
     monkeypatch.setattr(doctor, "pyspark_version", lambda: version)
+    monkeypatch.setattr(doctor, "_asked_api", Mock(side_effect=[api]))
     found = doctor._pyspark()
     assert (found.level, version in found.found) == (level, True)
 
