@@ -187,7 +187,10 @@ class ProgressListener(StreamingQueryListener):
 
 def _newer(read: Any, waiting: Any, statuses: Statuses) -> QuerySnapshot:
     """Return the snapshot of the newer of two reports of a run: the first, unless it is older."""
-    one, other = query_snapshot(read, statuses), query_snapshot(waiting, statuses)
+    one = query_snapshot(read, statuses)
+    if waiting is read:
+        return one
+    other = query_snapshot(waiting, statuses)
     return other if is_older(one, other) else one
 
 
