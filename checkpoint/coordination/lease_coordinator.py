@@ -148,14 +148,19 @@ def apply_report(state: State, report: Report, now: Monotonic) -> State:
     )
 
 
-def _beyond_limit(rows: Rows, settings: Settings) -> frozenset[LeaseKey]:
-    """Return the leases of this worker beyond its maximum."""
+def _beyond_limit(state: State) -> frozenset[LeaseKey]:
+    """Return the readable leases of this worker beyond its maximum, without those in a
+    handoff."""
+    worker, cap = state.settings.worker, state.settings.max_leases
     own = sorted(
-        lease.key
-        for lease in rows.leases
-        if lease.holder == settings.worker and not lease.has_ended
+        key
+        for key, row in state.observed.items()
+        if row.lease.holder == worker
+        and not row.lease.is_in_handoff
+        and state.reads_stream_of(key)
+        and is_readable(row.lease, state)
     )
-    return frozenset() if settings.max_leases is None else frozenset(own[settings.max_leases :])
+    return frozenset() if cap is None else frozenset(own[cap:])
 
 
 def _due_after(state: State, reported: ReportedByReader) -> Mapping[LeaseKey, Monotonic]:
@@ -206,8 +211,8 @@ def apply_scan(state: State, rows: Rows, kcl_workers: KclWorkers, now: Monotonic
     """Apply a scan of the table. `now` is the time of the answer."""
     begun = now if state.timestamps.scan_started_at is None else state.timestamps.scan_started_at
     state = observe_scan(state, rows, begun, now)
-    if state.timestamps.scanned_at is None:
-        state = replace(state, surplus=_beyond_limit(rows, state.settings))
+    if state.timestamps.scanned_at is None and kcl_workers.leader is None:
+        state = replace(state, surplus=_beyond_limit(state))
     reported = state.reported
     create = reported.create if state.timestamps.scanned_at is None else {}
     reported = replace(

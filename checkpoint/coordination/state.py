@@ -158,8 +158,9 @@ class State:
     """The leases of `unreadable` that were held before."""
     held: Mapping[LeaseKey, HeldLease] = field(default_factory=dict)
     surplus: frozenset[LeaseKey] = frozenset()
-    """Leases beyond `max_leases` that this worker's last process has left: they are released. Those
-    that a KCL 3 leader assigns later are kept: it would assign a released one again."""
+    """Leases beyond `max_leases` that this worker's last process has left: they are released. None
+    while a KCL 3 leader runs, and none that one assigns later: it would assign a released one
+    again."""
     in_flight: Mapping[LeaseKey, InFlightWrite] = field(default_factory=dict)
     in_doubt: Mapping[LeaseKey, tuple[InFlightWrite, ...]] = field(default_factory=dict)
     """Writes whose result is unknown."""

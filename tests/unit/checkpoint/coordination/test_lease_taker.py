@@ -89,9 +89,12 @@ def test_no_more_than_the_maximum_is_taken() -> None:
 
 
 def test_leases_beyond_the_maximum_that_the_last_process_left_are_released() -> None:
-    """After the reader has left their shards out. What a leader assigns afterwards is kept."""
+    """After the reader has left their shards out. What a leader assigns, before or afterwards, is
+    kept."""
     rows = [row(number, ANNE) for number in range(3)]
     ended = row(3, ANNE, progress=ShardEnded())
+    led = scan(fresh(max_leases=1), ended, *rows, now=0, kcl_workers=KclWorkers(leader=BERT))
+    assert lease_coordinator.build_status(do(led, 0), 0).asked_for == set()
     state = do(scan(fresh(max_leases=1), ended, *rows, now=0), 0)
     surplus = {row(1).key, row(2).key}
     assert lease_coordinator.build_status(state, 0).asked_for == surplus
@@ -108,6 +111,18 @@ def test_leases_beyond_the_maximum_that_the_last_process_left_are_released() -> 
     state = do(scan(state, *(left | {assigned.key: assigned}).values(), now=3), 3)
     assert set(state.held) == {row(0).key, row(2).key}
     assert lease_coordinator.build_status(state, 3).asked_for == set()
+
+
+def test_only_leases_to_be_read_count_against_the_maximum_at_the_start() -> None:
+    """Not those of other streams, of children that wait, nor those that are being handed over."""
+    handed = replace(row(0, BERT), checkpoint_owner=ANNE)
+    clicks = StreamIdentifier(account="1" * 12, name=StreamName("clicks"), created=1)
+    foreign = replace(row(1, ANNE), stream=clicks)
+    waiting = row(2, ANNE, parents=(row(5, BERT).shard,))
+    rows = [handed, foreign, waiting, row(3, ANNE), row(4, ANNE), row(5, BERT)]
+    listed = Report(listed=frozenset(one.key for one in rows if one is not foreign))
+    state = lease_coordinator.apply_report(fresh(max_leases=1), listed, 0)
+    assert scan(state, *rows, now=0).surplus == {row(4).key}
 
 
 def test_a_lease_expires_by_the_own_clock_and_at_once() -> None:
