@@ -41,8 +41,10 @@ from spark_ssp.common.times import seconds_text
 _log = logging.getLogger(__name__)
 
 ANSWER_TIMEOUT_S: Final = 60.0
-"""Time for a live agent to answer, on top of the time to prepare the table and of the retries of a
-call that fails: its error says what is wrong."""
+"""Time for a live agent to answer, on top of the longer of the time to prepare the table and that
+of the retries of a call that fails: its error says what is wrong."""
+MAX_OPENING_S: Final = 3600.0
+"""Maximum of that longer time."""
 SHUTDOWN_TIMEOUT_S: Final = 10.0
 """Time for an agent to exit. Its own watchdog is faster."""
 MAX_RESTARTS: Final = 3
@@ -74,6 +76,12 @@ def start_process() -> subprocess.Popen[bytes]:
     return start_helper("spark_ssp.checkpoint.agent.process")
 
 
+def opening_s(settings: AgentSettings) -> float:
+    """Return the time in which a new agent opens its table, or has an error that says why not."""
+    needed_s = max(settings.table.wait_s, longest_call_s(settings.connection))
+    return min(needed_s, MAX_OPENING_S)
+
+
 class _AgentProcess:
     """An agent process and its pipes."""
 
@@ -83,8 +91,7 @@ class _AgentProcess:
         self._rows: Mapping[LeaseKey, Lease] | None = None
         """Those of the last answer, which the next one changes. The first answer is whole."""
         self._unsent = module_path() + encode_frame(settings)
-        opening_s = settings.table.wait_s + longest_call_s(settings.connection)
-        self._timeout_s = opening_s + ANSWER_TIMEOUT_S
+        self._timeout_s = opening_s(settings) + ANSWER_TIMEOUT_S
 
     @property
     def has_answered(self) -> bool:

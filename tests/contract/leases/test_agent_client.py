@@ -20,10 +20,12 @@ import pytest
 
 from spark_ssp.checkpoint.agent import client as agent_client
 from spark_ssp.checkpoint.agent.client import (
+    MAX_OPENING_S,
     MAX_RESTARTS,
     MAX_UNANSWERED,
     RESTART_WINDOW_S,
     AgentClient,
+    opening_s,
 )
 from spark_ssp.checkpoint.coordination.protocol import AgentSettings, Report
 from spark_ssp.checkpoint.coordination.state import Settings
@@ -377,6 +379,17 @@ def test_agents_that_live_and_never_answer_are_an_error_however_long_they_take(
         client.exchange(Report())
     assert len(started) == MAX_UNANSWERED
     client.close()
+
+
+@pytest.mark.parametrize(
+    ("attempts", "longest"), [(1, SETTINGS.table.wait_s), (50, 2_490), (100, MAX_OPENING_S)]
+)
+def test_an_agent_may_open_its_table_for_as_long_as_the_table_or_a_call_may_take(
+    attempts: int, longest: float
+) -> None:
+    """Not for both, one after the other, nor for the days that options permit."""
+    connection = replace(SETTINGS.connection, retry_max_attempts=attempts)
+    assert opening_s(replace(SETTINGS, connection=connection)) == longest
 
 
 def test_an_error_after_all_permitted_retries_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
