@@ -62,6 +62,10 @@ class KclWorker:
     def _own(self) -> None:
         raise NotImplementedError
 
+    def holder_of(self, row: Lease) -> WorkerId | None:
+        """Return the holder by the rule of this version, which does not know our attributes."""
+        raise NotImplementedError
+
     def _each(self, what: str, interval: int, action: Callable[[], None]) -> None:
         if self.due.get(what, 0) <= self.world.now:
             self.due[what] = self.world.now + interval
@@ -73,13 +77,12 @@ class KclWorker:
         key = write.lease.key
         if isinstance(outcome, Conflict):
             found = outcome.found
-            asked = found is not None and found.is_in_handoff and found.holder == self.worker
-            if key in self.held and asked and found is not None:
-                self.held[key] = found
-            elif found is None or found.holder != self.worker:
+            if found is None or self.holder_of(found) != self.worker:
                 self.held.pop(key, None)
+            elif key in self.held and found.owner != self.worker:
+                self.held[key] = found
             return False
-        if outcome.lease.holder == self.worker and not isinstance(write, Delete | Create):
+        if self.holder_of(outcome.lease) == self.worker and not isinstance(write, Delete | Create):
             self.held[key] = outcome.lease
         else:
             self.held.pop(key, None)
@@ -94,7 +97,7 @@ class KclWorker:
     def _read(self) -> None:
         for key in sorted(self.held):
             lease = self.held[key]
-            if lease.is_in_handoff and lease.owner is not None:
+            if lease.owner is not None and lease.owner != self.holder_of(lease):
                 self.world.happened["KCL hands over"] += self._write(
                     Assign(lease=lease, owner=lease.owner)
                 )
@@ -156,7 +159,7 @@ class KclWorker:
         return [
             key
             for key, row in sorted(self.world.rows.items())
-            if row.holder is None or self.world.now - self.views[key][1] > FAILOVER_MS
+            if self.holder_of(row) is None or self.world.now - self.views[key][1] > FAILOVER_MS
         ]
 
     def _counts(self, free: list[LeaseKey]) -> dict[WorkerId, int]:
@@ -170,6 +173,9 @@ class KclWorker:
 @dataclass(slots=True)
 class Kcl2Worker(KclWorker):
     """Takes and steals by itself."""
+
+    def holder_of(self, row: Lease) -> WorkerId | None:
+        return row.owner
 
     def _own(self) -> None:
         self._look()
@@ -199,6 +205,9 @@ class Kcl3Worker(KclWorker):
 
     asked: dict[LeaseKey, int] = field(default_factory=dict)
     """The handoffs that the leader has requested, with their times."""
+
+    def holder_of(self, row: Lease) -> WorkerId | None:
+        return row.checkpoint_owner or row.owner
 
     def _own_interval(self) -> int:
         return FAILOVER_MS
