@@ -400,7 +400,7 @@ class EndOffsetFinder:
             shares = even_shares(behind, limits)
         results = self._scan_all(behind, listings, shares)
         self._prober.starved.repeat(
-            self._holding_others(behind, behind.keys() - results.keys()),
+            self._holding_others(eligible, behind.keys() - results.keys()),
             results,
             lambda keys: self._scan_all(behind, listings, {key: shares[key] for key in keys}),
         )
