@@ -19,13 +19,16 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamDescription,
     TrimHorizon,
 )
+from spark_ssp.kinesis_source.probing.position_advance import no_advance
 from spark_ssp.kinesis_source.probing.shard_lag import (
     MAX_REPORTED_SHARDS,
     LastProbe,
+    ProbeHistory,
     progress_entry,
     stream_lag,
 )
 from tests.support.kinesis.planning import listed, shard_id
+from tests.support.kinesis.shards import key
 
 NOW = EpochMillis(1_700_000_000_000)
 RETENTION_MS = 86_400_000
@@ -80,6 +83,19 @@ def test_a_shard_lags_as_its_last_probe_reported_and_ages_until_the_next() -> No
     assert lag_of(states, sights)[1] == 0, "it was at its latest record"
     sights[1] = probed(9000, 0)
     assert lag_of(states, sights)[1] == 9000, "others that catch up were probed without it"
+    sights[1] = replace(sights[1], is_current=True)
+    assert lag_of(states, sights)[1] == 0, "the probes of others took 9 s"
+    assert lag_of(states, sights, 1)[1] == 9000
+
+
+def test_a_probe_is_current_until_a_batch_is_planned_without_the_shard() -> None:
+    history = ProbeHistory()
+    found = {key(n): no_advance(ShardState(position=READING)) for n in (0, 1)}
+    history.record_plan(found, ms(9000), lambda _: NOW)
+    assert {one.is_current for one in history.last_probes(STREAM.name).values()} == {True}
+    history.record_plan({key(1): found[key(1)]}, NOW, lambda _: NOW)
+    probes = history.last_probes(STREAM.name)
+    assert [probes[shard_id(n)].is_current for n in (0, 1)] == [False, True]
 
 
 def test_shards_that_wait_lag_with_their_parents() -> None:
