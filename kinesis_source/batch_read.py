@@ -16,8 +16,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
+from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.logs import abbreviate, count_of, versions
 from spark_ssp.common.structs import replace
+from spark_ssp.common.times import duration_text
 from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
 from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper, mapper_for
 from spark_ssp.kinesis_source.client.api import KinesisService
@@ -285,7 +287,8 @@ def _verified(
 
     streams = {ref.name: ref for ref in options.streams}
     left = dict(starts)
-    began = monotonic()
+    fewest = len(starts) + 1
+    moved_at = monotonic()
     while True:
         verified = finder.verify_positions(left, listings, BEFORE_FIRST_BATCH, created)
         _, expired = discovery.confirm(
@@ -302,10 +305,25 @@ def _verified(
             for key in verified.pending:
                 del verified.states[key]
             return verified
-        waited = round((monotonic() - began) * 1000)
+        if len(unanswered) < fewest:
+            fewest = len(unanswered)
+            moved_at = monotonic()
+        waited = round((monotonic() - moved_at) * 1000)
         if waited >= END_TIMEOUT_MS:
-            raise not_reached_error(unanswered, waited, since="the read was planned")
+            raise _unverified_error(unanswered, waited)
         sleep(AWAITING_PERIOD_S)
+
+
+def _unverified_error(unanswered: Sequence[ShardKey], waited_ms: int) -> ServiceUnavailableError:
+    """Return the error for starts none of which was verified for END_TIMEOUT_MS."""
+    others = f" (and {len(unanswered) - 1} more shards)" if len(unanswered) > 1 else ""
+    return ServiceUnavailableError(
+        f"option startingPosition, shard {unanswered[0]}{others}",
+        found=f"a start that could not be verified for {duration_text(waited_ms)}",
+        expected="an answer to whether the shard has the record of its start",
+        next_step="run the query again; if the error stays, check endpointUrl and the service's "
+        "health",
+    )
 
 
 # --- Ends ----------------------------------------------------------------------------------------

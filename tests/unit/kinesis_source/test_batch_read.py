@@ -15,7 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common import structs
-from spark_ssp.common.errors import DataLossError, InvalidOptionsError, StreamNotFoundError
+from spark_ssp.common.errors import (
+    DataLossError,
+    InvalidOptionsError,
+    ServiceUnavailableError,
+    StreamNotFoundError,
+)
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.batch_read import plan_read
 from spark_ssp.kinesis_source.model.ranges import SlotRange
@@ -33,6 +38,8 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.options.values import QueryKind, SlotAssignment
+from spark_ssp.kinesis_source.probing.end_offset_finder import EndOffsetFinder
+from spark_ssp.kinesis_source.probing.given_positions import VerifiedStates
 from spark_ssp.kinesis_source.probing.initial_positions import UnnamedShardError
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
@@ -332,6 +339,38 @@ def test_a_start_that_cannot_be_verified_is_left_out_or_ends_the_read(
     else:
         assert texts(world, start) == [record.data.decode() for record in rest]
     assert sum(world.slept) < 90
+
+
+@pytest.mark.parametrize(
+    ("rounds", "is_read"),
+    [([2, 1, 0], True), ([2, 2, 0], False)],
+    ids=["fewer are left each time", "none was answered for a minute"],
+)
+def test_starts_are_verified_until_none_was_answered_for_a_minute(
+    rounds: list[int], is_read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls of one round may be repeated for longer than that."""
+    world = World(shards=2)
+    world.put(20)
+    records = [world.state.records("orders", key(number).shard) for number in range(2)]
+    verify, left = EndOffsetFinder.verify_positions, list(rounds)
+
+    def slow(finder: EndOffsetFinder, *given: Any) -> VerifiedStates:
+        world.clock.advance(70_000)
+        verified = verify(finder, *given)
+        verified.pending |= {key(number) for number in range(left.pop(0))}
+        return verified
+
+    monkeypatch.setattr(EndOffsetFinder, "verify_positions", slow)
+    numbers = {n: SequenceNumber(of[0].sequence_number) for n, of in enumerate(records)}
+    start = position(None, {n: AfterRecord(sequence_number=one) for n, one in numbers.items()})
+    if is_read:
+        assert len(texts(world, start)) == 18
+    else:
+        with pytest.raises(ServiceUnavailableError) as raised:
+            plan(world, start)
+        assert "startingPosition" in raised.value.subject
+        assert len(left) == 1
 
 
 @pytest.mark.parametrize("fail", [True, False])
