@@ -361,6 +361,10 @@ class BatchAlignment:
         does not answer is added to `unknown`."""
         now = self.prober.service_time()
         at_end = {key for key, state in waiting.items() if isinstance(state.position, ShardEnd)}
+        # These hold nothing back without an answer.
+        recent = {
+            key for key, since in self._none_until.items() if now - since <= self.tolerance_ms
+        }
         while True:
             found = [
                 key
@@ -377,7 +381,7 @@ class BatchAlignment:
                     key: partial(find_oldest, state, self._cursors.get(key, ShardCursor()), now)
                     for key, state in begin.items()
                 },
-                lambda keys: keys - self._left_behind,
+                lambda keys: keys - self._left_behind - recent,
             )
             ended = {
                 key

@@ -115,7 +115,8 @@ class FixedTargets:
     def may_probe(self, key: ShardKey) -> bool:
         """Return whether a shard may be probed now. A run to fixed targets does not wait for
         `minFetchPeriod`: it ends, and asks a shard again only once a second."""
-        return self.are_fixed or self._prober.limiter.is_due(key)
+        limiter = self._prober.limiter
+        return limiter.is_due(key) or (self.are_fixed and not limiter.is_paused(key))
 
     def unreached(
         self,

@@ -64,7 +64,6 @@ class ProbeRateLimiter:
         self._period = period_ms / 1000
         self._call = min(self._period, 1 / (SHARE * CALLS_PER_SECOND))
         self._enforced = enforced
-        self._throttled_period = max(period_ms, THROTTLED_PERIOD_MS) / 1000
         self._monotonic = monotonic
         self._sleep = sleep
         self._due: dict[ShardKey, float] = {}
@@ -75,13 +74,19 @@ class ProbeRateLimiter:
         self._answers: dict[ShardKey, deque[tuple[float, int]]] = {}
         """The size of the answers of the last second, or longer if they block the shard for longer,
         each with the time when it no longer counts."""
-        self._throttled: dict[ShardKey, bool] = {}
-        """The shards whose last probe was throttled."""
+        self._paused: dict[ShardKey, float] = {}
+        """The end of the pause of each shard whose last probe was throttled; not `minFetchPeriod`.
+        """
         self._faults: dict[ShardKey, int] = {}
 
     def is_due(self, key: ShardKey) -> bool:
         """Return whether the shard may be probed now."""
         return self._due.get(key, float("-inf")) <= self._monotonic()
+
+    def is_paused(self, key: ShardKey) -> bool:
+        """Return whether the shard was throttled so recently that another probe would be in vain,
+        whatever `minFetchPeriod` is."""
+        return self._paused.get(key, float("-inf")) > self._monotonic()
 
     def wait(self, keys: Collection[ShardKey], *, for_all: bool = False) -> bool:
         """Sleep until one of the shards may be probed, or all of them; otherwise Spark calls again
@@ -111,7 +116,7 @@ class ProbeRateLimiter:
         self._count_bytes(key, size, now)
         self._due[key] = max(now + self._period, share_at, free)
         self._faults.pop(key, None)
-        self._throttled.pop(key, None)
+        self._paused.pop(key, None)
 
     def reserve_reads(self, key: ShardKey, *, calls: int, size: int) -> None:
         """Record the GetRecords calls that tasks will make for a result, and the bytes that they
@@ -129,12 +134,12 @@ class ProbeRateLimiter:
         """Record a probe that was throttled: pause probes of the shard for a while."""
         self._enforced = True
         self.count_calls(key, 1)
-        self._free[key] = self._monotonic()
-        pause = self._throttled_period
-        if key not in self._throttled:
-            pause = max(self._period, pause / 2)
-        self._throttled[key] = True
-        self._due[key] = max(self._monotonic() + pause, self._share_at[key])
+        now = self._free[key] = self._monotonic()
+        pause = THROTTLED_PERIOD_MS / 1000
+        if key not in self._paused:
+            pause /= 2
+        self._paused[key] = now + pause
+        self._due[key] = max(now + self._period, now + pause, self._share_at[key])
 
     def _seconds(self, size: int) -> float:
         """Return how long this number of bytes uses up a shard's read rate."""
@@ -170,7 +175,7 @@ class ProbeRateLimiter:
         """Record a check that a probe follows at once, also if it was throttled before it was
         answered."""
         self.count_calls(key, calls)
-        if self._throttled.pop(key, False):
+        if self._paused.pop(key, None) is not None:
             del self._due[key]
 
     def _count_calls(self, key: ShardKey, calls: int, now: float) -> float:
@@ -190,7 +195,7 @@ class ProbeRateLimiter:
 
     def retain(self, keys: Collection[ShardKey]) -> None:
         """Drop the state of shards not among `keys`."""
-        tables = self._due, self._share_at, self._free, self._answers, self._throttled, self._faults
+        tables = self._due, self._share_at, self._free, self._answers, self._paused, self._faults
         for table in tables:
             for key in [key for key in table if key not in keys]:
                 del table[key]

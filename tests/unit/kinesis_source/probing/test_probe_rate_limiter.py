@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 
 from spark_ssp.kinesis_source.client.api import BYTES_PER_SECOND
+from spark_ssp.kinesis_source.planning.shard_discovery import ShardDiscovery
+from spark_ssp.kinesis_source.probing.fixed_targets import FixedTargets
 from spark_ssp.kinesis_source.probing.probe_rate_limiter import (
     CALLS_PER_SECOND,
     RETRY_AFTER_FAULTS,
     SHARE,
     ProbeRateLimiter,
 )
+from spark_ssp.kinesis_source.probing.shard_prober import ShardProber
+from tests.support.fakes.planner_world import World
 from tests.support.kinesis.shards import key
 
 
@@ -204,6 +208,26 @@ def test_tasks_begin_when_the_shard_answers_again(
     assert sum(time.slept) == pytest.approx(pause)
     paces.wait_for_tasks([A, B])
     assert sum(time.slept) == pytest.approx(pause)
+
+
+def test_a_run_to_fixed_targets_waits_for_a_throttled_shard_but_not_for_the_period() -> None:
+    world = World(min_fetch_period_ms=120_000)
+    discovery = ShardDiscovery(world.service, interval_ms=60_000, monotonic=world.monotonic)
+    prober = ShardProber(
+        world.options, world.service, discovery, monotonic=world.monotonic, sleep=world.sleep
+    )
+    targets = FixedTargets(prober, discovery, world.options.streams, fail=True)
+    targets.fix()
+    limiter, shard = prober.limiter, key(0)
+    limiter.record_probe(shard, calls=1)
+    assert (limiter.is_due(shard), targets.may_probe(shard)) == (False, True)
+    limiter.record_throttle(shard)
+    assert not targets.may_probe(shard)
+    world.clock.advance(1000)
+    assert targets.may_probe(shard)
+    targets.release()
+    assert not targets.may_probe(shard)
+    prober.close()
 
 
 def test_the_first_pause_after_throttling_is_half_as_long(time: Time) -> None:
