@@ -218,18 +218,21 @@ class StarvedShards:
         self._monotonic = monotonic
         self._sleep = sleep
         self._throttled: dict[ShardKey, float] = {}
+        self._without_answer: set[ShardKey] = set()
+        """The shards whose last probe has no result because it was throttled."""
 
     def __contains__(self, key: ShardKey) -> bool:
-        return self._enabled and self.was_throttled(key)
-
-    def was_throttled(self, key: ShardKey) -> bool:
-        """Return whether a probe of the shard was throttled in the last minute."""
-        throttled = self._throttled.get(key)
+        throttled = self._throttled.get(key) if self._enabled else None
         return throttled is not None and self._monotonic() - throttled < STARVED_S
 
-    def record_throttle(self, key: ShardKey) -> None:
-        """Record a probe that was throttled."""
-        self._throttled[key] = self._monotonic()
+    def record_probe(self, key: ShardKey, *, throttled: bool, failed: bool) -> None:
+        """Record a probe that was throttled or not; one that was may have a result."""
+        if throttled:
+            self._throttled[key] = self._monotonic()
+        if throttled and failed:
+            self._without_answer.add(key)
+        else:
+            self._without_answer.discard(key)
 
     def repeat(
         self,
@@ -237,10 +240,11 @@ class StarvedShards:
         results: dict[ShardKey, T],
         probe_again: Callable[[Sequence[ShardKey]], Mapping[ShardKey, T]],
     ) -> None:
-        """Probe those of the shards again that were throttled and have no result; add the
-        results."""
+        """Probe those of the shards again that have no result because they were throttled; add the
+        results. A probe that failed otherwise, as one that was refused, is left to a later trigger.
+        """
         for _ in range(RETRIES):
-            missing = [key for key in keys if key not in results and self.was_throttled(key)]
+            missing = [key for key in keys if key not in results and key in self._without_answer]
             if not missing:
                 return
             self._sleep(PAUSE_S)
@@ -249,3 +253,4 @@ class StarvedShards:
     def retain(self, keys: Collection[ShardKey]) -> None:
         """Drop shards not among `keys`."""
         self._throttled = {key: at for key, at in self._throttled.items() if key in keys}
+        self._without_answer.intersection_update(keys)

@@ -147,13 +147,15 @@ class ShardProber:
             match outcome:
                 case UnreachableError():
                     self.limiter.record_failure(key)
+                    self.starved.record_probe(key, throttled=False, failed=True)
                     self.history.record_failure(key, self.service_time(), outcome)
                 case ThrottledError():
                     self.limiter.record_throttle(key)
-                    self.starved.record_throttle(key)
+                    self.starved.record_probe(key, throttled=True, failed=True)
                     self.history.record_failure(key, self.service_time(), outcome)
                 case ShardNotFoundError() | InvalidPositionError() | StreamNotFoundError():
                     self.limiter.record_throttle(key)
+                    self.starved.record_probe(key, throttled=False, failed=True)
                     self.history.record_failure(key, self.service_time(), outcome)
                     missing[key] = outcome
                     self.cursors.pop(key, None)  # its iterator may belong to a deleted stream
@@ -162,8 +164,7 @@ class ShardProber:
                 case _:
                     results[key] = outcome
                     self.history.record_success(key)
-                    if outcome.throttled:
-                        self.starved.record_throttle(key)
+                    self.starved.record_probe(key, throttled=outcome.throttled, failed=False)
                     self._refusals.pop(key, None)
         self._tolerate_missing(missing)
         return results

@@ -16,7 +16,7 @@ from spark_ssp.kinesis_source.options.values import FanOutOptions
 from spark_ssp.kinesis_source.probing.batch_end_probe import PEEK_RECORDS, probe, probe_starved
 from spark_ssp.kinesis_source.probing.probe_protocol import PROBE_RECORDS, ShardCursor
 from spark_ssp.kinesis_source.probing.probe_rate_limiter import RETRIES
-from spark_ssp.testing.kinesis.state.faults import Throttle
+from spark_ssp.testing.kinesis.state.faults import Refusal, Throttle
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.probes import (
@@ -149,6 +149,22 @@ def test_throttled_probes_are_repeated_within_the_trigger() -> None:
     assert batch is not None
     assert set(batch.shards) == {"00", "01"}
     assert sorted(batch.read) == sorted(put)
+
+
+def test_a_refused_probe_is_left_to_a_later_trigger() -> None:
+    """Three refusals at short intervals would count as those of a shard that cannot be read."""
+    world = reading()
+    put = world.put(20)
+    faults = world.state.faults
+    faults.add(Throttle(), operation="GetRecords", shard=shard_id(0))
+    refusal = Refusal(code="ResourceNotFoundException")
+    faults.add(refusal, operation="GetRecords", shard=shard_id(0), nth=2, count=None)
+    batch = world.trigger()
+    assert batch is not None
+    assert set(batch.shards) == {"01"}
+    faults.clear()
+    world.clock.advance(1000)
+    assert sorted(batch.read + world.drain()) == sorted(put)
 
 
 def test_a_shard_without_any_call_does_not_stop_the_others() -> None:
