@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException
@@ -141,9 +142,8 @@ def test_a_static_side_is_current_in_each_micro_batch(
 @pytest.fixture
 def new_workers(spark: SparkSession) -> Iterator[None]:
     """A new Python worker for each task, as for tasks with more than a minute between them."""
-    jvm = spark.sparkContext._jvm
-    assert jvm is not None
-    conf = jvm.org.apache.spark.SparkEnv.get().conf()
+    context: Any = spark.sparkContext._jsc
+    conf = context.sc().conf()  # that of the executor too, since it is in the same JVM
     conf.set("spark.python.worker.reuse", "false")
     yield
     conf.remove("spark.python.worker.reuse")
