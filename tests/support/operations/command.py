@@ -40,10 +40,11 @@ def run(
     columns: int | None = None,
     now_ms: int | Callable[[], int] = 0,
     sleep: Callable[[float], None] = _no_sleep,
+    monotonic: Callable[[], float] | None = None,
     environment: Mapping[str, str | None] | None = None,
 ) -> Run:
-    """Run the command. `columns` None: as in a pipe. Only its pauses take time, whatever `now_ms`
-    returns."""
+    """Run the command. `columns` None: as in a pipe. Without `monotonic` only its pauses take time,
+    whatever `now_ms` returns."""
     elapsed = 0.0
 
     def pause(seconds: float) -> None:
@@ -56,7 +57,7 @@ def run(
         arguments,
         obj=Environment(
             now_ms=now_ms if callable(now_ms) else lambda: now_ms,
-            monotonic=lambda: elapsed,
+            monotonic=monotonic or (lambda: elapsed),
             sleep=pause,
         ),
         env={
