@@ -289,6 +289,8 @@ class GenerationReader:
     _doubts: defaultdict[SystemStreamPartition, _Doubt] = field(
         default_factory=lambda: defaultdict(_Doubt)
     )
+    _reported: set[SystemStreamPartition] = field(default_factory=set)
+    """Those whose loss was reported while the end of their log is before the position."""
     _check: Future[_Statuses] | None = None
     _check_at: float = 0.0
 
@@ -448,8 +450,6 @@ class GenerationReader:
             # It may be the answer of a broker that is behind, and tolerated records would be left
             # for good: not before the timeout.
             failing = self.options.fail_on_data_loss and doubt.is_confirmed
-            # The log may pass the position before the timeout, which would hide the loss.
-            growing = doubt.has_grown and doubt.is_confirmed
             is_final = reason is not StallReason.RECREATED and (
                 doubt.is_confirmed or not is_doubtful
             )
@@ -460,13 +460,21 @@ class GenerationReader:
                 StallReason.RECREATED: ssp in recreated,
                 # A consumer that makes progress may have fetched records that have expired by now.
                 StallReason.EXPIRED: ssp in self._stopped,
-                StallReason.TRUNCATED: ssp in self._stopped and (failing or growing),
+                StallReason.TRUNCATED: ssp in self._stopped and failing,
             }.get(reason, True)
-            if certain and reason is not StallReason.OK:
+            certain = certain and reason is not StallReason.OK
+            # A log that grows may pass the position before the timeout, which would hide the loss.
+            passing = ssp in self._stopped and doubt.is_confirmed and doubt.has_grown
+            if not is_doubtful:
+                self._reported.discard(ssp)
+            if (certain or passing) and ssp not in self._reported:
                 loss = to_data_loss(range_, position, reason, status)
                 report_data_loss([loss], fail=self.options.fail_on_data_loss)
+                self._reported.add(ssp)
+            if certain:
                 self._continue_after_loss(ssp, reason, status)
                 self._truncated.discard(ssp)
+                self._reported.discard(ssp)
             if ssp in self._stopped and (again := self.progress.position(ssp)) is not None:
                 self._stopped.remove(ssp)
                 self.consumer.seek(ssp, again)
