@@ -219,6 +219,10 @@ class LeaseAgent:
 
     def _on_table_opened(self, opened: TableOpened, now: Monotonic) -> None:
         self._opened = opened
+        if self._pending_report is not None:
+            # The first scan asks for the streams that are read.
+            listed = Report(listed=self._pending_report[0].listed)
+            self._state = lease_coordinator.apply_report(self._state, listed, now)
         self._on_scan_completed(opened.rows, opened.kcl_rows, now)
         if self._pending_report is not None:
             report, _ = self._pending_report

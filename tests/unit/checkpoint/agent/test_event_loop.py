@@ -16,11 +16,17 @@ from spark_ssp.checkpoint.agent.event_loop import (
 )
 from spark_ssp.checkpoint.coordination.protocol import Report
 from spark_ssp.checkpoint.leases.conditional_writes import Take
-from spark_ssp.checkpoint.leases.lease import Lease, LeaseTableError, ShardEnded
+from spark_ssp.checkpoint.leases.lease import (
+    Lease,
+    LeaseTableError,
+    ShardEnded,
+    StreamIdentifier,
+)
 from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows, MetricRow, RowLocation
 from spark_ssp.common.aws.service_calls import RetrySettings
 from spark_ssp.common.errors import AccessError, ServiceUnavailableError
+from spark_ssp.grouping.identifiers import StreamName
 from tests.support.leases.agents import FAILOVER_MS, ManualAgent, World
 from tests.support.leases.memory_store import Call, Fault, MemoryLeaseStore
 from tests.support.leases.values import ANNE, BERT, CARL, lease, processed
@@ -100,6 +106,20 @@ def test_an_agent_started_again_first_renews_what_is_its_own(
     again = world.agent(ANNE)
     again.write_ms = 400
     assert set(again.exchange(ALL).held) == KEYS
+
+
+def test_an_agent_started_again_counts_only_leases_of_its_streams(world: World) -> None:
+    """Those of a stream that is no longer read do not make others surplus."""
+    stream = StreamIdentifier(account="1" * 12, name=StreamName("clicks"), created=1)
+    left = replace(SHARDS[0], stream=stream)
+    world.agent(ANNE).exchange(Report(create=(left,)))
+    anne = world.agent(ANNE)
+    anne.exchange(Report(create=SHARDS[:1]))
+    anne.die()
+    listed = Report(reading=frozenset({FIRST}), listed=frozenset({FIRST}))
+    again = world.agent(ANNE, max_leases=1).exchange(listed)
+    assert set(again.held) == {FIRST}
+    assert again.asked_for == frozenset()
 
 
 def test_an_agent_started_again_writes_what_was_committed(world: World, anne: ManualAgent) -> None:
