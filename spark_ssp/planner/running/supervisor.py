@@ -226,18 +226,19 @@ class RunningPipeline:
         if not phase.finite:
             raise ended_normally(self._pipeline, stage)
         self._batch(stage)  # is known no more after this
+        later = self._phases[self._phases.index(phase) + 1 :]
+        starts_again = any(stage in other.stages for other in later)
         try:
             # Its name is free once its thread has ended, which `stop` waits for. Now, since a
             # server of Spark Connect forgets an ended query after an hour.
-            self._queries[stage].stop()
-            del self._queries[stage]
+            self._queries.pop(stage).stop()
         except Exception as lost:
-            raise stage_failure(self._pipeline, stage, lost) from lost
+            if starts_again or self._runs_left[stage]:
+                raise stage_failure(self._pipeline, stage, lost) from lost
+            _log.warning("stage %s did not stop: %s", stage, type(lost).__name__)
         if self._runs_left[stage]:
             self._start_one(stage, phase)
             return
-        later = self._phases[self._phases.index(phase) + 1 :]
-        starts_again = any(stage in other.stages for other in later)
         self._states[stage] = StageState.WAITING if starts_again else StageState.ENDED
 
     def _stop_all(self) -> None:
