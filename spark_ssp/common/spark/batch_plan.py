@@ -299,6 +299,5 @@ def _outdated(plan: BatchPlan, use: MicroBatch, source: BatchSource) -> Unsuppor
         next_step=f"before the query starts, set {REFRESH_SETTING} to true and add "
         f'.where("{source.condition}") after load(); or call load() within foreachBatch, or again '
         "for a query of one micro-batch; or, to read the same records in every micro-batch, set "
-        f"{source.end_option}, or materialize the DataFrame as a whole by cache() and count() "
-        "before the query starts",
+        f"{source.end_option}, or join with a copy, as of DataFrame.checkpoint()",
     )

@@ -105,7 +105,9 @@ def test_a_micro_batch_does_not_read_the_plan_of_an_earlier_action(
     assert rows(None) == rows(None) == [1]
     with pytest.raises(UnsupportedError) as caught:
         rows(MicroBatch(query="a", batch=0))
-    assert all(name in caught.value.next_step for name in ("load()", "cache()", source.end_option))
+    assert all(
+        name in caught.value.next_step for name in ("load()", "checkpoint()", source.end_option)
+    )
 
 
 def test_an_empty_plan_has_a_partition() -> None:
