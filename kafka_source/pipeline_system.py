@@ -174,7 +174,7 @@ class KafkaSystem:
     @property
     def needs_fixed_division(self) -> bool:
         """Return whether a batch that is written again needs its rows in the same tasks, whose
-        markers prove what has been written."""
+        markers prove which rows have been written."""
         return not self.has_duplicates
 
     @property

@@ -115,7 +115,7 @@ def recreated_topics(
 def topics_read_whole(start: Offset, selection: Selection | None = None) -> frozenset[StreamName]:
     """Return the topics of the start of which the query reads all partitions. One that it does not
     have yet was added to the topic since. In another topic, as with `assign`, the options may have
-    added it, like a topic: what was in it before was never part of the query."""
+    added it, like a topic: its earlier records were never part of the query."""
     if isinstance(selection, Assign):
         return frozenset()
     return frozenset(stream.stream for stream in whole_streams(start.positions))

@@ -189,7 +189,7 @@ class EndOffsetFinder:
         self._prober.close()
 
     def is_unreadable(self, key: ShardKey) -> bool:
-        """See `ShardProber`."""
+        """Return whether the service lists the shard but refuses again and again to open it."""
         return self._prober.is_unreadable(key)
 
     def verify_positions(

@@ -101,7 +101,7 @@ class LimitShare(msgspec.Struct, frozen=True, kw_only=True):
         return at_quota_ms(self.records, self.size_bytes, self.excess) >= self.least_ms
 
     def span_ms(self, intake: Intake, counted: ExpectedSize = NOTHING) -> int:
-        """Return the time of what the limit leaves after the records `counted`."""
+        """Return the time of the rest of the limit after the records `counted`."""
         left = self.size_bytes
         if left is not None:
             left -= counted.size_bytes or 0

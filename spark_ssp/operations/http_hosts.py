@@ -1,7 +1,7 @@
 """The hosts of HTTP servers, and which requests a server of this machine answers.
 
-A page of another site can resolve its own name to this machine (DNS rebinding), and then read what
-a server without a token sends. Its requests name that site as their host.
+A page of another site can resolve its own name to this machine (DNS rebinding), and then read the
+answers of a server without a token. Its requests name that site as their host.
 """
 
 from __future__ import annotations

@@ -178,7 +178,7 @@ def phases_of(
 ) -> tuple[Phase, ...]:
     """Return the phases of a pipeline with these stages, in start order. `pyspark_without_limits`
     is the version of a PySpark that runs availableNow as one batch, else None: there the first run
-    after a failed one only repeats its batch, and the second reads what was available."""
+    after a failed one only repeats its batch, and the second reads all that was there."""
     sequential = stages if settings.available_now else bootstrap_stages(graph)
     runs = 1 if pyspark_without_limits is None else 2
     first = tuple(Phase(stages=(name,), finite=True, runs=runs) for name in sequential)

@@ -371,7 +371,7 @@ def test_a_process_that_returns_no_keys_is_named_as_missing_credentials(
     (tmp_path / "config").write_text(f"[default]\ncredential_process = sh {tmp_path / 'process'}\n")
     with pytest.raises(AccessError) as caught:
         create_client("kinesis", REGION)
-    # Standard error is what the process tells its user.
+    # Standard error is for the user of the process.
     assert (SECRET in str(caught.value)) is (">&2" in fault)
 
 

@@ -237,7 +237,7 @@ def test_readers_of_kinesis_share_no_application_and_no_consumer(
     if same_stage and len(lines) > 1:
         lines = [lines[0].merge(*lines[1:])]
     for number, line in enumerate(lines):
-        # Others read what this stage writes.
+        # Others read the output of this stage.
         made = line.partition_by("item", name=f"made-{number}")
         for part in range(2):
             made.output("kafka", f"out-{number}-{part}")
