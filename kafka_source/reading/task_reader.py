@@ -254,11 +254,13 @@ class _Doubt:
     has_grown: bool = False
     """True if the end moved forward between two of them: the broker accepts records, unlike one
     that is behind."""
+    is_reported: bool = False
+    """True if the loss was reported already."""
 
     def after(self, end: int | None) -> _Doubt:
         """Return the doubt after one more check, which found the log at this end."""
         grows = self.end is not None and end is not None and end > self.end
-        return _Doubt(self.checks + 1, end, self.has_grown or grows)
+        return replace(self, checks=self.checks + 1, end=end, has_grown=self.has_grown or grows)
 
     @property
     def is_confirmed(self) -> bool:
@@ -289,8 +291,6 @@ class GenerationReader:
     _doubts: defaultdict[SystemStreamPartition, _Doubt] = field(
         default_factory=lambda: defaultdict(_Doubt)
     )
-    _reported: set[SystemStreamPartition] = field(default_factory=set)
-    """Those whose loss was reported while the end of their log is before the position."""
     _check: Future[_Statuses] | None = None
     _check_at: float = 0.0
 
@@ -446,7 +446,6 @@ class GenerationReader:
             reason = diagnose(range_, position, status, truncated=ssp in self._truncated)
             is_doubtful = reason in (StallReason.DELETED, StallReason.TRUNCATED)
             doubt = self._doubts[ssp].after(status.end) if is_doubtful else _Doubt()
-            self._doubts[ssp] = doubt
             # It may be the answer of a broker that is behind, and tolerated records would be left
             # for good: not before the timeout.
             failing = self.options.fail_on_data_loss and doubt.is_confirmed
@@ -465,16 +464,14 @@ class GenerationReader:
             certain = certain and reason is not StallReason.OK
             # A log that grows may pass the position before the timeout, which would hide the loss.
             passing = ssp in self._stopped and doubt.is_confirmed and doubt.has_grown
-            if not is_doubtful:
-                self._reported.discard(ssp)
-            if (certain or passing) and ssp not in self._reported:
+            if (certain or passing) and not doubt.is_reported:
                 loss = to_data_loss(range_, position, reason, status)
                 report_data_loss([loss], fail=self.options.fail_on_data_loss)
-                self._reported.add(ssp)
+                doubt = replace(doubt, is_reported=is_doubtful)
+            self._doubts[ssp] = doubt
             if certain:
                 self._continue_after_loss(ssp, reason, status)
                 self._truncated.discard(ssp)
-                self._reported.discard(ssp)
             if ssp in self._stopped and (again := self.progress.position(ssp)) is not None:
                 self._stopped.remove(ssp)
                 self.consumer.seek(ssp, again)
