@@ -506,6 +506,7 @@ class BatchPlanner:
             planned.listings[ref.name],
             history.last_probes(ref.name),
             now=planned.time,
+            planned_at=history.planned_at,
             fresh_ms=self.alignment.tolerance_ms,
             # A shard that is not in the offset belongs to another worker.
             with_waiting=self.leases is None,

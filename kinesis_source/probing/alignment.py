@@ -521,10 +521,17 @@ class BatchAlignment:
         the bound's stream keeps them longer. Where it does not, the bound's expire first."""
         overdue: set[ShardKey] = set()
         longest = self.prober.kept_ms(bound.key)
-        for key, state in states.items():
-            kept_ms, advance = self.prober.kept_ms(key), aligned.get(key)
-            if kept_ms >= longest or (advance is not None and advance.at_latest):
+        keys = {key.stream: key for key in states}
+        shorter = {
+            stream: kept_ms
+            for stream, key in keys.items()
+            if (kept_ms := self.prober.kept_ms(key)) < longest
+        }
+        for key, state in states.items() if shorter else ():
+            advance = aligned.get(key)
+            if key.stream not in shorter or (advance is not None and advance.at_latest):
                 continue
+            kept_ms = shorter[key.stream]
             since = self._unread_since(key, state, advance, results.get(key), now)
             if since is None or now - since < kept_ms // 2:
                 continue

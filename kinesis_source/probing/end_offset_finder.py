@@ -355,8 +355,9 @@ class EndOffsetFinder:
         count as unread from their last probe on. Unless their probes are repeated, one failure of
         many would leave a batch after a long interval without a record. None once targets are
         fixed: calls are repeated anyway."""
-        has_others = bool(states.keys() - unprobed)
-        if not self._is_aligned or self.targets.are_fixed or not has_others:
+        if not unprobed or not self._is_aligned or self.targets.are_fixed:
+            return set()
+        if states.keys() <= unprobed:  # there are no others
             return set()
         now, tolerance_ms = self._prober.service_time(), self.alignment.tolerance_ms
         return {

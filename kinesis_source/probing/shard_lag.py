@@ -54,8 +54,6 @@ class LastProbe(msgspec.Struct, frozen=True, kw_only=True):
     """The last time at which the service listed the shard as open; None if it never did."""
     is_failing: bool = False
     """True if a later probe failed."""
-    is_current: bool = False
-    """True if the batch planned last follows from this probe."""
 
     @property
     def since(self) -> EpochMillis:
@@ -69,23 +67,28 @@ def stream_lag(
     last_probes: Mapping[ShardId, LastProbe],
     *,
     now: EpochMillis,
+    planned_at: EpochMillis | None,
     fresh_ms: int,
     with_waiting: bool = True,
 ) -> dict[ShardId, int]:
     """Return the milliseconds behind the latest record, by shard. `states`: the shards of the
-    offset, waiting ones included. `fresh_ms`: the age up to which a probe that is not current,
-    and that found no unread record, means that there is none: a shard need not be due in each
-    trigger. `with_waiting`: include listed shards that will be read after their parents."""
+    offset, waiting ones included. `planned_at`: the time of the probes from which the batch planned
+    last follows. `fresh_ms`: the age up to which an earlier one that found no unread record means
+    that there is none: a shard need not be due in each trigger. `with_waiting`: include listed
+    shards that will be read after their parents."""
     oldest = _oldest(stream, now)
     lag: dict[ShardId, int] = {}
     for shard, state in states.items():
+        if isinstance(state.position, ShardEnd):
+            lag[shard] = 0
+            continue
         last_probe = last_probes.get(shard)
         most = max_lag_ms(state, last_probe, stream, now)
-        is_read = isinstance(state.position, ShardEnd) or (
+        is_read = (
             last_probe is not None
             and not (last_probe.is_failing or last_probe.behind_ms)
             # The probes for one batch may be repeated for longer than `fresh_ms`.
-            and (last_probe.is_current or most <= fresh_ms)
+            and (last_probe.time == planned_at or most <= fresh_ms)
         )
         lag[shard] = 0 if is_read else most
     if with_waiting:
@@ -170,8 +173,8 @@ class ProbeHistory:
     def __init__(self) -> None:
         self._last_probes: dict[ShardKey, LastProbe] = {}
         self._failing: dict[ShardKey, _Failing] = {}
-        self._planned: EpochMillis | None = None
-        """The time of the batch planned last."""
+        self.planned_at: EpochMillis | None = None
+        """The time of the probes from which the batch planned last follows."""
         self.failures = 0
         """Probes that a fault of the service or throttling ended, and that are made again."""
         self.throttles = 0
@@ -212,7 +215,7 @@ class ProbeHistory:
     ) -> None:
         """Record the end of a batch. A shard that is planned to its end keeps its last probe, for
         its children. `open_at`: see `LastProbe`."""
-        self._planned = now
+        self.planned_at = now
         for key, advance in advances.items():
             if not isinstance(advance.state.position, ShardEnd):
                 self._last_probes[key] = LastProbe(
@@ -222,9 +225,7 @@ class ProbeHistory:
     def last_probes(self, stream: StreamName) -> dict[ShardId, LastProbe]:
         """Return the last successful probes of the shards of a stream."""
         return {
-            key.shard: replace(
-                probe, is_failing=key in self._failing, is_current=probe.time == self._planned
-            )
+            key.shard: replace(probe, is_failing=True) if key in self._failing else probe
             for key, probe in self._last_probes.items()
             if key.stream == stream
         }

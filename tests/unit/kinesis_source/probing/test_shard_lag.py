@@ -62,7 +62,10 @@ def probed(before_now: int, behind_ms: int) -> LastProbe:
 
 
 def lag_of(
-    states: dict[int, ShardState], sights: dict[int, LastProbe], *unseen: int
+    states: dict[int, ShardState],
+    sights: dict[int, LastProbe],
+    *unseen: int,
+    planned_at: EpochMillis | None = None,
 ) -> dict[int, int]:
     lag = stream_lag(
         STREAM,
@@ -70,6 +73,7 @@ def lag_of(
         LISTING,
         {shard_id(n): replace(sight, is_failing=n in unseen) for n, sight in sights.items()},
         now=NOW,
+        planned_at=planned_at,
         fresh_ms=FRESH_MS,
     )
     return {int(shard[-12:]): millis for shard, millis in lag.items()}
@@ -83,19 +87,18 @@ def test_a_shard_lags_as_its_last_probe_reported_and_ages_until_the_next() -> No
     assert lag_of(states, sights)[1] == 0, "it was at its latest record"
     sights[1] = probed(9000, 0)
     assert lag_of(states, sights)[1] == 9000, "others that catch up were probed without it"
-    sights[1] = replace(sights[1], is_current=True)
-    assert lag_of(states, sights)[1] == 0, "the probes of others took 9 s"
-    assert lag_of(states, sights, 1)[1] == 9000
+    assert lag_of(states, sights, planned_at=ms(9000))[1] == 0, "the probes of others took 9 s"
+    assert lag_of(states, sights, 1, planned_at=ms(9000))[1] == 9000
 
 
 def test_a_probe_is_current_until_a_batch_is_planned_without_the_shard() -> None:
     history = ProbeHistory()
     found = {key(n): no_advance(ShardState(position=READING)) for n in (0, 1)}
     history.record_plan(found, ms(9000), lambda _: NOW)
-    assert {one.is_current for one in history.last_probes(STREAM.name).values()} == {True}
+    assert {one.time for one in history.last_probes(STREAM.name).values()} == {history.planned_at}
     history.record_plan({key(1): found[key(1)]}, NOW, lambda _: NOW)
     probes = history.last_probes(STREAM.name)
-    assert [probes[shard_id(n)].is_current for n in (0, 1)] == [False, True]
+    assert [probes[shard_id(n)].time == history.planned_at for n in (0, 1)] == [False, True]
 
 
 def test_shards_that_wait_lag_with_their_parents() -> None:
