@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.common.logs import abbreviate, count_of, versions
 from spark_ssp.common.structs import replace
 from spark_ssp.common.times import duration_text
@@ -62,7 +61,11 @@ from spark_ssp.kinesis_source.probing.initial_positions import (
 )
 from spark_ssp.kinesis_source.probing.instant_probe import EndPoint
 from spark_ssp.kinesis_source.probing.position_advance import ShardAdvance
-from spark_ssp.kinesis_source.reading.fetch_pacing import END_TIMEOUT_MS, not_reached_error
+from spark_ssp.kinesis_source.reading.fetch_pacing import (
+    END_TIMEOUT_MS,
+    not_reached_error,
+    unanswered_error,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -310,20 +313,13 @@ def _verified(
             moved_at = monotonic()
         waited = round((monotonic() - moved_at) * 1000)
         if waited >= END_TIMEOUT_MS:
-            raise _unverified_error(unanswered, waited)
+            raise unanswered_error(
+                unanswered,
+                found=f"a start that could not be verified for {duration_text(waited)}",
+                expected="an answer to whether the shard has the record of its start",
+                option="startingPosition",
+            )
         sleep(AWAITING_PERIOD_S)
-
-
-def _unverified_error(unanswered: Sequence[ShardKey], waited_ms: int) -> ServiceUnavailableError:
-    """Return the error for starts none of which was verified for END_TIMEOUT_MS."""
-    others = f" (and {len(unanswered) - 1} more shards)" if len(unanswered) > 1 else ""
-    return ServiceUnavailableError(
-        f"option startingPosition, shard {unanswered[0]}{others}",
-        found=f"a start that could not be verified for {duration_text(waited_ms)}",
-        expected="an answer to whether the shard has the record of its start",
-        next_step="run the query again; if the error stays, check endpointUrl and the service's "
-        "health",
-    )
 
 
 # --- Ends ----------------------------------------------------------------------------------------

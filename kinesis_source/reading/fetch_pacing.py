@@ -109,11 +109,24 @@ def not_reached_error(
 ) -> ServiceUnavailableError:
     """Return the error for shards without a further record for END_TIMEOUT_MS before their ends of
     `since`."""
-    others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
-    return ServiceUnavailableError(
-        f"shard {awaited[0]}{others}",
+    return unanswered_error(
+        awaited,
         found=f"neither a further record nor the end of the shard for {duration_text(waited_ms)}",
         expected=f"the records that the shard had when {since}",
+    )
+
+
+def unanswered_error(
+    awaited: Sequence[ShardKey], *, found: str, expected: str, option: str | None = None
+) -> ServiceUnavailableError:
+    """Return the error for shards that the service has not answered for. `option`: the one that
+    needs the answer."""
+    of_option = "" if option is None else f"option {option}, "
+    others = f" (and {len(awaited) - 1} more shards)" if len(awaited) > 1 else ""
+    return ServiceUnavailableError(
+        f"{of_option}shard {awaited[0]}{others}",
+        found=found,
+        expected=expected,
         next_step="run the query again; if the error stays, check endpointUrl and the service's "
         "health",
     )
