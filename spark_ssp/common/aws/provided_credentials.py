@@ -78,11 +78,13 @@ class RenewedCredentials:
         load: Callable[[], Loaded],
         *,
         monotonic: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
         loaded: Loaded | None = None,
     ) -> None:
         """Load them, unless they were `loaded` just now. Raises the errors of `load`."""
         self._load = load
         self._monotonic = monotonic
+        self._sleep = sleep
         self._renewing = threading.Lock()
         self._loaded_at = monotonic()
         self._loaded = load() if loaded is None else loaded
@@ -137,7 +139,7 @@ class RenewedCredentials:
         loaded = self._load_or_reason()
         if are_refused and not self._is_of_same_source(loaded):
             # A tool may be writing the file.
-            time.sleep(_PAUSE_S)
+            self._sleep(_PAUSE_S)
             loaded = self._load_or_reason()
         if isinstance(loaded, Loaded) and not (are_refused or self._is_of_same_source(loaded)):
             loaded = f"{self.method} has none, and those of {loaded.method} may be another's"

@@ -247,7 +247,8 @@ class Client:
 
     def __init__(self, *chain: tuple[str, str], assumes_role: bool = False) -> None:
         self._chain = list(chain)
-        self.credentials = RenewedCredentials(self._load)
+        self.pauses: list[float] = []
+        self.credentials = RenewedCredentials(self._load, sleep=self.pauses.append)
         note_use(self, self.credentials, assumes_role=assumes_role)  # type: ignore[arg-type]
 
     def _load(self) -> Loaded:
@@ -263,32 +264,25 @@ class Client:
         return str(self.credentials.get_frozen_credentials().access_key)
 
 
-@pytest.fixture
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    made: list[float] = []
-    monkeypatch.setattr("time.sleep", made.append)
-    return made
-
-
-def test_a_refusal_loads_only_the_keys_of_its_client(pauses: list[float]) -> None:
+def test_a_refusal_loads_only_the_keys_of_its_client() -> None:
     """The file of the other client is empty for a moment."""
     other = Client(("FILE", FILE), ("ROLE", ROLE))
     refused = Client(("FORMER", FILE), ("LATTER", FILE))
     assert refused.is_renewed()
     assert (refused.key, other.key) == ("LATTER", "FILE")
-    assert not pauses
+    assert refused.pauses == other.pauses == []
 
 
 @pytest.mark.parametrize(
     ("second", "expected"), [(("LATTER", FILE), "LATTER"), (("ROLE", ROLE), "ROLE")]
 )
 def test_another_source_replaces_refused_keys_if_the_first_has_none_twice(
-    pauses: list[float], second: tuple[str, str], expected: str
+    second: tuple[str, str], expected: str
 ) -> None:
     client = Client(("FORMER", FILE), ("ROLE", ROLE), second)
     assert client.is_renewed()
     assert client.key == expected
-    assert len(pauses) == 1
+    assert len(client.pauses) == 1
 
 
 def test_a_refused_session_of_a_role_loads_no_keys() -> None:
