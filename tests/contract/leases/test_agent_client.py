@@ -194,18 +194,23 @@ def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_gets_the_l
     assert "status -9" in caplog.text
 
 
+def refused(folder: Path, started: str) -> Start:
+    """An agent whose table does not answer if the number of files in the folder is as `started`."""
+    return stand_in(
+        f"""
+        import os
+        if len(os.listdir({str(folder)!r})) {started}:
+            answer = LeaseTableError("table x", found="a", expected="b", next_step="c")
+        """
+    )
+
+
 def test_a_restart_that_fails_while_the_reader_is_busy_is_logged_and_repeated(
     make: Clients, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The table does not answer the second agent, and the third does not start."""
     monkeypatch.setattr(agent_client, "RETRY_PAUSE_S", 0.01)
-    agent = stand_in(
-        f"""
-        import os
-        if len(os.listdir({str(tmp_path)!r})) == 2:
-            answer = LeaseTableError("table x", found="a", expected="b", next_step="c")
-        """
-    )
+    agent = refused(tmp_path, "== 2")
 
     def start() -> subprocess.Popen[bytes]:
         (tmp_path / str(len(os.listdir(tmp_path)))).touch()
@@ -231,13 +236,7 @@ def test_a_failed_restart_is_not_repeated_after_the_reader_has_met_the_error(
     make: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agent_client, "RETRY_PAUSE_S", 1.0)
-    agent = stand_in(
-        f"""
-        import os
-        if len(os.listdir({str(tmp_path)!r})) > 1:
-            answer = LeaseTableError("table x", found="a", expected="b", next_step="c")
-        """
-    )
+    agent = refused(tmp_path, "> 1")
 
     def start() -> subprocess.Popen[bytes]:
         (tmp_path / str(len(os.listdir(tmp_path)))).touch()
