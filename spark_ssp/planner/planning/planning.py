@@ -272,11 +272,12 @@ def found_streams(
     """Yield intermediate streams of derived names that exist (`found`), though no plan under the
     root has them. A run that stopped before it recorded its plan leaves such streams too."""
     before = set() if recorded is None else {stream.stream for stream in recorded.streams}
+    new = {*found} - before
     writers = {stage.writes: stage.name for stage in planned.stages}
     for stream in planned.streams:
         if (
             stream.role is Role.INTERMEDIATE
-            and stream.stream in {*found} - before
+            and stream.stream in new
             and stream.stream.stream == derived_stream(planned.pipeline, writers[stream.stream])
         ):
             yield Note(
@@ -312,16 +313,18 @@ def _late_readers(recorded: Plan, planned: Plan) -> Iterator[Note]:
     only such streams may be compacted."""
     read_before = {stream for stage in recorded.stages for stream in stage.reads}
     there = {stream.stream for stream in recorded.streams if stream.role is Role.INTERMEDIATE}
+    unread = there - read_before
     for stream in planned.streams:
+        if stream.stream not in unread or stream.count.origin is not Origin.FOUND:
+            continue
         readers = tuple(stage.name for stage in planned.stages if stream.stream in stage.reads)
-        is_late = stream.stream in there - read_before and stream.count.origin is Origin.FOUND
-        if is_late and readers:
+        if readers:
             yield Note(
                 subject=f"stream {stream.stream}",
                 text=f"it has only filled tables until now, and {_names(readers)} needs all of its "
                 "records. If it is compacted (table_topic_config), some are removed before they "
                 "are read: set its cleanup.policy to delete, or write another stream for such "
-                "stages by a partition_by of its own",
+                "stages by a separate partition_by",
             )
 
 

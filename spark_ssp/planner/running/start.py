@@ -194,6 +194,8 @@ def trigger_problems(
     """Yield a problem for each system whose options declare another trigger than availableNow, by
     which a finite phase reads the system: with a PySpark as in `phases_of`, limits would end it
     before all records are read."""
+    if pyspark_without_limits is None:
+        return
     finite = {stage for phase in phases if phase.finite for stage in phase.stages}
     # A bootstrap input is read without limits.
     limited = {
@@ -209,17 +211,16 @@ def trigger_problems(
             options = services[stream.system].reader_format(stream.stream).options
             if any(name.strip().lower() == _TRIGGER for name in options):
                 found.setdefault(stream.system, stage.name)
-    if pyspark_without_limits is not None:
-        for system, name in sorted(found.items()):
-            yield OptionProblem(
-                option=_TRIGGER,
-                found=f"processingTime for system {system}, with PySpark {pyspark_without_limits}",
-                expected=f"no declared trigger: stage {name} runs to completion by availableNow, "
-                "which this version runs as one batch",
-                next_step="remove it, and the limits of a batch that require it, from the options "
-                "of the system; or read its stream by another system without them; or use PySpark "
-                "4.2 or newer",
-            )
+    for system, name in sorted(found.items()):
+        yield OptionProblem(
+            option=_TRIGGER,
+            found=f"processingTime for system {system}, with PySpark {pyspark_without_limits}",
+            expected=f"no declared trigger: stage {name} runs to completion by availableNow, "
+            "which this version runs as one batch",
+            next_step="remove it, and the limits of a batch that require it, from the options "
+            "of the system; or read its stream by another system without them; or use PySpark "
+            "4.2 or newer",
+        )
 
 
 def _start(
@@ -340,7 +341,7 @@ def check_state_store(spark: SparkSession) -> None:
 
 def check_division(spark: SparkSession, query: StageQuery, mode: str, *others: str) -> None:
     """Check the requirement of a stage that writes in transactions, in one of these output modes:
-    no setting by which Spark divides the rows of a repeated batch anew. Raises
+    no setting by which Spark runs a repeated batch with other tasks. Raises
     SessionSettingError, with the setting for the first mode, if all of them are refused."""
     if not query.needs_fixed_division:
         return
