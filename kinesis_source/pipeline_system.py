@@ -112,7 +112,7 @@ class KinesisSystem:
                     found=f"{len(streams)} readers of the system, of {', '.join(streams)}",
                     expected="one reader, since two with this value disturb each other",
                     next_step="put partition_by after the input, and derive the other lines from "
-                    "its result; or read by several systems, each with a value of its own",
+                    "its result; or read by several systems with different values",
                 )
 
     def writer_format(self, stream: str) -> SparkFormat:

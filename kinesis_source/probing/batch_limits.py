@@ -50,8 +50,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         return self.max_records is not None or self.max_bytes is not None
 
     def for_interval(self, interval_ms: int) -> Limits:
-        """Return the limits for this trigger interval: even a shard with the largest intake catches
-        up, however long the interval, as far as the limits of the query allow."""
+        """Return the limits for this trigger interval: within those of the query, even a shard
+        with the largest intake catches up."""
         limits = replace(self, interval_ms=interval_ms)
         if self.max_shard_bytes is None:
             return limits

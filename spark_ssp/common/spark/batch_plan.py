@@ -80,7 +80,7 @@ in a batch query, and, from PySpark 4.1 on, in a streaming query without state."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChangedDivision:
-    """A setting that lets Spark divide the rows of a batch anew when it runs again, in the terms of
+    """A setting by which Spark may run a batch again with its rows in other tasks, in the terms of
     an error."""
 
     setting: str

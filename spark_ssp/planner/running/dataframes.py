@@ -521,8 +521,8 @@ class DropsDuplicates(Protocol):
 
 @runtime_checkable
 class NeedsFixedDivision(Protocol):
-    """The additional Protocol of a `System` whose writer may refuse queries in which Spark divides
-    the rows of a batch anew when it runs again (`batch_plan.changed_division`)."""
+    """The additional Protocol of a `System` whose writer may refuse queries of which Spark may
+    run a batch again with its rows in other tasks (`batch_plan.changed_division`)."""
 
     @property
     def needs_fixed_division(self) -> bool:
