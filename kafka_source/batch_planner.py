@@ -11,8 +11,9 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any, Final
 
 from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.checkpoint.assignments.sync import AssignmentSync, with_store_uri
@@ -21,10 +22,11 @@ from spark_ssp.common.errors import (
     IncompatibleStateError,
     InvalidOptionsError,
     OptionProblem,
+    ServiceUnavailableError,
     SspError,
 )
 from spark_ssp.common.logs import Detail, abbreviate, count_of, versions
-from spark_ssp.common.times import time_text
+from spark_ssp.common.times import duration_text, time_text
 from spark_ssp.grouping.assignment import (
     NO_ASSIGNMENT,
     SINGLE,
@@ -39,7 +41,7 @@ from spark_ssp.grouping.identifiers import (
     StreamName,
     SystemStreamPartition,
 )
-from spark_ssp.kafka_source.client.api import KafkaService
+from spark_ssp.kafka_source.client.api import KafkaService, OffsetSpec
 from spark_ssp.kafka_source.model.offset import (
     BEFORE_FIRST_BATCH,
     Offset,
@@ -52,6 +54,7 @@ from spark_ssp.kafka_source.model.topic import (
     AtTime,
     AtTimes,
     Bound,
+    IsolationLevel,
     LogicalOffset,
     kafka_name,
     partition_of,
@@ -558,32 +561,53 @@ def _mean(lags: Sequence[int]) -> float:
 
 Ends = Mapping[SystemStreamPartition, int]
 
+_TRANSACTION_POLL_S: Final = 1.0
+"""The time between two looks at transactions that are open."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchClock:
+    """The clocks of one plan: the time in epoch milliseconds, a clock and a wait in seconds."""
+
+    now_ms: int
+    monotonic: Callable[[], float]
+    sleep: Callable[[float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPlan:
+    """The plan of a batch read. `ranges` has one range for each task with records to read."""
+
+    ranges: tuple[TaskRange, ...]
+    has_fixed_end: bool
+    """A plan made later ends at the same records."""
+
 
 def plan_read(
     options: KafkaOptions,
     service: KafkaService,
     *,
-    monotonic: Callable[[], float],
-    sleep: Callable[[float], None],
+    clock: BatchClock,
     store: AssignmentStore | None = None,
-) -> tuple[TaskRange, ...]:
-    """Return one range for each task with records to read. Tasks are those of `store` for topics
-    that it contains; it is not written to.
+) -> ReadPlan:
+    """Plan a batch read. Tasks are those of `store` for topics that it contains; it is not written
+    to.
 
     Raises the errors of `OffsetFetcher.fetch` and `FixedTasks.group`, InvalidOptionsError for a
-    start after its end, and DataLossError for bounds outside the logs unless that is tolerated.
+    start after its end, DataLossError for bounds outside the logs unless that is tolerated, and
+    ServiceUnavailableError if transactions before the end stay open.
     """
     stored = None if store is None else store.read()
     known = NO_ASSIGNMENT if stored is None else stored.assignment
-    fetcher = OffsetFetcher(options, service, monotonic=monotonic, sleep=sleep)
+    fetcher = OffsetFetcher(options, service, monotonic=clock.monotonic, sleep=clock.sleep)
     snapshot = fetcher.fetch(BEFORE_FIRST_BATCH, known)
     context = BatchContext(
         start=BEFORE_FIRST_BATCH,
         metadata=snapshot.metadata,
         initial_positions=snapshot.initial_positions,
     )
-    positions = context.start_positions.positions
-    ends, end_losses = _ends(options.end or LogicalOffset.LATEST, context, fetcher, service)
+    ends, end_losses = _find_ends(options, context, fetcher, service, clock)
+    positions = _starts(options, context, fetcher, ends)
     losses = (*context.start_positions.losses, *end_losses)
     report_data_loss(
         losses,
@@ -608,12 +632,15 @@ def plan_read(
     )
     ranges = plan_ranges(BEFORE_FIRST_BATCH, end)
     _log.info("%s", _describe_read(options, context, ranges))
-    return ranges
+    return ReadPlan(
+        ranges=ranges,
+        has_fixed_end=has_fixed_end(options.end, clock.now_ms) and not end_losses,
+    )
 
 
 def has_fixed_end(end: Bound | None, now_ms: int) -> bool:
-    """Return whether a plan made later ends at the same records: `end` has neither the latest
-    offset nor a time after `now_ms`, which means the latest offset until it has passed."""
+    """Return whether `end` has neither the latest offset nor a time after `now_ms`, which means the
+    latest offset until it has passed."""
     match end:
         case AtOffsets(offsets=offsets):
             return LogicalOffset.LATEST not in offsets.values()
@@ -663,38 +690,127 @@ def _check_order(options: KafkaOptions, context: BatchContext, ends: Ends) -> No
     raise InvalidOptionsError("kafka-ssp", [problem])
 
 
-def _ends(
-    bound: Bound, context: BatchContext, fetcher: OffsetFetcher, service: KafkaService
-) -> tuple[Ends, list[DataLoss]]:
+def _starts(
+    options: KafkaOptions, context: BatchContext, fetcher: OffsetFetcher, ends: Ends
+) -> Positions:
+    """Return the starts. A start by time, which the first fetch may have found in an open
+    transaction, is found again once the ends are known."""
+    positions = context.start_positions.positions
+    if options.isolation_level is not IsolationLevel.READ_COMMITTED:
+        return positions
+    times = times_in(bounds_by_partition(options.start, context.partitions))
+    found = fetcher.fetch_bounds(times)
+    return {
+        ssp: position if (at := found.get(ssp)) is None else max(position, min(at, ends[ssp]))
+        for ssp, position in positions.items()
+    }
+
+
+def _find_ends(
+    options: KafkaOptions,
+    context: BatchContext,
+    fetcher: OffsetFetcher,
+    service: KafkaService,
+    clock: BatchClock,
+) -> tuple[dict[SystemStreamPartition, int], list[DataLoss]]:
     """Return the first offset that is not read in each partition, and the losses. A time later than
-    every record's means the latest offset."""
-    partitions = context.partitions
+    every record's means the latest offset.
+
+    To readers of committed records the log ends at the oldest open transaction. An end that the
+    options fix is not moved there: the read that starts at the same place would leave out what is
+    in between. So the transactions before it are awaited.
+    """
+    bound, partitions = options.end or LogicalOffset.LATEST, context.partitions
     check_names_exactly(option_name(bound, "ending"), bound, partitions)
     bounds = bounds_by_partition(bound, partitions)
     times = times_in(bounds)
-    answers = fetcher.fetch_bounds(times)
-    if untimed := sorted(times.keys() - answers.keys()):
-        raise unknown_offsets_error(untimed, "offset by time")
-    logs = {ssp: offsets_of(context.metadata, ssp).end for ssp in partitions}
-    beyond = {
-        ssp: point for ssp, point in bounds.items() if isinstance(point, int) and point > logs[ssp]
+    answers = _offsets(fetcher, times, "offset by time")
+    requested = {
+        ssp: point if isinstance(point, int) else answers.get(ssp) for ssp, point in bounds.items()
     }
-    logs |= _confirmed_ends(beyond, fetcher, service)
-    ends: dict[SystemStreamPartition, int] = {}
-    losses: list[DataLoss] = []
-    for ssp in partitions:
-        point, latest = bounds[ssp], logs[ssp]
-        if isinstance(point, int) and point > latest:
-            losses.append(
-                DataLoss(
-                    subject=f"partition {kafka_name(ssp)}",
-                    found=f"an end at {latest}, before the requested end {point}",
-                    expected="endingOffsets within the partitions",
-                )
+    ends = {ssp: offsets_of(context.metadata, ssp).end for ssp in partitions}
+    goals: Ends = {}
+    if options.isolation_level is IsolationLevel.READ_COMMITTED:
+        passed = {ssp for ssp, at in times.items() if at.time_ms <= clock.now_ms}
+        fixed = {
+            ssp: at
+            for ssp, at in requested.items()
+            if ssp in passed or isinstance(bounds[ssp], int)
+            if at is None or at > ends[ssp]
+        }
+        whole = _offsets(fetcher, dict.fromkeys(fixed, LogicalOffset.LATEST), "end")
+        goals = {
+            ssp: min(at for at in (whole[ssp], point) if at is not None)
+            for ssp, point in fixed.items()
+        }
+        ends |= _await_transactions(goals, options, service, clock)
+        requested |= {ssp: goals[ssp] for ssp in passed & goals.keys()}
+    beyond = {ssp: at for ssp, at in requested.items() if at is not None and at > ends[ssp]}
+    held = {ssp for ssp, goal in goals.items() if goal > ends[ssp]}
+    ends |= _confirmed_ends(
+        {ssp: at for ssp, at in beyond.items() if ssp not in held}, fetcher, service
+    )
+    losses = [
+        DataLoss(
+            subject=f"partition {kafka_name(ssp)}",
+            found=f"an end at {ends[ssp]}, before the requested end {at}",
+            expected=f"{option_name(bound, 'ending')} within the partitions"
+            + (", without open transactions before it" if ssp in held else ""),
+        )
+        for ssp, at in beyond.items()
+        if at > ends[ssp] and (ssp in held or isinstance(bounds[ssp], int))
+    ]
+    found = {
+        ssp: end if (at := requested[ssp]) is None else min(at, end) for ssp, end in ends.items()
+    }
+    return found, losses
+
+
+def _offsets(
+    fetcher: OffsetFetcher, points: Mapping[SystemStreamPartition, OffsetSpec], what: str
+) -> Mapping[SystemStreamPartition, int | None]:
+    """Return the offset of each of `points`; without one of them, that `what` is unknown."""
+    answers = fetcher.fetch_bounds(points)
+    unknown = [
+        ssp
+        for ssp, point in points.items()
+        if ssp not in answers or (answers[ssp] is None and not isinstance(point, AtTime))
+    ]
+    if unknown:
+        raise unknown_offsets_error(unknown, what)
+    return answers
+
+
+def _await_transactions(
+    goals: Ends, options: KafkaOptions, service: KafkaService, clock: BatchClock
+) -> Ends:
+    """Return the ends of committed records once they have reached `goals`. After pollTimeout, raise
+    ServiceUnavailableError, or return them as they are if failOnDataLoss tolerates it."""
+    if not goals:
+        return {}
+    began = clock.monotonic()
+    for look in count():
+        answers = service.list_offsets(goals.keys(), LogicalOffset.LATEST)
+        ends = {ssp: end for ssp, end in answers.items() if end is not None}
+        held = {ssp: end for ssp, goal in goals.items() if (end := ends.get(ssp, 0)) < goal}
+        shown = abbreviate([f"{kafka_name(ssp)} at {at}" for ssp, at in sorted(held.items())])
+        is_over = (clock.monotonic() - began) * 1000 >= options.poll_timeout_ms
+        if not held or (is_over and not options.fail_on_data_loss):
+            break
+        if is_over:
+            raise ServiceUnavailableError(
+                f"option {option_name(options.end or LogicalOffset.LATEST, 'ending')}",
+                found=f"transactions open for {duration_text(options.poll_timeout_ms)} before the "
+                f"end of the read: {shown}",
+                expected="an end before which all transactions are committed or aborted",
+                next_step="read again later, or choose an earlier end; raise pollTimeout if the "
+                "transactions take longer. One whose producer is gone is aborted after the "
+                "producer's transaction.timeout.ms",
             )
-        requested = point if isinstance(point, int) else answers.get(ssp)
-        ends[ssp] = latest if requested is None else min(requested, latest)
-    return ends, losses
+        if not look:
+            _log.warning("waiting for transactions before the end of the read: %s", shown)
+        clock.sleep(_TRANSACTION_POLL_S)
+    return ends
 
 
 def _confirmed_ends(named: Ends, fetcher: OffsetFetcher, service: KafkaService) -> Ends:

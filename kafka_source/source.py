@@ -246,7 +246,7 @@ class KafkaBatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return one partition for each task with records to read."""
-        from spark_ssp.kafka_source.batch_planner import has_fixed_end, plan_read
+        from spark_ssp.kafka_source.batch_planner import BatchClock, plan_read
         from spark_ssp.kafka_source.client.admin_client import connect
         from spark_ssp.kafka_source.reading.pool import check_consumers
 
@@ -255,21 +255,16 @@ class KafkaBatchReader(DataSourceReader):
         check_consumers(self._options.client, group_id)
         store = _store(self._options)
         now = round(time.time() * 1000)
-        plan = BatchPlan(
-            id=group_id, planned_at_ms=now, has_fixed_end=has_fixed_end(self._options.end, now)
-        )
+        clock = BatchClock(now_ms=now, monotonic=time.monotonic, sleep=time.sleep)
         try:
-            ranges = plan_read(
-                self._options,
-                connect(self._options),
-                monotonic=time.monotonic,
-                sleep=time.sleep,
-                store=store,
-            )
+            planned = plan_read(self._options, connect(self._options), clock=clock, store=store)
         finally:
             if store is not None:
                 store.close()
-        return with_plan([TaskPartition(task_range, group_id) for task_range in ranges], plan)
+        return with_plan(
+            [TaskPartition(task_range, group_id) for task_range in planned.ranges],
+            BatchPlan(id=group_id, planned_at_ms=now, has_fixed_end=planned.has_fixed_end),
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read the records of one task as Arrow record batches."""

@@ -137,17 +137,22 @@ class KafkaAdminClient:
                 )
 
     def list_offsets(
-        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
+        self,
+        partitions: Collection[SystemStreamPartition],
+        point: OffsetSpec,
+        *,
+        uncommitted: bool = False,
     ) -> Mapping[SystemStreamPartition, int | None]:
         """Implement `KafkaService`."""
-        answers = self._list(partitions, _spec_of(point))
+        level = SdkIsolationLevel.READ_UNCOMMITTED if uncommitted else self._isolation
+        answers = self._list(partitions, _spec_of(point), level)
         return {ssp: None if one.offset < 0 else one.offset for ssp, one in answers.items()}
 
     def first_records(
         self, partitions: Collection[SystemStreamPartition], since_ms: EpochMillis
     ) -> Mapping[SystemStreamPartition, TimedOffset | None]:
         """Implement `KafkaService`."""
-        answers = self._list(partitions, _spec_of(AtTime(time_ms=since_ms)))
+        answers = self._list(partitions, _spec_of(AtTime(time_ms=since_ms)), self._isolation)
         return {
             ssp: None
             if one.offset < 0
@@ -156,7 +161,10 @@ class KafkaAdminClient:
         }
 
     def _list(
-        self, partitions: Collection[SystemStreamPartition], spec: Any
+        self,
+        partitions: Collection[SystemStreamPartition],
+        spec: Any,
+        isolation: SdkIsolationLevel,
     ) -> Mapping[SystemStreamPartition, Any]:
         renew_at = self._monotonic() + _STALE_LEADER_S
 
@@ -169,7 +177,7 @@ class KafkaAdminClient:
             def ask(admin: AdminClient) -> Mapping[SystemStreamPartition, Future[Any]]:
                 futures = admin.list_offsets(
                     {TopicPartition(ssp.stream, ssp.partition): spec for ssp in ssps},
-                    isolation_level=self._isolation,
+                    isolation_level=isolation,
                     request_timeout=limits.timeout_s,
                 )
                 # In the order of the request.

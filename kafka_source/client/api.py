@@ -53,11 +53,15 @@ class KafkaService(Protocol):
         ...
 
     def list_offsets(
-        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
+        self,
+        partitions: Collection[SystemStreamPartition],
+        point: OffsetSpec,
+        *,
+        uncommitted: bool = False,
     ) -> Mapping[SystemStreamPartition, int | None]:
         """Return the offset for `point` in each of `partitions`, by one ListOffsets request to each
-        leader. None for a time later than every record's. Partitions that do not exist are
-        absent."""
+        leader. None for a time later than every record's. Partitions that do not exist are absent.
+        `uncommitted`: the records of open transactions count, despite the isolation level."""
         ...
 
     def first_records(

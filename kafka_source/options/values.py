@@ -241,7 +241,8 @@ class RangeChoice:
         "endingTimestamp",
         _timestamp,
         "End a batch query before the first record of each partition with this time or a later "
-        "one; without such a record, at the latest offset.",
+        "one; without such a record, at the latest offset. With read_committed, a read whose end "
+        "has passed waits for open transactions before it.",
         unset="`endingOffsetsByTimestamp` applies",
         sister=_END,
         only=QueryKind.BATCH,
@@ -412,7 +413,8 @@ class KafkaOptions:
     poll_timeout_ms: int = option(
         "pollTimeout",
         duration(1, _DAY),
-        "Time that a task waits for records that the brokers reported, before it fails.",
+        "Time that a task waits for records that the brokers reported, and a batch read for "
+        "transactions before its end, before it fails.",
         default="2m",
         sister=_ATTEMPTS,
         aliases=(

@@ -194,8 +194,9 @@ class OffsetFetcher:
         return answer
 
     def fetch_bounds(self, bounds: Mapping[SystemStreamPartition, OffsetSpec]) -> Offsets:
-        """Fetch the offset of each partition's spec: None for a time later than every record's.
-        Partitions that are absent do not exist, which is confirmed."""
+        """Fetch the offset of each partition's spec: None for a time later than every record's. The
+        records of open transactions count. Partitions that are absent do not exist, which is
+        confirmed."""
         return self.confirm(
             lambda: self._offsets_at(bounds),
             lambda answers: [
@@ -204,13 +205,14 @@ class OffsetFetcher:
         )
 
     def _offsets_at(self, bounds: Mapping[SystemStreamPartition, OffsetSpec]) -> Offsets:
-        """Fetch them once, by one request for each different spec."""
+        """Fetch them once, by one request for each different spec. Whether a transaction is open
+        does not change where a time is in the log."""
         wanted: dict[OffsetSpec, list[SystemStreamPartition]] = {}
         for ssp, spec in bounds.items():
             wanted.setdefault(spec, []).append(ssp)
         answers: dict[SystemStreamPartition, int | None] = {}
         for spec, ssps in wanted.items():
-            answers |= self._service.list_offsets(ssps, spec)
+            answers |= self._service.list_offsets(ssps, spec, uncommitted=True)
         return answers
 
     def _new(self, doubts: Iterable[str]) -> list[str]:

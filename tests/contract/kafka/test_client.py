@@ -157,6 +157,9 @@ def test_the_end_with_an_open_transaction(cluster: Cluster) -> None:
         at = AtTime(time_ms=EpochMillis(NOW_MS + 2_000))
         assert uncommitted.list_offsets([place], at) == {place: 2}
         assert committed.list_offsets([place], at) == {place: None}
+        assert committed.list_offsets([place], at, uncommitted=True) == {place: 2}
+        latest = committed.list_offsets([place], LogicalOffset.LATEST, uncommitted=True)
+        assert latest == {place: 5}
 
     # A real log has the mark of the commit at its end, which comes a moment later.
     end = 5 if isinstance(cluster, FakeCluster) else 6

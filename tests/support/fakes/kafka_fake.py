@@ -103,13 +103,17 @@ class FakeKafka:
         return self._after(answer)
 
     def list_offsets(
-        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
+        self,
+        partitions: Collection[SystemStreamPartition],
+        point: OffsetSpec,
+        *,
+        uncommitted: bool = False,
     ) -> Mapping[SystemStreamPartition, int | None]:
         self._check_access(ssp.stream for ssp in partitions)
         self._call(f"offsets {point.time_ms if isinstance(point, AtTime) else point.value}")
         return self._after(
             {
-                ssp: self._offset(log, point)
+                ssp: self._offset(log, point, uncommitted=uncommitted)
                 for ssp in sorted(partitions)
                 if (log := self._log(ssp)) is not None and not self._omits(point, ssp)
             }
@@ -222,14 +226,15 @@ class FakeKafka:
             self.omitted.remove((point, ssp))
         return omitted
 
-    def _offset(self, log: FakeLog, point: OffsetSpec) -> int | None:
+    def _offset(self, log: FakeLog, point: OffsetSpec, *, uncommitted: bool) -> int | None:
+        isolation = IsolationLevel.READ_UNCOMMITTED if uncommitted else self.isolation
         match point:
             case LogicalOffset.EARLIEST:
                 return log.start
             case LogicalOffset.LATEST:
-                return log.end(self.isolation)
+                return log.end(isolation)
             case AtTime():
-                return log.from_time(point.time_ms, self.isolation)
+                return log.from_time(point.time_ms, isolation)
 
 
 def _selected(topic: str, selection: Selection) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from spark_ssp.checkpoint.assignments.store import AssignmentStore
 from spark_ssp.common.errors import DataLossError, InvalidOptionsError, ServiceUnavailableError
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.grouping.identifiers import EpochMillis
-from spark_ssp.kafka_source.batch_planner import plan_read
+from spark_ssp.kafka_source.batch_planner import BatchClock, ReadPlan, plan_read
 from spark_ssp.kafka_source.model.topic import AtTime, IsolationLevel
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import QueryKind
@@ -20,6 +21,9 @@ from tests.support.fakes.kafka_fake import FakeKafka
 from tests.support.kafka.driving import FakeQuery, ManualTime
 from tests.support.kafka.partitions import ssp
 from tests.support.kafka.topics import Record
+
+NOW_MS = 50_000
+COMMITTED = {"kafka.isolation.level": "read_committed"}
 
 
 @pytest.fixture
@@ -38,24 +42,33 @@ def kafka() -> FakeKafka:
     return fake
 
 
-def ranges(
-    kafka: FakeKafka, store: AssignmentStore | None = None, **options: str
-) -> dict[int, tuple[str, int, int]]:
-    """By partition, its task, start and end."""
+def plan(
+    kafka: FakeKafka,
+    options: dict[str, str],
+    store: AssignmentStore | None = None,
+    slept: Callable[[float], None] = lambda _: None,
+) -> ReadPlan:
+    """Plan a read; `slept` is called with the time after each wait."""
     raw = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders", **options}
     if store is not None:
         raw["assignmentStore"] = store.uri
     time = ManualTime()
-    found = plan_read(
-        parse_options(raw, QueryKind.BATCH),
-        kafka,
-        monotonic=time.monotonic,
-        sleep=time.sleep,
-        store=store,
-    )
+
+    def sleep(seconds: float) -> None:
+        time.sleep(seconds)
+        slept(time.now)
+
+    clock = BatchClock(now_ms=NOW_MS, monotonic=time.monotonic, sleep=sleep)
+    return plan_read(parse_options(raw, QueryKind.BATCH), kafka, clock=clock, store=store)
+
+
+def ranges(
+    kafka: FakeKafka, store: AssignmentStore | None = None, **options: str
+) -> dict[int, tuple[str, int, int]]:
+    """By partition, its task, start and end."""
     return {
         part.ssp.partition: (task_range.task, part.start, part.end)
-        for task_range in found
+        for task_range in plan(kafka, options, store).ranges
         for part in task_range.partitions
     }
 
@@ -104,6 +117,118 @@ def test_both_bounds_become_offsets(
 ) -> None:
     found = ranges(kafka, None, **options)
     assert [found[p][1:] if p in found else None for p in (0, 1)] == expected
+
+
+# --- Open transactions ----------------------------------------------------------------------------
+
+
+def first_range(
+    kafka: FakeKafka,
+    options: dict[str, str],
+    slept: Callable[[float], None] = lambda _: None,
+) -> tuple[int, int] | None:
+    """The range of the first partition in a read of committed records."""
+    found = plan(kafka, COMMITTED | options, slept=slept).ranges
+    parts = [part for one in found for part in one.partitions if part.ssp.partition == 0]
+    return (parts[0].start, parts[0].end) if parts else None
+
+
+@pytest.fixture
+def open_kafka(kafka: FakeKafka) -> FakeKafka:
+    """The first partition has a transaction that is open since its offset 4, of 8 s."""
+    kafka.isolation = IsolationLevel.READ_COMMITTED
+    kafka.log(ssp("orders", 0)).open_since = 4
+    return kafka
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({"endingTimestamp": "12000"}, 6),
+        ({"endingTimestamp": "20000"}, 10),  # after the last record
+        ({"endingTimestamp": str(NOW_MS)}, 10),
+        ({"endingOffsetsByTimestamp": '{"orders": {"0": 12000, "1": 1}}'}, 6),
+        ({"endingOffsets": '{"orders": {"0": 6, "1": 2}}'}, 6),
+        ({"endingOffsets": '{"orders": {"0": 12, "1": 2}}', "failOnDataLoss": "false"}, 10),
+    ],
+)
+def test_transactions_before_an_end_that_the_options_fix_are_awaited(
+    open_kafka: FakeKafka, options: dict[str, str], end: int
+) -> None:
+    """Two reads, one up to an end and one from there, have all records between them."""
+    log = open_kafka.log(ssp("orders", 0))
+
+    def commit(now: float) -> None:
+        if now >= 1030:
+            log.open_since = None
+
+    assert first_range(open_kafka, options, commit) == (0, end)
+    log.open_since = 4
+    tolerated = options | {"failOnDataLoss": "false", "pollTimeout": "20s"}
+    assert first_range(open_kafka, tolerated) == (0, 4)
+    with pytest.raises(ServiceUnavailableError) as caught:
+        first_range(open_kafka, tolerated | {"failOnDataLoss": "true"})
+    assert "orders-0 at 4" in caught.value.found
+    assert next(iter(options)) in str(caught.value)
+    assert "pollTimeout" in caught.value.next_step
+
+
+@pytest.mark.parametrize(
+    ("options", "end"),
+    [
+        ({}, 4),
+        ({"endingTimestamp": str(NOW_MS + 1)}, 4),
+        ({"endingTimestamp": "8000"}, 4),
+        ({"endingOffsets": '{"orders": {"0": 3, "1": -1}}'}, 3),
+        ({"endingOffsets": '{"orders": {"0": -1, "1": 3}}'}, 4),
+    ],
+)
+def test_transactions_that_do_not_move_the_end_are_not_awaited(
+    open_kafka: FakeKafka, options: dict[str, str], end: int
+) -> None:
+    def never(_: float) -> None:
+        raise AssertionError("the plan waited")
+
+    assert first_range(open_kafka, options, never) == (0, end)
+
+
+@pytest.mark.parametrize("transaction", [None, 4])
+@pytest.mark.parametrize("end", [9, 12])
+def test_an_end_that_was_not_reached_is_not_fixed(
+    open_kafka: FakeKafka, end: int, transaction: int | None
+) -> None:
+    """A later plan ends elsewhere, although the options name the offset."""
+    open_kafka.log(ssp("orders", 0)).open_since = transaction
+    ends = {"endingOffsets": f'{{"orders": {{"0": {end}, "1": 2}}}}', "failOnDataLoss": "false"}
+    found = plan(open_kafka, COMMITTED | ends)
+    assert found.has_fixed_end == (end == 9 and transaction is None)
+
+
+def test_a_start_by_time_does_not_move_to_an_open_transaction(open_kafka: FakeKafka) -> None:
+    """Else its records would be in the read before and in this one."""
+
+    def commit(_: float) -> None:
+        open_kafka.log(ssp("orders", 0)).open_since = None
+
+    given = {"startingTimestamp": "12000", "endingTimestamp": "16000"}
+    assert first_range(open_kafka, given, commit) == (6, 8)
+    open_kafka.log(ssp("orders", 0)).open_since = 4
+    later = {"startingTimestamp": "12000", "startingOffsetsByTimestampStrategy": "error"}
+    assert first_range(open_kafka, later) is None
+
+
+def test_a_record_that_comes_while_the_read_is_planned_is_before_its_end(kafka: FakeKafka) -> None:
+    """It is older than the end, and the next read starts after it."""
+    late = Record(value=b"", partition=0, time_ms=18_500)
+    records = [late, Record(value=b"", partition=0, time_ms=40_000)]
+
+    def put() -> None:
+        if kafka.calls[-1] == "offsets latest" and records:
+            kafka.put("orders", records[:])
+            records.clear()
+
+    kafka.meanwhile = put
+    assert ranges(kafka, endingTimestamp="30000")[0][1:] == (0, 11)
 
 
 def test_a_partition_without_an_answer_by_time_is_not_read_to_its_end(kafka: FakeKafka) -> None:

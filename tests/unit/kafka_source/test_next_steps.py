@@ -19,7 +19,7 @@ from spark_ssp.common.errors import (
     StreamNotFoundError,
 )
 from spark_ssp.grouping.fixed_tasks import PartitionCountError, PartitionExpansionError
-from spark_ssp.kafka_source.batch_planner import plan_read
+from spark_ssp.kafka_source.batch_planner import BatchClock, plan_read
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.options.parse import parse_options
@@ -241,7 +241,8 @@ def batch(kafka: FakeKafka, **options: str) -> tuple[TaskRange, ...]:
     time = ManualTime()
     raw = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "orders", **options}
     parsed = parse_options(raw, QueryKind.BATCH)
-    return plan_read(parsed, kafka, monotonic=time.monotonic, sleep=time.sleep)
+    clock = BatchClock(now_ms=0, monotonic=time.monotonic, sleep=time.sleep)
+    return plan_read(parsed, kafka, clock=clock).ranges
 
 
 def test_bounds_of_a_batch_query(kafka: FakeKafka) -> None:

@@ -200,12 +200,14 @@ def test_a_partition_without_a_reported_oldest_record_is_requested_again(
     ask = kafka.list_offsets
 
     def list_offsets(
-        partitions: Collection[SystemStreamPartition], point: OffsetSpec
+        partitions: Collection[SystemStreamPartition],
+        point: OffsetSpec,
+        **asked: bool,
     ) -> Mapping[SystemStreamPartition, int | None]:
         if point is LogicalOffset.EARLIEST and stale:
             known = stale.pop()
             partitions = [one for one in partitions if one.partition < known]
-        return ask(partitions, point)
+        return ask(partitions, point, **asked)
 
     monkeypatch.setattr(kafka, "list_offsets", list_offsets)
     query = FakeQuery(kafka, kafka_options(startingOffsets=start))

@@ -65,7 +65,11 @@ class Brokers:
         return {name: TopicDescription(topic_id=TopicId(topic_id), partition_count=1)}
 
     def list_offsets(
-        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
+        self,
+        partitions: Collection[SystemStreamPartition],
+        point: OffsetSpec,
+        *,
+        uncommitted: bool = False,
     ) -> Mapping[SystemStreamPartition, int | None]:
         return dict.fromkeys(partitions, 0 if point is LogicalOffset.EARLIEST else 100)
 
@@ -127,7 +131,11 @@ class Paused(Brokers):
     """Records that it accepts before each request: it is not behind then, but was truncated."""
 
     def list_offsets(
-        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
+        self,
+        partitions: Collection[SystemStreamPartition],
+        point: OffsetSpec,
+        *,
+        uncommitted: bool = False,
     ) -> Mapping[SystemStreamPartition, int | None]:
         is_stale = self.stale is None or self.looks <= self.stale
         end = 15 + self.growth * self.looks if is_stale else 100
@@ -263,7 +271,11 @@ class Trimmed(Brokers):
         return {name: TopicDescription(topic_id=TopicId("new"), partition_count=2)}
 
     def list_offsets(
-        self, partitions: Collection[SystemStreamPartition], point: OffsetSpec
+        self,
+        partitions: Collection[SystemStreamPartition],
+        point: OffsetSpec,
+        *,
+        uncommitted: bool = False,
     ) -> Mapping[SystemStreamPartition, int | None]:
         first = {PLANNED.ssp: 0, SECOND.ssp: 50}
         return {ssp: first[ssp] if point is LogicalOffset.EARLIEST else 100 for ssp in partitions}
