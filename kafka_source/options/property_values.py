@@ -1,9 +1,11 @@
 """Collects properties, problems and warnings while the options `kafka.*` are read, and translates
 values from the Java client's form to librdkafka's. Only the values that this project interprets are
-validated. librdkafka validates the others when a client is created, and names the property."""
+validated, and the numbers of Java's properties: librdkafka reads `5s` as 5. It validates the others
+when a client is created, and names the property."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -75,6 +77,11 @@ class PropertyDraft:
 ISOLATION_LEVEL: Final = "isolation.level"
 MAY_BE_EMPTY: Final = frozenset({"ssl.endpoint.identification.algorithm"})
 
+_LINGER: Final = "linger.ms"
+# Nineteen digits hold every long of Java.
+_NUMBER: Final = re.compile("[+-]?[0-9]{1,19}")
+_FRACTION: Final = re.compile(r"[0-9]{1,5}\.[0-9]+")
+
 _SAME_MEANING: Final[Mapping[tuple[str, str], str]] = {
     # No limit; the system's default; one record per batch.
     ("connections.max.idle.ms", "-1"): "0",
@@ -91,10 +98,10 @@ def set_property(name: str, text: str, draft: PropertyDraft) -> None:
     """Set the property that the user gave as `name`, translated where that is needed."""
     target = draft.names.aliases.get(name, name)
     text = _SAME_MEANING.get((name, text), text)
-    if name in draft.names.ranges:
-        text = _limit_to_range(draft.names.ranges[name], name, text, draft)
     convert = _VALUES.get(name, _VALUES.get(target))
     try:
+        if name in draft.names.ranges:
+            text = _limit_to_range(draft.names.ranges[name], name, text, draft)
         value = convert(text) if convert is not None else text
     except BadValueError as error:
         draft.add_faults(name, error)
@@ -104,11 +111,18 @@ def set_property(name: str, text: str, draft: PropertyDraft) -> None:
 
 def _limit_to_range(bounds: tuple[int, int], name: str, text: str, draft: PropertyDraft) -> str:
     """Replace a number outside librdkafka's range by the nearest one in it."""
-    try:
-        number = int(text)
-    except ValueError:
-        return text
     least, most = bounds
+    if name == _LINGER and _FRACTION.fullmatch(text):
+        return text  # the only property that may be a fraction, to librdkafka alone
+    if _NUMBER.fullmatch(text) is None:
+        raise BadValueError(
+            Fault(
+                found=shown(text),
+                expected=f"a whole number from {least} to {most}",
+                next_step="write only digits, without a unit",
+            )
+        )
+    number = int(text)
     nearest = min(max(number, least), most)
     if nearest != number:
         draft.warnings.append(
@@ -200,6 +214,7 @@ _VALUES: Final[Mapping[str, Callable[[str], str]]] = {
     "sasl.kerberos.kinit.cmd": _kinit,
     "sasl.oauthbearer.token.endpoint.url": url_without_user,
     "security.protocol": choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"),
+    "socket.timeout.ms": _positive,
     "ssl.endpoint.identification.algorithm": _host_verification,
 }
 """Translations, by the name given or by the one that it is translated to."""
@@ -217,7 +232,6 @@ _MOST_IN_FLIGHT: Final = 5
 """With idempotence (librdkafka and the Java client)."""
 _RETRIES: Final = "retries"
 _DELIVERY: Final = "delivery.timeout.ms"
-_LINGER: Final = "linger.ms"
 _REQUEST: Final = "request.timeout.ms"
 _REQUEST_DEFAULT: Final = 30_000
 

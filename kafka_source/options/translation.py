@@ -3,8 +3,9 @@
 A name of librdkafka is passed on. A name of the Java client is translated if librdkafka has an
 equivalent; refused, with advice, if ignoring it would change the records or the login; and reported
 in a warning if it only tunes the client. Any other name is an error, since Spark passes only the
-options of this source. librdkafka validates the values and names the property, except the few
-values that this source interprets and those that only the Java client accepts (`property_values`).
+options of this source. librdkafka validates the values and names the property, except numbers, the
+few values that this source interprets and those that only the Java client accepts
+(`property_values`).
 """
 
 from __future__ import annotations

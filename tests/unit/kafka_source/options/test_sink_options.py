@@ -82,6 +82,7 @@ def test_all_problems_are_reported_at_once() -> None:
             "kafka.delivery.timeout.ms": "0",
             "kafka.enable.idempotence": "maybe",
             "kafka.lingerms": "1",
+            "kafka.transaction.timeout.ms": "15m",
         }
     )
     assert sorted(problem.option for problem in error.problems) == [
@@ -94,6 +95,7 @@ def test_all_problems_are_reported_at_once() -> None:
         "kafka.key.serializer",
         "kafka.lingerms",
         "kafka.partitioner.class",
+        "kafka.transaction.timeout.ms",
         "kafka.transactional.id",
         "topic",
     ]

@@ -18,6 +18,7 @@ from spark_ssp.kafka_source.options.property_names import (
     SECRETS,
     SUPPORTED,
     WITHOUT_EFFECT,
+    PropertyNames,
 )
 from spark_ssp.kafka_source.options.translation import ParsedProperties, read_properties
 
@@ -74,6 +75,8 @@ CHECKED = {
     "message.max.bytes",
     "receive.message.max.bytes",
     "security.protocol",
+    "socket.timeout.ms",
+    *CONSUMER.ranges,
 }
 """Whose values are checked before librdkafka does."""
 
@@ -250,6 +253,20 @@ def test_a_number_that_only_the_java_client_takes_is_replaced_with_a_warning(
     assert f"{used} " in warning
 
 
+@pytest.mark.parametrize("names", [CONSUMER, PRODUCER], ids=lambda names: names.client)
+@pytest.mark.parametrize("value", ["15m", "5 s", "1e5", "1_000", "0x10", "soon"])
+def test_a_number_with_a_unit_is_refused_as_by_the_java_client(
+    names: PropertyNames, value: str
+) -> None:
+    """librdkafka reads only the digits before it."""
+    given = {*names.ranges, "socket.timeout.ms"} - {"request.timeout.ms"}
+    reading = read_properties({f"kafka.{name}": value for name in given}, names)
+    assert {problem.option for problem in reading.problems} == {f"kafka.{name}" for name in given}
+    assert all(value in problem.found for problem in reading.problems)
+    reading = read_properties({"kafka.request.timeout.ms": value}, names)
+    assert [problem.option for problem in reading.problems] == ["kafka.request.timeout.ms"]
+
+
 def test_what_the_java_client_derives_from_other_properties() -> None:
     assert _config(reconnect_backoff_ms="20000")["reconnect.backoff.max.ms"] == "20000"
     assert _config(reconnect_backoff_max_ms="10")["reconnect.backoff.ms"] == "10"
@@ -279,6 +296,7 @@ def test_a_producers_values_mean_what_they_mean_to_the_java_client() -> None:
     longest = _produced(max_request_size="2147483647")
     assert longest.properties.config()["message.max.bytes"] == "1000000000"
     assert len(longest.warnings) == 1
+    assert _produced(linger_ms="0.5").properties.config()["linger.ms"] == "0.5"
     patient = _produced(linger_ms="100000", request_timeout_ms="60000")
     assert patient.properties.config()["delivery.timeout.ms"] == "160000"
 
