@@ -28,7 +28,8 @@ def option_of(name: str) -> str:
 @dataclass(slots=True)
 class PropertyDraft:
     """Properties, problems and warnings so far. `origin` maps librdkafka's name of a property to
-    the name that the user gave it. `iam` is set where the login is AWS's."""
+    the name that the user gave it. `iam` is set where the login is AWS's. `not_idempotent` maps
+    each property that turns idempotence off to the value that idempotence needs."""
 
     names: PropertyNames
     values: dict[str, str] = field(default_factory=dict)
@@ -36,6 +37,7 @@ class PropertyDraft:
     problems: list[OptionProblem] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     iam: ConnectionOptions | None = None
+    not_idempotent: dict[str, str] = field(default_factory=dict)
 
     def put(self, name: str, value: str, origin: str) -> None:
         """Set a property of librdkafka that the user gave as `origin`."""
@@ -261,18 +263,22 @@ def _complete_idempotence(draft: PropertyDraft) -> None:
     the Java client of Spark 4 does (Kafka 3.9,
     ProducerConfig.postProcessAndValidateIdempotenceConfigs)."""
     given = draft.values.get(IDEMPOTENCE)
-    excluding = []
+    excluding = {}
     if draft.number(_RETRIES, 1) == 0:
-        excluding.append((_RETRIES, "1 or more"))
+        excluding[_RETRIES] = "1 or more"
     if draft.number(_IN_FLIGHT, 1) > _MOST_IN_FLIGHT:
-        excluding.append((_IN_FLIGHT, f"at most {_MOST_IN_FLIGHT}"))
-    for name, expected in excluding if given == "true" else ():
-        draft.add_problem(
-            draft.origin[name],
-            found=f"{draft.values[name]} together with kafka.enable.idempotence=true",
-            expected=f"{expected}, which idempotence needs",
-            next_step="remove this property or kafka.enable.idempotence",
-        )
+        excluding[_IN_FLIGHT] = f"at most {_MOST_IN_FLIGHT}"
+    if given == "true":
+        for name, expected in excluding.items():
+            draft.add_problem(
+                draft.origin[name],
+                found=f"{draft.values[name]} together with kafka.enable.idempotence=true",
+                expected=f"{expected}, which idempotence needs",
+                next_step="remove this property or kafka.enable.idempotence",
+            )
+    else:
+        own = {} if given is None else {IDEMPOTENCE: "true"}
+        draft.not_idempotent = {**excluding, **own}
     if excluding:
         draft.values[IDEMPOTENCE] = "false"
     # Without retries, the client can neither reorder nor repeat records.

@@ -54,11 +54,14 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedProperties:
-    """The result of parsing the options `kafka.*`."""
+    """The result of parsing the options `kafka.*`. `not_idempotent` maps each property that turns
+    a producer's idempotence off, and is no problem by itself, to the value that idempotence
+    needs."""
 
     properties: ClientProperties
     problems: tuple[OptionProblem, ...]
     warnings: tuple[str, ...]
+    not_idempotent: Mapping[str, str]
 
 
 def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> ParsedProperties:
@@ -108,6 +111,7 @@ def read_properties(raw: Mapping[str, str], names: PropertyNames = CONSUMER) -> 
         ),
         problems=tuple(draft.problems),
         warnings=tuple(draft.warnings),
+        not_idempotent=draft.not_idempotent,
     )
 
 

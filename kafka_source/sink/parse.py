@@ -43,7 +43,6 @@ from spark_ssp.kafka_source.sink.options import (
 SINK: Final = "kafka-ssp"
 
 _PARTITIONER: Final = "partitioner"
-_IDEMPOTENCE: Final = "enable.idempotence"
 _RANDOM_PARTITIONERS: Final = frozenset({"random", "consistent_random"})
 """The second one also chooses a random partition for empty keys, and not only for null ones."""
 
@@ -148,11 +147,12 @@ def _delivery_problems(
             next_step="set the option topic; or, if rows have a column topic, markerTopic to an "
             "existing topic",
         )
-    if dict(client.properties.public).get(_IDEMPOTENCE) == "false":
+    values = dict(client.properties.public)
+    for name, expected in client.not_idempotent.items():
         yield OptionProblem(
-            option=PREFIX + _IDEMPOTENCE,
-            found=f"false, with {DELIVERY_GUARANTEE}={options.delivery}",
-            expected="true, which transactions need",
+            option=client.properties.option(name),
+            found=f"{values[name]}, with {DELIVERY_GUARANTEE}={options.delivery}",
+            expected=f"{expected}, which transactions need",
             next_step="remove it",
         )
 

@@ -173,6 +173,12 @@ CASES: Final[Mapping[str, Case]] = {
         "or kafka.enable.idempotence",
         {"kafka.enable.idempotence": None},
     ),
+    "no retries and transactions": (
+        _sink,
+        {"topic": "t", "deliveryGuarantee": "exactly-once", "kafka.retries": "0"},
+        "remove it",
+        {"kafka.retries": None},
+    ),
     "a service credential of the source": (
         _stream,
         {"databricks.serviceCredential": "s"},

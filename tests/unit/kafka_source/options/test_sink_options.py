@@ -136,9 +136,14 @@ def test_exactly_once_needs_a_place_for_its_markers_and_nothing_that_contradicts
         ({**once, "topic": "t", "transactionName": "a/b"}, "transactionName"),
         ({**once, "topic": "t", "includeRepeatHeaders": "true"}, "includeRepeatHeaders"),
         ({**once, "topic": "t", "kafka.enable.idempotence": "false"}, "kafka.enable.idempotence"),
+        ({**once, "topic": "t", "kafka.retries": "0"}, "kafka.retries"),
+        ({**once, "topic": "t", "kafka.max.in.flight": "6"}, "kafka.max.in.flight"),
     ):
         (problem,) = _refusal(BROKERS | wrong).problems
         assert problem.option == named
+    no_idempotence = {"kafka.retries": "0", "kafka.enable.idempotence": "false"}
+    every = _refusal(BROKERS | once | {"topic": "t"} | no_idempotence)
+    assert {problem.option for problem in every.problems} == no_idempotence.keys()
     written = _parse(topic="t", deliveryGuarantee="exactly-once", batchWriteId="q:4")
     assert written.batch_write == ("q", 4)
 
