@@ -19,7 +19,12 @@ from spark_ssp.kafka_source.options.client_properties import PREFIX
 from spark_ssp.kafka_source.options.parse import SOURCE, parse_options
 from spark_ssp.kafka_source.options.property_values import ISOLATION_LEVEL
 from spark_ssp.kafka_source.options.values import KAFKA_OPTIONS, KafkaOptions
-from spark_ssp.kafka_source.sink.options import DELIVERY_GUARANTEE, INCLUDE_REPEAT_HEADERS, Delivery
+from spark_ssp.kafka_source.sink.options import (
+    DELIVERY_GUARANTEE,
+    INCLUDE_REPEAT_HEADERS,
+    MARKER_TOPIC,
+    Delivery,
+)
 from spark_ssp.kafka_source.sink.parse import SINK_OPTIONS
 from spark_ssp.planner.graph.operators import SystemKind
 from spark_ssp.planner.graph.systems import SparkFormat, StreamUse, stream_exists_error
@@ -256,7 +261,8 @@ def _compaction_problems(config: Mapping[str, str]) -> Iterator[OptionProblem]:
 
 
 def _naming_problems(options: Mapping[str, str]) -> Iterator[OptionProblem]:
-    naming = KAFKA_OPTIONS.spellings("subscribe", "subscribePattern", "assign") | {"topic"}
+    naming = KAFKA_OPTIONS.spellings("subscribe", "subscribePattern", "assign")
+    naming |= SINK_OPTIONS.spellings("topic", MARKER_TOPIC)
     for name in sorted(options):
         if name.strip().lower() in naming:
             yield OptionProblem(

@@ -85,7 +85,7 @@ class SinkOptions:
         MARKER_TOPIC,
         _topic,
         "For `exactly-once` with a column `topic`: an existing topic that the sink's committed "
-        "offsets name. Nothing is written to it.",
+        "offsets name. Nothing is written to it. Not together with the option `topic`.",
         unset="the option `topic`",
     )
     exactly_once_from: int = option(

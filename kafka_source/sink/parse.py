@@ -139,7 +139,16 @@ def _delivery_problems(
             expected="one of the two",
             next_step="remove it; readers need kafka.isolation.level=read_committed",
         )
-    if options.topic is None and options.marker_topic is None:
+    topic_given, marker_given = reading.given("topic"), reading.given(MARKER_TOPIC)
+    if topic_given and marker_given:
+        yield OptionProblem(
+            option=MARKER_TOPIC,
+            found="it and the option topic, which the sink's committed offsets name then",
+            expected="one of the two",
+            next_step="remove it; or, if rows have a column topic that is to be used, the option "
+            "topic",
+        )
+    if not topic_given and not marker_given:
         yield OptionProblem(
             option=MARKER_TOPIC,
             found=f"neither it nor the option topic, with {DELIVERY_GUARANTEE}={options.delivery}",

@@ -240,7 +240,9 @@ def test_a_topic_that_is_written_exactly_once_needs_no_headers_and_no_state() ->
     assert (KafkaSystem(LOCAL).has_duplicates, system.has_duplicates) == (True, False)
 
 
-@pytest.mark.parametrize("option", ["subscribe", "subscribepattern", "assign", "topic"])
+@pytest.mark.parametrize(
+    "option", ["subscribe", "subscribepattern", "assign", "topic", "markertopic"]
+)
 def test_options_that_name_a_topic_are_refused(option: str) -> None:
     for more in ({"reader": {option: "orders"}}, {"writer": {option: "orders"}}):
         with pytest.raises(InvalidOptionsError, match=f"{option}: found a topic"):

@@ -179,6 +179,12 @@ CASES: Final[Mapping[str, Case]] = {
         "remove it",
         {"kafka.retries": None},
     ),
+    "a topic of markers beside the topic": (
+        _sink,
+        {"topic": "t", "deliveryGuarantee": "exactly-once", "markerTopic": "m"},
+        "remove it",
+        {"markerTopic": None},
+    ),
     "a service credential of the source": (
         _stream,
         {"databricks.serviceCredential": "s"},
