@@ -10,6 +10,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_ssp.common.columns import not_utf8
 from spark_ssp.common.errors import InvalidRowsError
 from spark_ssp.kafka_source.dedup.dedup_headers import DEDUP_HEADERS, Header
 
@@ -95,14 +96,20 @@ def _topics(column: pa.Array) -> Sequence[str]:
 
 
 def _check_text(name: str, column: pa.Array) -> None:
-    """Raise InvalidRowsError for text that librdkafka would cut: it ends at U+0000."""
-    if pc.any(pc.match_substring(column, "\0")).as_py():
-        raise InvalidRowsError(
-            f"column {name}",
-            found="a name that contains U+0000",
-            expected="names of topics and keys of headers without it",
-            next_step="correct the column, or filter such rows out",
-        )
+    """Raise InvalidRowsError for bytes that are no text, and for text that librdkafka would cut: it
+    ends at U+0000."""
+    if any(not_utf8(column)):
+        found = "bytes that are not UTF-8"
+    elif pc.any(pc.match_substring(column, "\0")).as_py():
+        found = "a name that contains U+0000"
+    else:
+        return
+    raise InvalidRowsError(
+        f"column {name}",
+        found=found,
+        expected="names of topics and keys of headers that are text without U+0000",
+        next_step="correct the column, or filter such rows out",
+    )
 
 
 def _bytes(column: pa.Array) -> Sequence[bytes | None]:
@@ -129,18 +136,19 @@ def _partitions(column: pa.Array) -> Sequence[int | None]:
 
 
 def _headers(column: pa.Array) -> Sequence[Sequence[Header]]:
-    entries = column.values
     ends: list[int] = column.offsets.to_pylist()
-    names, contents = (part.to_pylist() for part in entries.flatten())
-    if entries[ends[0] : ends[-1]].null_count or None in names[ends[0] : ends[-1]]:
+    keys, values = column.values[ends[0] : ends[-1]].flatten()
+    if keys.null_count:  # a header that is null has a null key
         raise InvalidRowsError(
             "column headers",
             found="a header that is null, or without a key",
             expected="a key in every header; its value may be null",
             next_step="remove such headers, for example by filter(headers, h -> h.key IS NOT NULL)",
         )
-    _check_text("headers", entries.field(0)[ends[0] : ends[-1]])
-    pairs = list(zip(names, contents, strict=True))
+    _check_text("headers", keys)
+    names: list[str] = keys.to_pylist()
+    pairs = list(zip(names, values.to_pylist(), strict=True))
+    ends = [end - ends[0] for end in ends]
     valid = column.is_valid().to_pylist()
     if DEDUP_HEADERS.isdisjoint(names):
         return [

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_ssp.common.columns import not_utf8
 from spark_ssp.common.errors import InvalidRowsError
 from spark_ssp.grouping.identifiers import MAX_HASH_KEY
 
@@ -187,27 +188,16 @@ def _check_no_nulls(name: str, column: Any, rows: Iterable[int]) -> None:
 
 
 def _check_is_text(name: str, column: Any, rows: Iterable[int]) -> None:
-    """Check that the text is Unicode: Spark casts any binary to a string, without a check."""
-    try:
-        column.validate(full=True)
-    except pa.ArrowInvalid:
-        content = _binary(column).to_pylist()
+    wrong = not_utf8(column)
+    if any(wrong):
         _check(
             name,
-            pa.array([each is not None and not _is_utf8(each) for each in content], pa.bool_()),
+            pa.array(wrong),
             rows,
             found=lambda _: "bytes that are not UTF-8",
             expected="text",
             next_step=f"encode the bytes, for example by base64({name}) AS {name}",
         )
-
-
-def _is_utf8(content: bytes) -> bool:
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _check_hash_keys(column: Any, rows: Iterable[int]) -> None:

@@ -1,8 +1,8 @@
-"""The columns that a query requests of a source."""
+"""The columns that a query requests of a source, and text that is not UTF-8."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,16 @@ class Column:
             f"try_validate_utf8(CAST({self.name} AS STRING)), which is null for such a record; "
             "correct the producer",
         )
+
+
+def not_utf8(text: pa.Array) -> Sequence[bool]:
+    """Return for each value whether it is not UTF-8; nothing if all are. Spark casts any binary to
+    a string, without a check."""
+    try:
+        text.validate(full=True)
+    except ValueError:
+        return [not _is_utf8(value) for value in text.cast("large_binary").to_pylist()]
+    return ()
 
 
 def _is_utf8(value: bytes | None) -> bool:

@@ -16,21 +16,45 @@ from spark_ssp.kafka_source.sink.transactions import transaction_error
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
-@pytest.mark.parametrize("name", ["a\0b", "ssp-source\0z", "\0"])
+def _unchecked(binary: pa.Array, type_: pa.DataType) -> pa.Array:
+    """Return bytes as text, as Spark's cast does."""
+    return pa.Array.from_buffers(type_, len(binary), binary.buffers(), binary.null_count)
+
+
+@pytest.mark.parametrize("name", [b"a\0b", b"ssp-source\0z", b"\0", b"caf\xe9", b"\xff"])
 @pytest.mark.parametrize("column", ["topic", "headers"])
-def test_a_name_that_the_client_would_cut_is_refused(name: str, column: str) -> None:
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_name_that_is_no_text_or_that_the_client_would_cut_is_refused(
+    name: bytes, column: str, is_large: bool
+) -> None:
     """Cut, a key of a header could become that of another one, or a repeat header."""
-    topics = ["orders", name if column == "topic" else "orders"]
-    keys = ["", name if column == "headers" else "b"]
-    headers = [[{"key": key, "value": b""}] for key in keys]
+    binary, text = (
+        (pa.large_binary(), pa.large_string()) if is_large else (pa.binary(), pa.string())
+    )
+    topics = [b"orders", name if column == "topic" else b"orders", b"clicks"]
+    keys = [b"a", name if column == "headers" else b"b", b"ssp-source", b"c"]
+    headers = pa.StructArray.from_arrays(
+        [_unchecked(pa.array(keys, binary), text), pa.array([b"1", b"2", b"3", None])],
+        names=["key", "value"],
+    )
     batch = pa.RecordBatch.from_arrays(
-        [pa.array(topics), pa.array([b"", None]), pa.array(headers, _HEADERS)],
+        [
+            _unchecked(pa.array(topics, binary), text),
+            pa.array([b"", None, b"v"]),
+            pa.ListArray.from_arrays([0, 1, 2, 4], headers),
+        ],
         names=["topic", "value", "headers"],
     )
     columns = SinkColumns(topic=0, value=1, headers=2)
-    assert rows_of(batch[:1], columns, None).count == 1, "a row before it is none"
-    with pytest.raises(InvalidRowsError, match=f"column {column}"):
+    for part, topic, pairs in (
+        (batch[:1], "orders", [("a", b"1")]),
+        (batch[2:], "clicks", [("c", None)]),
+    ):
+        rows = rows_of(part, columns, None)
+        assert (rows.count, rows.topics, rows.headers) == (1, [topic], [pairs]), "it has no such"
+    with pytest.raises(InvalidRowsError, match=f"column {column}") as caught:
         rows_of(batch, columns, None)
+    assert not any(content in str(caught.value) for content in ("caf", "0xe9", "0xff"))
 
 
 def test_headers_count_for_the_size_of_a_record() -> None:
