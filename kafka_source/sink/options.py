@@ -71,7 +71,8 @@ class SinkOptions:
         DELIVERY_GUARANTEE,
         member(Delivery),
         "`exactly-once`: each task writes its rows in one transaction of Kafka, and a batch that "
-        "runs again writes no row twice. Readers need `isolation.level=read_committed`.",
+        "runs again writes no row twice. Readers need `isolation.level=read_committed`; a write in "
+        "`foreachBatch` needs `batchWriteId`.",
         default="at-least-once",
     )
     transaction_name: str | None = option(

@@ -26,9 +26,12 @@ from pyspark.sql.types import (
 )
 
 from spark_ssp.common import clock
+from spark_ssp.common.errors import UnsupportedError
 from spark_ssp.common.logs import show_logs
+from spark_ssp.common.options.shared import BATCH_WRITE_ID
 from spark_ssp.common.spark.batch_plan import (
     TaskWrite,
+    micro_batch_of_task,
     require_fixed_division,
     run_of_task,
     task_of_batch_write,
@@ -76,10 +79,14 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         self._attempt_ms = clock.now_ms()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Write the rows of one task. Raises SspError if one of them cannot be written."""
+        """Write the rows of one task. Raises SspError if one of them cannot be written, and
+        UnsupportedError if a batch that runs again would be taken for another one."""
         task = partial(task_of_batch_write, self._source, self._batch)
-        if self._options.is_exactly_once and self._options.batch_write is not None:
-            require_fixed_division(DELIVERY_GUARANTEE, by_batch_writes=True)
+        if self._options.is_exactly_once:
+            if self._options.batch_write is not None:
+                require_fixed_division(DELIVERY_GUARANTEE, by_batch_writes=True)
+            elif micro_batch_of_task() is not None:
+                raise _unidentified()
         return _write(iterator, self._columns, self._options, task, self._attempt_ms, has_gaps=True)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
@@ -131,6 +138,17 @@ def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOp
     else:
         release_producer(options.client, acquire_producer(options.client))
     return options, columns
+
+
+def _unidentified() -> UnsupportedError:
+    return UnsupportedError(
+        DELIVERY_GUARANTEE,
+        found=f"a write in foreachBatch without {BATCH_WRITE_ID}: a batch that runs again would be "
+        "written twice",
+        expected=f"{BATCH_WRITE_ID}, by which a batch that runs again is recognized",
+        next_step=f'in the function, add .option("{BATCH_WRITE_ID}", f"{{query_id}}:{{batch}}"), '
+        "with an id that only this streaming query has, and the number of the batch",
+    )
 
 
 def _write(

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
 import pyarrow as pa
 import pytest
 from confluent_kafka import KafkaError
+from pyspark.sql.types import BinaryType, StructType
 
 from spark_ssp.common.errors import InvalidRowsError, StreamNotFoundError, UnsupportedError
 from spark_ssp.common.spark import batch_plan
+from spark_ssp.kafka_source.sink import table_sink
 from spark_ssp.kafka_source.sink.columns import SinkColumns, rows_of
 from spark_ssp.kafka_source.sink.markers import Write
 from spark_ssp.kafka_source.sink.producer import _delivery_error, _record_bytes
+from spark_ssp.kafka_source.sink.table_sink import KafkaBatchWriter
 from spark_ssp.kafka_source.sink.transactions import transaction_error
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -57,6 +64,70 @@ def test_a_name_that_is_no_text_or_that_the_client_would_cut_is_refused(
     assert not any(content in str(caught.value) for content in ("caf", "0xe9", "0xff"))
 
 
+class _Task:
+    """A task with the local properties that Spark passes to it."""
+
+    def __init__(self, properties: Mapping[str, str]) -> None:
+        self._properties = properties
+
+    def getLocalProperty(self, name: str) -> str | None:
+        return self._properties.get(name)
+
+    def partitionId(self) -> int:
+        return 7
+
+
+_IN_QUERY = {
+    "sql.streaming.queryId": "q",
+    "streaming.sql.batchId": "3",
+    batch_plan.ADAPTIVE_QUERY: "false",
+}
+
+
+@pytest.mark.parametrize(
+    ("properties", "identity", "is_refused"),
+    [
+        (_IN_QUERY, {}, True),
+        (_IN_QUERY, {"batchWriteId": "q:3"}, False),
+        ({}, {}, False),  # a batch query, or a query over Spark Connect
+    ],
+)
+def test_a_batch_of_a_query_is_written_exactly_once_only_with_its_identity(
+    monkeypatch: pytest.MonkeyPatch,
+    properties: Mapping[str, str],
+    identity: Mapping[str, str],
+    is_refused: bool,
+) -> None:
+    """With an id of each write, a batch that runs again would be another one."""
+    written: list[Write] = []
+
+    def write_in_transaction(*arguments: Any) -> int:
+        written.append(arguments[3])
+        return 0
+
+    monkeypatch.setattr(table_sink, "check_properties", lambda _: None)
+    monkeypatch.setattr(table_sink, "write_in_transaction", write_in_transaction)
+    context = SimpleNamespace(get=lambda: _Task(properties))
+    monkeypatch.setattr(batch_plan, "TaskContext", context)
+    options = {"kafka.bootstrap.servers": "h:1", "topic": "t", **identity}
+
+    def write(delivery: str) -> object:
+        given = {**options, "deliveryGuarantee": delivery}
+        writer = KafkaBatchWriter(given, StructType().add("value", BinaryType()))
+        return writer.write(iter(()))
+
+    if not is_refused:
+        write("exactly-once")
+        assert [(one.task, one.batch) for one in written] == [(7, 3 if identity else 0)]
+        return
+    with pytest.raises(UnsupportedError) as caught:
+        write("exactly-once")
+    assert "batchWriteId" in caught.value.next_step
+    assert not written
+    monkeypatch.setattr(table_sink, "write_rows", lambda *_: 0)
+    write("at-least-once")
+
+
 def test_headers_count_for_the_size_of_a_record() -> None:
     assert _record_bytes(None, b"v", [("é", b"xx"), ("k", None)]) == 1 + 4 + 1
 
@@ -88,11 +159,8 @@ def test_a_timeout_beyond_that_of_the_brokers_is_named() -> None:
 def test_a_setting_is_off_as_spark_reads_it(
     monkeypatch: pytest.MonkeyPatch, value: str | None, is_off: bool
 ) -> None:
-    class Task:
-        def getLocalProperty(self, _: str) -> str | None:
-            return value
-
-    monkeypatch.setattr(batch_plan, "_task", Task)
+    properties = {} if value is None else {batch_plan.ADAPTIVE_QUERY: value}
+    monkeypatch.setattr(batch_plan, "_task", lambda: _Task(properties))
     if is_off:
         batch_plan.require_fixed_division("deliveryGuarantee", by_batch_writes=True)
     else:
