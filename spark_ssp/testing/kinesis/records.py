@@ -99,8 +99,9 @@ def put_records(state: ServiceState, request: Request) -> Json:
             results.append({"ErrorCode": error.code, "ErrorMessage": error.message})
         else:
             results.append({"ShardId": shard.shard_id, "SequenceNumber": record.sequence_number})
-    failed = sum("ErrorCode" in result for result in results)
-    return {"FailedRecordCount": failed, "Records": results, "EncryptionType": "NONE"}
+    refused = [result["ErrorCode"] for result in results if "ErrorCode" in result]
+    state.calls.refused.update(refused)
+    return {"FailedRecordCount": len(refused), "Records": results, "EncryptionType": "NONE"}
 
 
 def _writable(state: ServiceState, request: Request) -> Stream:

@@ -44,7 +44,7 @@ class Call:
 class CallLog:
     """Counts every request of clients (direct calls of a test on the state are not counted).
     Requests count equally if they were answered, refused or dropped; `refused` counts the errors by
-    code."""
+    code: one for a refused request, and one for each record that PutRecords refuses."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str | None, str | None]] = Counter()

@@ -234,6 +234,7 @@ def test_some_records_of_a_batch_are_rejected(state: KinesisState) -> None:
     assert answer["FailedRecordCount"] == 2
     rejected = [n for n, record in enumerate(answer["Records"]) if "ErrorCode" in record]
     assert rejected == [2, 5]
+    assert dict(state.calls.refused) == {"ProvisionedThroughputExceededException": 2}
     stored = {record.partition_key for record in state.records("orders")}
     assert stored == {"0", "1", "3", "4", "6"}
 

@@ -99,6 +99,7 @@ def test_a_thousand_puts_per_shard_and_second(strict: KinesisState, clock: Manua
 
     assert [batch(0) for _ in range(4)] == [0, 0, 200, 400]
     assert batch(1 << 127) == 0
+    assert dict(strict.calls.refused) == {RATE: 600}
     clock.advance(1000)
     assert batch(0) == 0
 
