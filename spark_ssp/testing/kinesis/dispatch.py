@@ -76,6 +76,8 @@ _LIMITED_BY_SHARD = frozenset({"GetRecords", "GetShardIterator", "PutRecord", "P
 class KinesisState(ServiceState):
     """The state of the embedded service, with the operations of its API."""
 
+    operations = OPERATIONS
+
     def call(self, operation: str, body: Mapping[str, Any]) -> Answer:
         """Carry out one request of the Kinesis API; `body` by the API's field names.
 
@@ -127,7 +129,14 @@ class KinesisState(ServiceState):
         prevented: KinesisError | NoAnswer | None = None
         for fault in faults:
             if isinstance(fault, TrimRecords):
-                self._trim(fault, call)
+                assert call.stream is not None
+                assert call.shard is not None
+                self.trim(
+                    call.stream,
+                    call.shard,
+                    before_sequence_number=fault.before_sequence_number,
+                    before_ms=fault.before_ms,
+                )
             elif isinstance(fault, Effect):
                 effects.append(fault)
             elif isinstance(fault, LostReply):
@@ -137,16 +146,6 @@ class KinesisState(ServiceState):
         if prevented is not None:
             raise prevented
         return tuple(effects), lost
-
-    def _trim(self, fault: TrimRecords, call: Call) -> None:
-        if call.stream is None or call.shard is None:
-            return
-        self.trim(
-            call.stream,
-            call.shard,
-            before_sequence_number=fault.before_sequence_number,
-            before_ms=fault.before_ms,
-        )
 
 
 def _error_of_fault(fault: Fault, call: Call) -> KinesisError | NoAnswer:

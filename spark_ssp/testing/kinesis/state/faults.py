@@ -7,8 +7,8 @@ injects into them.
     faults.add(FailSubscription(after_events=2), operation="SubscribeToShard", shard=shard_id)
 
 A fault is due in the `nth` call that matches it and in the `count - 1` matching calls after that
-(`count=None`: in all). If several are due in one call, the first added of those that prevent an
-answer applies; the others take effect as well if possible.
+(`count=None`: in all). A call that it cannot affect does not match. If several are due in one call,
+the first added of those that prevent an answer applies; the others take effect as well if possible.
 
 Faults of single subscriptions are injected into calls of SubscribeToShard, which succeed.
 `after_events` is the number of events, empty ones included, that the subscription sends before the
@@ -20,8 +20,9 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 # --- Calls ----------------------------------------------------------------------------------------
 
@@ -214,8 +215,8 @@ class LostReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrimRecords:
-    """The shard that the request names loses its records, before the request is carried out:
-    those before `before_sequence_number`, or that arrived before `before_ms`, or all."""
+    """The shard that the request names loses its records before the request is carried out: those
+    before `before_sequence_number`, or that arrived before `before_ms`, or all."""
 
     before_sequence_number: str | None = None
     before_ms: int | None = None
@@ -277,10 +278,38 @@ Fault = (
     | SubscriptionFault
 )
 
+_SUBSCRIPTIONS: Final = frozenset({"SubscribeToShard"})
+_READS: Final = frozenset({"GetRecords"})
+_PUTS: Final = frozenset({"PutRecord", "PutRecords"})
+_AFFECTED: Final[Mapping[type[Fault], frozenset[str]]] = {
+    FailSubscription: _SUBSCRIPTIONS,
+    SilenceSubscription: _SUBSCRIPTIONS,
+    CutSubscription: _SUBSCRIPTIONS,
+    EndSubscription: _SUBSCRIPTIONS,
+    EmptyEvents: _SUBSCRIPTIONS,
+    ExpiredIterator: _READS,
+    EmptyPage: _READS,
+    LateShardEnd: _READS,
+    TrimRecords: frozenset(
+        {"GetRecords", "GetShardIterator", "MergeShards", "SplitShard", "SubscribeToShard"}
+    ),
+    DelayVisibility: _PUTS,
+    ShiftArrival: _PUTS,
+    RejectRecords: frozenset({"PutRecords"}),
+}
+"""The operations in which a fault can take effect; those not listed do in all."""
+
+
+def _can_affect(fault: Fault, call: Call) -> bool:
+    operations = _AFFECTED.get(type(fault))
+    if operations is not None and call.operation not in operations:
+        return False
+    return not isinstance(fault, TrimRecords) or None not in (call.stream, call.shard)
+
 
 @dataclass(slots=True, kw_only=True)
 class Injection:
-    """A fault with the calls in which it is due. `hits` counts its applications."""
+    """A fault with the calls in which it is due. `hits` counts the calls in which it was."""
 
     fault: Fault
     operation: str | None
@@ -304,6 +333,7 @@ class Injection:
             or self.operation not in (None, call.operation)
             or self.stream not in (None, call.stream)
             or self.shard not in (None, call.shard)
+            or not _can_affect(self.fault, call)
             or (self.when is not None and not self.when(call))
         ):
             return False
@@ -330,9 +360,10 @@ def by_chance(probability: float, *, seed: int) -> Callable[[Call], bool]:
 
 
 class Faults:
-    """The injected faults of one service. Thread-safe."""
+    """The injected faults of a service with these `operations`. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, operations: Collection[str]) -> None:
+        self._operations = operations
         self._lock = threading.Lock()
         self._injections: list[Injection] = []
 
@@ -348,7 +379,14 @@ class Faults:
         when: Callable[[Call], bool] | None = None,
     ) -> Injection:
         """Inject `fault` into the calls that match; an argument not given matches every call. It
-        takes effect from the `nth` matching call on, for `count` of them; None: for all."""
+        takes effect from the `nth` matching call on, for `count` of them; None: for all. Raises
+        ValueError for an operation that the service lacks or that the fault cannot affect."""
+        possible = _AFFECTED.get(type(fault), self._operations)
+        if operation is not None and operation not in possible:
+            raise ValueError(
+                f"found {operation!r} as the operation of {type(fault).__name__}; expected one of "
+                f"{', '.join(sorted(possible))}"
+            )
         injection = Injection(
             fault=fault,
             operation=operation,

@@ -5,8 +5,9 @@ limits or counting. Clients call `dispatch.KinesisState.call`. Thread-safe."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import ClassVar
 
 from spark_ssp.testing.kinesis.state.clock import Clock, as_clock
 from spark_ssp.testing.kinesis.state.errors import in_use, invalid_argument, not_found
@@ -44,6 +45,9 @@ class Delays:
 class ServiceState:
     """One account's streams in one region."""
 
+    operations: ClassVar[Collection[str]]
+    """The names of the operations that clients can call."""
+
     def __init__(
         self,
         *,
@@ -58,7 +62,7 @@ class ServiceState:
         self.delays = delays or Delays()
         self.answers = answers or UnusualAnswers()
         """May be replaced at any time, for the calls that follow."""
-        self.faults = Faults()
+        self.faults = Faults(self.operations)
         self.calls = CallLog()
         self.rate_limiter = RateLimiter(limits or Limits())
         self.lock = threading.RLock()

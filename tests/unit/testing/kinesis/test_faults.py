@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from spark_ssp.testing.kinesis import KinesisError, KinesisState, ManualClock
+from spark_ssp.testing.kinesis.dispatch import OPERATIONS
 from spark_ssp.testing.kinesis.state.errors import NoAnswer
 from spark_ssp.testing.kinesis.state.faults import (
     AccessDenied,
@@ -15,6 +16,7 @@ from spark_ssp.testing.kinesis.state.faults import (
     DropConnection,
     EmptyPage,
     ExpiredIterator,
+    FailSubscription,
     Fault,
     Faults,
     InternalFailure,
@@ -59,7 +61,7 @@ def due(faults: Faults, *calls: Call) -> str:
 
 
 def test_a_fault_is_due_once_by_default() -> None:
-    faults = Faults()
+    faults = Faults(OPERATIONS)
     faults.add(Throttle())
     assert due(faults, *[call("ListShards")] * 3) == "x.."
     assert list(faults) == []
@@ -72,7 +74,7 @@ def test_a_fault_is_due_once_by_default() -> None:
 def test_a_fault_is_due_from_the_nth_match_so_many_times(
     nth: int, count: int | None, expected: str
 ) -> None:
-    faults = Faults()
+    faults = Faults(OPERATIONS)
     injection = faults.add(Throttle(), nth=nth, count=count)
     assert due(faults, *[call("ListShards")] * 5) == expected
     assert injection.hits == expected.count("x")
@@ -91,16 +93,60 @@ def test_a_fault_is_due_only_in_calls_that_match() -> None:
         (None, None, FIRST, "x.x."),
         ("GetRecords", "orders", SECOND, ".x.."),
     ):
-        faults = Faults()
+        faults = Faults(OPERATIONS)
         faults.add(Throttle(), count=None, operation=operation, stream=stream, shard=shard)
         assert due(faults, *calls) == expected
-    faults = Faults()
+    faults = Faults(OPERATIONS)
     faults.add(Throttle(), count=None, when=lambda c: c.shard is None)
     assert due(faults, *calls) == "...x"
 
 
+@pytest.mark.parametrize(
+    ("fault", "affected"),
+    [
+        (EmptyPage(), ["GetRecords"]),
+        (LateShardEnd(), ["GetRecords"]),
+        (ExpiredIterator(), ["GetRecords"]),
+        (RejectRecords(), ["PutRecords"]),
+        (DelayVisibility(delay_ms=1), ["PutRecord", "PutRecords"]),
+        (ShiftArrival(shift_ms=1), ["PutRecord", "PutRecords"]),
+        (FailSubscription(), ["SubscribeToShard"]),
+        (
+            TrimRecords(),
+            ["GetRecords", "GetShardIterator", "MergeShards", "SplitShard", "SubscribeToShard"],
+        ),
+        (Throttle(), sorted(OPERATIONS)),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_call_that_a_fault_cannot_affect_does_not_use_it_up(
+    fault: Fault, affected: list[str]
+) -> None:
+    faults = Faults(OPERATIONS)
+    injection = faults.add(fault, count=len(affected))
+    met = [name for name in sorted(OPERATIONS) if faults.take(call(name, shard=FIRST))]
+    assert (met, injection.hits, injection.exhausted) == (affected, len(affected), True)
+    for operation in [*OPERATIONS, "GetRecord", "ListQueues"]:
+        if operation in affected:
+            faults.add(fault, operation=operation)
+            continue
+        with pytest.raises(ValueError, match="expected one of") as caught:
+            faults.add(fault, operation=operation)
+        assert repr(operation) in str(caught.value)
+        assert all(name in str(caught.value) for name in affected)
+
+
+def test_records_of_no_shard_are_not_trimmed(state: KinesisState) -> None:
+    put(state, "a")
+    injection = state.faults.add(TrimRecords())
+    made_up = {"ShardIterator": "made up"}
+    assert outcome(state, "GetRecords", made_up) == "InvalidArgumentException"
+    token = iterator(state)
+    assert (injection.hits, texts(read(state, token))) == (1, "")
+
+
 def test_faults_can_be_taken_back() -> None:
-    faults = Faults()
+    faults = Faults(OPERATIONS)
     one, other = faults.add(Throttle(), count=None), faults.add(AccessDenied(), count=None)
     faults.remove(one)
     faults.remove(one)
