@@ -89,6 +89,17 @@ class Service:
         """Wait for a condition, up to a deadline."""
         until(reached, "the service gets there", within_s=WAIT_S)
 
+    def stream_names(self) -> list[str]:
+        """Return the names of all streams."""
+        found: list[str] = []
+        more = True
+        while more:
+            start: Any = {"ExclusiveStartStreamName": found[-1]} if found else {}
+            answer = self.client.list_streams(**start)
+            found += answer["StreamNames"]
+            more = answer["HasMoreStreams"]
+        return found
+
     def put(self, stream: str, *data: str, key: int | None = 0) -> list[str]:
         """Put each text by itself, at hash key `key`; the sequence numbers."""
         return [

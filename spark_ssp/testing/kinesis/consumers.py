@@ -37,7 +37,7 @@ from spark_ssp.testing.kinesis.state.subscription import (
     advance,
     open_subscription,
 )
-from spark_ssp.testing.kinesis.streams import consumer_of, stream_of
+from spark_ssp.testing.kinesis.streams import consumer_of, page_size, stream_of
 
 _MAX_RESULTS = 100
 _MAX_TAGS = 50
@@ -91,7 +91,7 @@ def deregister(state: ServiceState, request: Request) -> Json:
 
 def list_consumers(state: ServiceState, request: Request) -> Json:
     request.required_text("StreamARN")
-    limit = min(request.bounded("MaxResults", 1, 10_000) or _MAX_RESULTS, _MAX_RESULTS)
+    limit = page_size(request, "MaxResults", _MAX_RESULTS)
     stream = stream_of(state, request)
     created = request.time_ms("StreamCreationTimestamp")
     token = request.text("NextToken")

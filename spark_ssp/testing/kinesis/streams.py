@@ -38,6 +38,9 @@ from spark_ssp.testing.kinesis.state.subscription import Consumer
 
 _MAX_SHARDS = 10_000
 _MAX_RESULTS = 1000
+"""The most shards in an answer of ListShards."""
+_MAX_LISTED = 100
+"""The most shards or streams in an answer of DescribeStream or ListStreams."""
 _MAX_TAGS = 50
 _KIB = 1024
 
@@ -96,6 +99,11 @@ def stream_in_consumer_arn(arn: str) -> str | None:
     return None if match is None else match[2]
 
 
+def page_size(request: Request, field: str, most: int) -> int:
+    """Return the number of results that a request asks for, up to `most`, which is the default."""
+    return min(request.bounded(field, 1, 10_000) or most, most)
+
+
 # --- Streams --------------------------------------------------------------------------------------
 
 
@@ -137,7 +145,7 @@ def delete_stream(state: ServiceState, request: Request) -> Json:
 
 def describe_stream(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
-    limit = request.bounded("Limit", 1, 10_000) or 100
+    limit = page_size(request, "Limit", _MAX_LISTED)
     after = request.name("ExclusiveStartShardId") or ""
     state.rate_limiter.call("DescribeStream", request.now_ms)
     shards = [s for s in stream.shards(request.now_ms) if s.shard_id > after]
@@ -178,7 +186,7 @@ def _common(stream: Stream) -> Json:
 
 
 def list_streams(state: ServiceState, request: Request) -> Json:
-    limit = request.bounded("Limit", 1, 10_000) or 100
+    limit = page_size(request, "Limit", _MAX_LISTED)
     after = request.name("ExclusiveStartStreamName") or ""
     token = request.text("NextToken")
     state.rate_limiter.call("ListStreams", request.now_ms)
@@ -350,7 +358,7 @@ def shard_json(shard: Shard) -> Json:
 
 
 def list_shards(state: ServiceState, request: Request) -> Json:
-    limit = min(request.bounded("MaxResults", 1, 10_000) or _MAX_RESULTS, _MAX_RESULTS)
+    limit = page_size(request, "MaxResults", _MAX_RESULTS)
     token = request.text("NextToken")
     if token is not None:
         stream, after, wanted, at_ms = _continued(state, request, token)

@@ -59,8 +59,7 @@ def test_a_recreated_stream_has_another_creation_time(subject: Subject) -> None:
 
     subject.service.until(gone)
     subject.service.until(lambda: subject.service.now_ms() > before + 1)
-    names = subject.service.client.list_streams
-    subject.service.until(lambda: stream.name not in names(Limit=10_000)["StreamNames"])
+    subject.service.until(lambda: stream.name not in subject.service.stream_names())
     subject.service.client.create_stream(StreamName=stream.name, ShardCount=1)
     subject.service.settled(stream.name)
     assert subject.kinesis.describe(stream).created > before

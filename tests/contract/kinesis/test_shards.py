@@ -264,7 +264,7 @@ def test_a_recreated_stream_is_another(service: Service) -> None:
     token = service.iterator(stream)
     created = service.summary(stream)["StreamCreationTimestamp"]
     service.client.delete_stream(StreamName=stream)
-    service.until(lambda: stream not in service.client.list_streams(Limit=1000)["StreamNames"])
+    service.until(lambda: stream not in service.stream_names())
     absent = refusal(service.client.describe_stream_summary, StreamName=stream)
     assert absent == "ResourceNotFoundException"
     assert refusal(service.page, iterator=token) == "ResourceNotFoundException"

@@ -188,8 +188,7 @@ def in_service(service: Service) -> Run:
 
 
 def left_in_service(service: Service) -> list[str]:
-    names = service.client.list_streams(Limit=1000)["StreamNames"]
-    return [name for name in names if name.startswith("spark-ssp-")]
+    return [name for name in service.stream_names() if name.startswith("spark-ssp-")]
 
 
 def test_other_services(service: Service) -> None:

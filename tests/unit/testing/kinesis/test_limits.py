@@ -8,7 +8,7 @@ import pytest
 
 from spark_ssp.testing.kinesis import KinesisState, Limits, ManualClock
 from spark_ssp.testing.kinesis.state.page_reads import RecordsPage
-from tests.support.kinesis.embedded_calls import FIRST, ORDERS, SECOND, iterator, outcome
+from tests.support.kinesis.embedded_calls import FIRST, ORDERS, SECOND, answered, iterator, outcome
 
 LATEST = ORDERS | {"ShardId": FIRST, "ShardIteratorType": "LATEST"}
 RATE = "ProvisionedThroughputExceededException"
@@ -259,6 +259,31 @@ def test_ten_thousand_shards_are_listed_by_pages(clock: ManualClock) -> None:
         body = {"NextToken": answer["NextToken"]}
     assert len(set(seen)) == 10_000
     assert seen == sorted(seen)
+
+
+def test_shards_and_streams_are_described_by_pages_of_a_hundred(clock: ManualClock) -> None:
+    state = KinesisState(clock=clock)
+    state.create_stream("wide", 250)
+    for number in range(204):
+        state.create_stream(f"stream-{number:03d}")
+    counts: list[int] = []
+    body: dict[str, Any] = {"StreamName": "wide", "Limit": 10_000}
+    more = True
+    while more:
+        page = answered(state, "DescribeStream", **body)["StreamDescription"]
+        counts.append(len(page["Shards"]))
+        body["ExclusiveStartShardId"] = page["Shards"][-1]["ShardId"]
+        more = page["HasMoreShards"]
+    assert counts == [100, 100, 50]
+    seen: list[str] = []
+    body, more = {"Limit": 10_000}, True
+    while more:
+        answer = answered(state, "ListStreams", **body)
+        assert len(answer["StreamNames"]) <= 100
+        seen += answer["StreamNames"]
+        body = {"ExclusiveStartStreamName": seen[-1], "Limit": 10_000}
+        more = answer["HasMoreStreams"]
+    assert seen == state.stream_names()
 
 
 def test_an_iterator_fits_the_apis_512_characters(clock: ManualClock) -> None:
