@@ -352,7 +352,10 @@ def _drain(output: IO[bytes]) -> None:
 
 def free_ports(host: str, count: int) -> list[int]:
     """Return ports below those that the system gives to other programs and to outgoing connections:
-    one might take a port while its server is restarted, and receive the requests for it."""
+    one might take a port while its server is restarted, and receive the requests for it. Raises
+    OSError if `host` is no address of this machine."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
     found: list[int] = []
     while len(found) < count:
         port = random.SystemRandom().randrange(20_000, 32_000)
@@ -482,7 +485,8 @@ class LocalKafkaCluster(LocalServer):
         self._brokers[number].kill()
 
     def stop(self, number: int) -> None:
-        """Stop a broker in order: it hands over its partitions first."""
+        """Stop a broker in order, after a `thaw`: it hands over its partitions first."""
+        self.thaw(number)
         self._brokers[number].stop()
 
     def start_again(self, number: int) -> None:
