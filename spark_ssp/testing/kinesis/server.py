@@ -26,6 +26,7 @@ from binascii import crc32
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
+from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
 import orjson
@@ -79,13 +80,17 @@ def refusal(*, host: str | None, origin: str | None, address: str) -> str | None
 
 
 LOOPBACK = "127.0.0.1"
+_LAST_PORT: Final = 65_535
 
 
 def listen(port: int, host: str) -> socket.socket:
     """Return a socket that listens on `port` of `host`, or on any free one for 0. OSError if it is
-    taken, or if `host` is no address of this machine, as an empty one, which would be all."""
+    taken or no port, or if `host` is no address of this machine, as an empty one, which would be
+    all."""
     if not host.strip():
         raise OSError("an empty host; expected an address of this machine, such as 127.0.0.1")
+    if not 0 <= port <= _LAST_PORT:
+        raise OSError(f"port {port}; expected one up to {_LAST_PORT}, or 0 for any free one")
     # The protocol is set explicitly because asyncio sets TCP_NODELAY only on sockets that have one;
     # without it every small answer waits 40 ms for an acknowledgement.
     listening = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -359,8 +364,8 @@ _TARGET = "DynamoDB_20120810."
 
 
 class DynamoDbServer:
-    """moto's DynamoDB on `host`; no other service of moto is served. Its tables are kept in this
-    process, so two servers share them.
+    """moto's DynamoDB on `host`; no other service of moto is served. moto keeps all tables of this
+    process by account; each server has an account to itself. The tables stay when it is stopped.
 
     It answers one request at a time. moto checks a condition and then writes without a lock in
     between, so that of two conditional writes at once both would succeed.
@@ -369,11 +374,12 @@ class DynamoDbServer:
     def __init__(self, *, port: int = 0, host: str = LOOPBACK) -> None:
         self._port = port
         self._host = host
+        self._account = f"{next(_accounts):012d}"
         self._server: BaseWSGIServer | None = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to serve; OSError when the port is taken."""
+        """Begin to serve, after a `stop` at the same address. OSError if the port is taken."""
         try:
             from moto.moto_server.werkzeug_app import MotoRequestHandler, create_backend_app
             from werkzeug.serving import make_server
@@ -383,11 +389,13 @@ class DynamoDbServer:
                 "'flask-cors>=6' 'werkzeug>=3.1.4'"
             ) from error
         logging.getLogger("werkzeug").setLevel(logging.WARNING)  # a line per request otherwise
-        app = only_dynamodb(one_at_a_time(create_backend_app("dynamodb")), self._host)
+        app = in_account(self._account, one_at_a_time(create_backend_app("dynamodb")))
+        app = only_dynamodb(app, self._host)
         with listen(self._port, self._host) as listening:  # werkzeug itself would end the process
+            self._port = listening.getsockname()[1]
             self._server = make_server(
                 self._host,
-                listening.getsockname()[1],
+                self._port,
                 app,
                 threaded=True,
                 request_handler=MotoRequestHandler,
@@ -402,7 +410,7 @@ class DynamoDbServer:
     def endpoint_url(self) -> str:
         if self._server is None:
             raise RuntimeError("the DynamoDB server is not running")
-        return f"http://{self._host}:{self._server.server_address[1]}"
+        return f"http://{self._host}:{self._port}"
 
     def stop(self) -> None:
         """No effect when it is not running."""
@@ -413,8 +421,18 @@ class DynamoDbServer:
             self._server = self._thread = None
 
 
+_accounts = count(1)
 _answering = threading.Lock()
 """Of the whole process, as moto's tables are."""
+
+
+def in_account(account: str, app: App) -> App:
+    """Let an application of moto use the tables of one of its accounts."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        return app(environ | {"HTTP_X_MOTO_ACCOUNT_ID": account}, start_response)
+
+    return answer
 
 
 def one_at_a_time(app: App) -> App:

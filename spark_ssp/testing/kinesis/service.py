@@ -38,8 +38,9 @@ class EmbeddedKinesis:
     `limits`: `Limits.strict()` for those of the service; default: no limits.
     `delays`: the durations of creating, resharding and deleting; default: 0.
     `answers`: `UnusualAnswers.all()` for rare but allowed answers; default: none. `port`: 0 for any
-    free one. `dynamodb`: start moto's DynamoDB as well (needs moto). `host`: another address of
-    this machine to listen on; every program that reaches it can read and write.
+    free one. `dynamodb`: start moto's DynamoDB as well (needs moto), with tables of its own.
+    `host`: another address of this machine to listen on; every program that reaches it can read
+    and write.
     """
 
     def __init__(
@@ -64,8 +65,8 @@ class EmbeddedKinesis:
         self._dynamodb = DynamoDbServer(port=dynamodb_port, host=host) if dynamodb else None
 
     def start(self) -> Self:
-        """Start serving, after a `stop` at the same address. Raises OSError if the port is
-        taken."""
+        """Start serving, after a `stop` at the same addresses. Raises OSError if a port is taken
+        or no port."""
         if self._http is None:
             self._http = HttpServer(self.state, port=self._port, host=self._host)
             self._port = self._http.port
@@ -79,7 +80,8 @@ class EmbeddedKinesis:
         return self
 
     def stop(self) -> None:
-        """Stop serving. The state stays. No effect when not serving."""
+        """Stop serving. The state stays, with the tables of DynamoDB. No effect when not
+        serving."""
         if self._dynamodb is not None:
             self._dynamodb.stop()
         if self._http is not None:

@@ -64,7 +64,7 @@ def feed(kinesis: EmbeddedKinesis) -> Feed:
 
 @pytest.fixture
 def application(tmp_path: Path) -> str:
-    """Another one for each test: moto's tables are the process's."""
+    """Another one for each test."""
     return tmp_path.name
 
 

@@ -133,3 +133,13 @@ def test_a_port_that_is_taken_is_an_error(running: EmbeddedKinesis) -> None:
     assert port is not None
     with pytest.raises(OSError, match="in use"):
         EmbeddedKinesis(dynamodb=True, dynamodb_port=port).start()
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_a_port_that_cannot_be_is_an_error(port: int) -> None:
+    for service in (
+        EmbeddedKinesis(port=port),
+        EmbeddedKinesis(dynamodb=True, dynamodb_port=port),
+    ):
+        with pytest.raises(OSError, match=f"port {port}; expected"):
+            service.start()

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,20 +207,27 @@ def test_stop_does_not_wait_for_a_pending_timeout() -> None:
 
 
 def test_dynamodb_beside_it() -> None:
-    with EmbeddedKinesis(dynamodb=True) as service:
+    def tables(service: EmbeddedKinesis, *created: str) -> list[str]:
         endpoint: Any = {"endpoint_url": service.dynamodb_endpoint_url}
-        dynamodb = boto3.client("dynamodb", **service.client_settings() | endpoint)
-        # The tables of a process are one set, and other tests may have made some.
-        created = dynamodb.create_table(
-            TableName="beside-it",
-            KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
-            AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
-            BillingMode="PAY_PER_REQUEST",
-        )
-        assert created["TableDescription"]["TableName"] == "beside-it"
-        dynamodb.delete_table(TableName="beside-it")
-        dynamodb.close()
-        assert service.environment()["AWS_ENDPOINT_URL_DYNAMODB"] == service.dynamodb_endpoint_url
+        with closing(boto3.client("dynamodb", **service.client_settings() | endpoint)) as dynamodb:
+            for name in created:
+                dynamodb.create_table(
+                    TableName=name,
+                    KeySchema=[{"AttributeName": "key", "KeyType": "HASH"}],
+                    AttributeDefinitions=[{"AttributeName": "key", "AttributeType": "S"}],
+                    BillingMode="PAY_PER_REQUEST",
+                )
+            return dynamodb.list_tables()["TableNames"]
+
+    with EmbeddedKinesis(dynamodb=True) as one, EmbeddedKinesis(dynamodb=True) as other:
+        assert tables(one, "leases") == ["leases"]
+        assert tables(other) == [], "tables are the service's, not the process's"
+        addresses = one.endpoint_url, one.dynamodb_endpoint_url
+        assert one.environment()["AWS_ENDPOINT_URL_DYNAMODB"] == one.dynamodb_endpoint_url
+        one.stop()
+        one.start()
+        assert (one.endpoint_url, one.dynamodb_endpoint_url) == addresses
+        assert tables(one) == ["leases"]
 
 
 def test_a_stream_that_is_given_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
