@@ -543,8 +543,9 @@ def _parse(headers: Mapping[bytes, bytes], body: bytes) -> tuple[str, dict[str, 
     content_type = headers.get(b"content-type", b"").decode("latin-1")
     if "cbor" in content_type:
         raise serialization(
-            "The embedded Kinesis speaks JSON, not CBOR. Switch CBOR off in the client: "
-            "AWS_CBOR_DISABLE=true in its environment, or -Daws.cborEnabled=false for Java."
+            "found a request in CBOR, expected JSON. Switch CBOR off in the client: "
+            "CBOR_ENABLED=false in its environment or -Daws.cborEnabled=false for the AWS SDK for "
+            "Java 2, AWS_CBOR_DISABLE=true in its environment for version 1."
         )
     target = headers.get(b"x-amz-target", b"").decode("latin-1")
     if not target.startswith(_TARGET_PREFIX):

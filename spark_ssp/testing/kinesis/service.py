@@ -132,6 +132,9 @@ class EmbeddedKinesis:
             "AWS_DEFAULT_REGION": self.state.region,
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": ACCESS_KEY,
+            # The AWS SDK for Java sends CBOR otherwise: version 2, and version 1.
+            "CBOR_ENABLED": "false",
+            "AWS_CBOR_DISABLE": "true",
         }
         if self._dynamodb is not None:
             found["AWS_ENDPOINT_URL_DYNAMODB"] = self.dynamodb_endpoint_url

@@ -264,4 +264,9 @@ def test_the_command_line_serves_until_it_is_stopped() -> None:
         process.kill()
         process.wait()
         process.stdout.close()
-    assert f"export AWS_ENDPOINT_URL_KINESIS={endpoint}" in rest
+    for setting in (
+        f"AWS_ENDPOINT_URL_KINESIS={endpoint}",
+        "CBOR_ENABLED=false",
+        "AWS_CBOR_DISABLE=true",
+    ):
+        assert f"  export {setting}\n" in rest
