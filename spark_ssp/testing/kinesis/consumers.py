@@ -12,7 +12,6 @@ from spark_ssp.testing.kinesis.state.errors import (
     dry_run,
     in_use,
     invalid_argument,
-    serialization,
 )
 from spark_ssp.testing.kinesis.state.faults import SubscriptionFault
 from spark_ssp.testing.kinesis.state.page_reads import Cursor
@@ -22,6 +21,7 @@ from spark_ssp.testing.kinesis.state.request import (
     decimal_value,
     invalid_value,
     missing,
+    required,
     seal,
     time_value,
     unseal_next_token,
@@ -65,12 +65,10 @@ def register(state: ServiceState, request: Request) -> Json:
 
 
 def _tags(request: Request) -> dict[str, str]:
-    tags = request.body.get("Tags") or {}
-    if not isinstance(tags, dict):
-        raise serialization("Tags: expected an object.")
+    tags = request.tags() or {}
     if len(tags) > _MAX_TAGS:
         raise invalid_argument(f"A consumer can have at most {_MAX_TAGS} tags.")
-    return {str(key): str(value) for key, value in tags.items()}
+    return tags
 
 
 def describe(state: ServiceState, request: Request) -> Json:
@@ -165,11 +163,7 @@ def subscribe_to_shard(state: ServiceState, request: Request) -> Subscription:
 
 def _starting_position(stream: Stream, shard: Shard, request: Request) -> tuple[Cursor, int | None]:
     """Return the StartingPosition as a cursor, and its number if it is AFTER_SEQUENCE_NUMBER."""
-    position = request.body.get("StartingPosition")
-    if position is None:
-        raise missing("startingPosition")
-    if not isinstance(position, dict):
-        raise serialization("StartingPosition: expected an object.")
+    position = required("startingPosition", request.mapping("StartingPosition"))
     kind = position.get("Type")
     if kind is None:
         raise missing("startingPosition.type")

@@ -148,7 +148,7 @@ def _blob(value: object, field: str) -> bytes:
         raise serialization(f"{field}: expected base64 text.")
     try:
         return binascii.a2b_base64(value, strict_mode=True)
-    except binascii.Error as error:
+    except ValueError as error:  # binascii.Error, or text that is not ASCII
         raise serialization(f"{field}: not base64.") from error
 
 

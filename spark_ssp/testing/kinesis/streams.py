@@ -10,6 +10,7 @@ from spark_ssp.testing.kinesis.state.errors import (
     invalid_argument,
     limit_exceeded,
     not_found,
+    serialization,
     validation,
 )
 from spark_ssp.testing.kinesis.state.page_reads import hash_key_range
@@ -119,6 +120,7 @@ def create_stream(state: ServiceState, request: Request) -> Json:
             raise missing("ShardCount")
         count = 4  # the default of an on-demand stream
     kib = request.bounded("MaxRecordSizeInKiB", 1024, 10 * 1024) or 1024
+    tags = request.tags()
     stream = state.create_stream(
         name,
         count,
@@ -127,7 +129,7 @@ def create_stream(state: ServiceState, request: Request) -> Json:
         max_record_bytes=kib * _KIB,
         delay_ms=state.delays.create_ms,
     )
-    stream.tags.update(request.body.get("Tags") or {})
+    stream.tags.update(tags or {})
     return {}
 
 
@@ -280,8 +282,8 @@ def _stream_by_arn(state: ServiceState, request: Request) -> Stream:
 
 
 def _mode(request: Request) -> StreamMode | None:
-    details = request.body.get("StreamModeDetails") or {}
-    text = details.get("StreamMode")
+    details = request.mapping("StreamModeDetails")
+    text = None if details is None else details.get("StreamMode")
     if text not in (None, *map(str, StreamMode)):
         raise invalid_value("streamModeDetails.streamMode", "must be PROVISIONED or ON_DEMAND")
     return None if text is None else StreamMode(text)
@@ -296,19 +298,20 @@ def _distribution(request: Request) -> Distribution | None:
 
 def add_tags(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
-    tags = request.body.get("Tags")
-    if not isinstance(tags, dict):
-        raise missing("Tags")
+    tags = required("Tags", request.tags())
     if len(stream.tags | tags) > _MAX_TAGS:
         raise invalid_argument(f"A stream can have at most {_MAX_TAGS} tags.")
-    stream.tags.update({str(key): str(value) for key, value in tags.items()})
+    stream.tags.update(tags)
     return {}
 
 
 def remove_tags(state: ServiceState, request: Request) -> Json:
     stream = stream_of(state, request)
-    for key in request.body.get("TagKeys") or []:
-        stream.tags.pop(str(key), None)
+    keys = required("TagKeys", request.body.get("TagKeys"))
+    if not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
+        raise serialization("TagKeys: expected a list of strings.")
+    for key in keys:
+        stream.tags.pop(key, None)
     return {}
 
 
@@ -384,7 +387,7 @@ def _first_page(state: ServiceState, request: Request) -> tuple[Stream, str, str
     if created is not None and created != stream.created_ms:
         raise invalid_argument(f"Stream {stream.name} was not created at that time.")
     after = request.name("ExclusiveStartShardId") or ""
-    shard_filter = request.body.get("ShardFilter")
+    shard_filter = request.mapping("ShardFilter")
     if shard_filter is None:
         return stream, after, "FROM_TRIM_HORIZON", None
     wanted = shard_filter.get("Type")

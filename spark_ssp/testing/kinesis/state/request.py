@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
+import math
 import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -91,18 +92,34 @@ class Request:
             raise invalid_value(field, f"must be from {low} to {high}")
         return value
 
+    def mapping(self, field: str) -> Json | None:
+        """Return an object, or None if the field is absent."""
+        value = self.body.get(field)
+        if value is not None and not isinstance(value, dict):
+            raise serialization(f"{field}: expected an object.")
+        return value
+
+    def tags(self) -> dict[str, str] | None:
+        """Return the field Tags, or None if it is absent."""
+        found = self.mapping("Tags")
+        if found is not None and not all(isinstance(value, str) for value in found.values()):
+            raise serialization("Tags: expected strings.")
+        return found
+
     def decimal(self, field: str, digits: int) -> int | None:
         """Return a non-negative number from decimal text of up to `digits` digits."""
-        return decimal_value(field, self.text(field), digits)
+        return decimal_value(field, self.body.get(field), digits)
 
     def time_ms(self, field: str) -> int | None:
         """Return a timestamp in seconds since the epoch as milliseconds."""
         return time_value(field, self.body.get(field))
 
 
-def decimal_value(field: str, text: str | None, digits: int) -> int | None:
+def decimal_value(field: str, text: object, digits: int) -> int | None:
     if text is None:
         return None
+    if not isinstance(text, str):
+        raise serialization(f"{field}: expected a string.")
     if re.fullmatch(rf"0|[1-9]\d{{0,{digits - 1}}}", text, re.ASCII) is None:
         raise invalid_value(field, f"must be a decimal number of at most {digits} digits")
     return int(text)
@@ -111,7 +128,7 @@ def decimal_value(field: str, text: str | None, digits: int) -> int | None:
 def time_value(field: str, value: object) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isinf(value * 1000):
         raise serialization(f"{field}: expected seconds since the epoch as a number.")
     return round(value * 1000)
 
