@@ -40,7 +40,7 @@ _log = logging.getLogger(__name__)
 PLAIN_LIFETIME_S: Final = 60.0
 """The age at which credentials that cannot refresh themselves are loaded again."""
 _REFUSALS_S: Final = 5.0
-"""The time after a renewal within which refusals are those of calls with the former keys."""
+"""The time after a change of keys within which refusals are those of calls with the former ones."""
 _PAUSE_S: Final = 0.5
 """The time after which a source without keys is asked once more, before another one replaces it."""
 
@@ -88,8 +88,8 @@ class RenewedCredentials:
         self._renewing = threading.Lock()
         self._loaded_at = monotonic()
         self._loaded = load() if loaded is None else loaded
-        self._renewed_at: float | None = None
-        """The time at which a refusal led to other keys."""
+        self._replaced_at: float | None = None
+        """The time after the last load that led to other keys."""
 
     @property
     def method(self) -> str:
@@ -107,19 +107,16 @@ class RenewedCredentials:
 
     def renew_refused(self) -> bool:
         """Load the credentials again after the service refused them, and return whether there are
-        other keys to try. Refusals of the former keys still arrive for some seconds."""
+        other keys to try. Refusals of the former keys still arrive for some seconds, also of those
+        that were loaded again for their age."""
         with self._renewing:
-            now, last = self._monotonic(), self._renewed_at
-            if last is not None and now - last < _REFUSALS_S:
-                return True
-            if not self._loaded.is_plain:
-                return False
-            before = self._loaded
-            self._reload(are_refused=True)
-            if _same_keys(before, self._loaded):
-                return False
-            self._renewed_at = now
-            return True
+            if not self._are_just_replaced() and self._loaded.is_plain:
+                self._reload(are_refused=True)
+            return self._are_just_replaced()
+
+    def _are_just_replaced(self) -> bool:
+        replaced_at = self._replaced_at
+        return replaced_at is not None and self._monotonic() - replaced_at < _REFUSALS_S
 
     def _current(self) -> Loaded:
         if self._is_fresh() or not self._renewing.acquire(blocking=False):
@@ -144,6 +141,9 @@ class RenewedCredentials:
         if isinstance(loaded, Loaded) and not (are_refused or self._is_of_same_source(loaded)):
             loaded = f"{self.method} has none, and those of {loaded.method} may be another's"
         if isinstance(loaded, Loaded):
+            if not _same_keys(self._loaded, loaded):
+                # Not `loaded_at`: a slow load would use up the time of the refusals.
+                self._replaced_at = self._monotonic()
             self._loaded = loaded
         else:
             # The last ones may still be valid: the service decides.

@@ -243,15 +243,22 @@ FILE, ROLE = "shared-credentials-file", "iam-role"
 
 class Client:
     """A client whose credentials come from the sources of a chain, a list of (key, source): the
-    next one at each load, and the last one again."""
+    next one at each load, which takes `load_s`, and the last one again."""
 
-    def __init__(self, *chain: tuple[str, str], assumes_role: bool = False) -> None:
+    def __init__(
+        self, *chain: tuple[str, str], assumes_role: bool = False, load_s: float = 0.0
+    ) -> None:
         self._chain = list(chain)
+        self._load_s = load_s
+        self.now = 0.0
         self.pauses: list[float] = []
-        self.credentials = RenewedCredentials(self._load, sleep=self.pauses.append)
+        self.credentials = RenewedCredentials(
+            self._load, monotonic=lambda: self.now, sleep=self.pauses.append
+        )
         note_use(self, self.credentials, assumes_role=assumes_role)  # type: ignore[arg-type]
 
     def _load(self) -> Loaded:
+        self.now += self._load_s
         key, source = self._chain.pop(0) if len(self._chain) > 1 else self._chain[0]
         return Loaded(Credentials(key, CANARY), True, source)
 
@@ -271,6 +278,22 @@ def test_a_refusal_loads_only_the_keys_of_its_client() -> None:
     assert refused.is_renewed()
     assert (refused.key, other.key) == ("LATTER", "FILE")
     assert refused.pauses == other.pauses == []
+
+
+@pytest.mark.parametrize("load_s", [0.0, 20.0])
+@pytest.mark.parametrize("by_age", [False, True])
+def test_calls_with_the_former_keys_are_repeated_for_some_seconds(
+    *, by_age: bool, load_s: float
+) -> None:
+    """Of threads that signed while another one loaded the latter, however long that took."""
+    client = Client(("FORMER", FILE), ("LATTER", FILE), load_s=load_s)
+    if by_age:
+        client.now += PLAIN_LIFETIME_S
+        assert client.key == "LATTER"
+    assert [client.is_renewed() for _ in range(3)] == [True] * 3
+    assert client.key == "LATTER"
+    client.now += 30
+    assert not client.is_renewed()
 
 
 @pytest.mark.parametrize(
