@@ -211,8 +211,6 @@ class ShardReader:
         try:
             self._accept(answer, call.requested_at)
             return self._use(answer, call.limit, call.requested_at, reservation)
-        except InvalidPositionError as refused:
-            return not self._restart_at_oldest(refused)
         except (ShardNotFoundError, StreamNotFoundError) as gone:
             self._loss_checks.report_missing_shard(gone)
             return True
