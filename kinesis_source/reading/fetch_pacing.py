@@ -11,8 +11,8 @@ further one twice that share. So a small error costs few bytes beyond the end of
 large one few calls.
 
 After an empty page many more may follow, as in a shard that had no records for hours. Until a
-record comes, fetches request few records, so that many shards can be followed through such gaps in
-little memory.
+record comes, fetches request few records, and fewer if the records are known to be large, so that
+many shards can be followed through such gaps in little memory.
 
 A range's end is waited for, since the driver has seen it. `MillisBehindLatest` is not trusted: a
 shard without further records may occasionally return a value above 0, and an emulator may always do
@@ -134,8 +134,7 @@ def unanswered_error(
 
 MIN_RESERVED_BYTES: Final = 1 << 20
 _FEW: Final = 100
-"""The fewest records to request beyond the expected ones, and the number requested after an empty
-page."""
+"""The fewest records to request beyond the expected ones, and the most after an empty page."""
 
 
 @dataclass(slots=True)
@@ -146,7 +145,10 @@ class FetchSizer:
     expected: ExpectedSize | None
     fetched: int = 0
     """The number of records of the range so far."""
+    _bytes: int = 0
+    """The memory of those records."""
     _largest: int = 0
+    """The memory of the largest page."""
     _overruns: int = 0
     """Answers after the expected number of records."""
     _in_gap: bool = False
@@ -160,7 +162,8 @@ class FetchSizer:
             left = self.expected.records - self.fetched
             wanted = left if left > 0 else max(_FEW, self._share_of(self.fetched))
         if self._in_gap:
-            wanted = min(wanted, _FEW)
+            fitting = int(MIN_RESERVED_BYTES / (self._mean_bytes() or 1.0))
+            wanted = max(1, min(wanted, _FEW, fitting))
         return min(self.most, wanted + repeated)
 
     def _share_of(self, records: int) -> int:
@@ -168,17 +171,23 @@ class FetchSizer:
 
     def bytes_to_reserve(self, limit: int) -> int:
         """Return how many bytes to reserve for an answer of up to `limit` records."""
-        overhead = ROW_OVERHEAD_BYTES * limit
-        most = MAX_PAGE_BYTES + overhead
-        if self._in_gap:
-            return MIN_RESERVED_BYTES
-        if self._largest:
+        most, mean = MAX_PAGE_BYTES + ROW_OVERHEAD_BYTES * limit, self._mean_bytes()
+        if self._largest and not self._in_gap:
             likely = 2 * self._largest
-        elif self.expected is not None and self.expected.size_bytes is not None:
-            likely = self.expected.size_bytes * limit // max(self.expected.records, 1) + overhead
-        else:
-            return most  # nothing is known of the size of the records
+        elif mean is not None:
+            likely = int(mean * limit)
+        else:  # nothing is known of the size of the records
+            likely = 0 if self._in_gap else most
         return max(MIN_RESERVED_BYTES, min(likely, most))
+
+    def _mean_bytes(self) -> float | None:
+        """Return the memory of a record: the mean so far, or else the expected one. None: nothing
+        is known of it."""
+        if self.fetched:
+            return self._bytes / self.fetched
+        if self.expected is None or self.expected.size_bytes is None:
+            return None
+        return self.expected.size_bytes / max(self.expected.records, 1) + ROW_OVERHEAD_BYTES
 
     def record_page(self, records: int, memory_bytes: int) -> None:
         """Count the records of an answer, which takes `memory_bytes` of memory."""
@@ -188,6 +197,7 @@ class FetchSizer:
         if self.expected is not None and self.fetched >= self.expected.records:
             self._overruns += 1
         self.fetched += records
+        self._bytes += memory_bytes
         self._largest = max(self._largest, memory_bytes)
 
 

@@ -1,11 +1,20 @@
-"""The pause between two fetches of a shard."""
+"""The pause between two fetches of a shard, and their sizes."""
 
 from __future__ import annotations
 
 import pytest
 
+from spark_ssp.kinesis_source.client.api import MAX_PAGE_BYTES
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import RecordPage
-from spark_ssp.kinesis_source.reading.fetch_pacing import backoff_ms, block_ms, pause_ms
+from spark_ssp.kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
+from spark_ssp.kinesis_source.reading.fetch_pacing import (
+    MIN_RESERVED_BYTES,
+    FetchSizer,
+    backoff_ms,
+    block_ms,
+    pause_ms,
+)
 from tests.support.kinesis.pages import page
 
 
@@ -68,3 +77,36 @@ def test_back_off_doubles_up_to_the_longest() -> None:
 def test_eight_attempts_outlast_the_five_seconds_after_a_full_answer() -> None:
     shortest = sum(backoff_ms(n, longest=10_000, draw=0.0) for n in range(1, 8))
     assert shortest > 5_000
+
+
+# --- Sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("size", "most"), [(200, 100), (100_000, 10), (900_000, 1), (9 << 20, 1)])
+@pytest.mark.parametrize("is_expected", [False, True])
+@pytest.mark.parametrize("repeated", [0, 1])
+def test_what_is_requested_after_an_empty_page_fits_into_what_is_reserved(
+    size: int, most: int, repeated: int, *, is_expected: bool
+) -> None:
+    """Known by the driver, or from the pages before the gap."""
+    expected = ExpectedSize(records=5_000, size_bytes=5_000 * size if is_expected else None)
+    sizer = FetchSizer(10_000, expected)
+    if not is_expected:
+        sizer.record_page(20, 20 * (size + ROW_OVERHEAD_BYTES))
+    sizer.record_page(0, 0)
+    limit = sizer.record_limit(repeated=repeated)
+    assert limit == most + repeated
+    reserved = sizer.bytes_to_reserve(limit)
+    assert min(limit * size, MAX_PAGE_BYTES) <= reserved
+    assert reserved <= max(MIN_RESERVED_BYTES, limit * (size + ROW_OVERHEAD_BYTES))
+
+
+@pytest.mark.parametrize("expected", [None, ExpectedSize(records=5_000)])
+def test_few_records_of_unknown_size_are_requested_after_an_empty_page(
+    expected: ExpectedSize | None,
+) -> None:
+    sizer = FetchSizer(10_000, expected)
+    assert sizer.bytes_to_reserve(sizer.record_limit(repeated=0)) > MAX_PAGE_BYTES
+    sizer.record_page(0, 0)
+    assert sizer.record_limit(repeated=0) == 100
+    assert sizer.bytes_to_reserve(100) == MIN_RESERVED_BYTES
