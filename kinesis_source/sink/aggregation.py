@@ -45,7 +45,7 @@ from spark_ssp.kinesis_source.model.deaggregation import (
     tags_of,
 )
 from spark_ssp.kinesis_source.model.shard import Shard
-from spark_ssp.kinesis_source.sink.columns import Rows
+from spark_ssp.kinesis_source.sink.columns import RecordTooLargeError, Rows
 
 # --- The shards of rows --------------------------------------------------------------------------
 
@@ -144,6 +144,9 @@ _PARTITION_KEY: Final = "a"
 """The partition key of every aggregate, as the KPL's: its hash key is explicit."""
 _DIGEST_BYTES: Final = 16
 _FIXED_BYTES: Final = len(MAGIC) + _DIGEST_BYTES + len(_PARTITION_KEY)
+_MOST_WRAPPING_BYTES: Final = 128
+"""An aggregate of one row without repeat keys is larger than the row by less: `_FIXED_BYTES`, up to
+41 bytes of an explicit hash key, and up to 17 of tags and lengths."""
 
 
 class Row(NamedTuple):
@@ -192,15 +195,16 @@ def take_record(
 
     There is a row, and all are predicted for one shard. A row is put unchanged if it is the only
     one, or too large to share an aggregate. With `write`, such a row is an aggregate as well, with
-    its repeat keys, if the stream's limit allows it.
+    its repeat keys, if the stream's limit allows it. A row that begins like an aggregate is never
+    put unchanged; `check_wrapping` has refused those that are too large for that.
     """
     message, count = _encode(rows, limits, write)
+    if write is not None and _FIXED_BYTES + len(message) > limits.record_bytes:
+        write = None  # no room for the repeat keys of the only row
+        message, _ = _encode([rows[0]], limits, write)
     taken = [rows.popleft() for _ in range(count)]
     first = taken[0]
-    if count == 1 and (
-        _FIXED_BYTES + len(message) > limits.record_bytes
-        or (write is None and not has_aggregate_magic(first.data))
-    ):
+    if count == 1 and write is None and not has_aggregate_magic(first.data):
         return PackedRecord(
             data=first.data,
             partition_key=first.partition_key,
@@ -216,6 +220,29 @@ def take_record(
         rows=taken,
         is_aggregate=True,
     )
+
+
+def check_wrapping(rows: Rows, max_bytes: int, numbers: Iterable[int]) -> None:
+    """Raise RecordTooLargeError for a row that begins like an aggregate and that no aggregate of at
+    most `max_bytes` has room for: readers would split it if it were put unchanged. `numbers` are
+    those of the rows in the task."""
+    limits = AggregateLimits(record_bytes=max_bytes)
+    for place in np.flatnonzero(rows.sizes > max_bytes - _MOST_WRAPPING_BYTES).tolist():
+        data = rows.data[place].as_py()
+        if not has_aggregate_magic(data):
+            continue
+        hash_key = None if rows.hash_keys is None else rows.hash_keys[place].as_py()
+        message, _ = _encode([Row(rows.keys[place].as_py(), hash_key, data)], limits, None)
+        size = _FIXED_BYTES + len(message)
+        if size > max_bytes:
+            raise RecordTooLargeError(
+                "column data",
+                found=f"an aggregate of the KPL in row {list(numbers)[place]} of the task, which "
+                f"has {size} bytes as a row of another aggregate",
+                expected=f"at most {max_bytes} bytes, the MaxRecordSizeInKiB of the stream",
+                next_step="read such records with deaggregate=true, so that their user records are "
+                "written, or raise the limit of the stream (UpdateMaxRecordSize)",
+            )
 
 
 def rows_of(aggregate: bytes) -> list[Row]:

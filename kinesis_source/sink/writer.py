@@ -32,6 +32,7 @@ from spark_ssp.kinesis_source.sink.aggregation import (
     AggregateLimits,
     Packing,
     ShardMap,
+    check_wrapping,
     unsupported_aggregates,
 )
 from spark_ssp.kinesis_source.sink.columns import (
@@ -493,7 +494,10 @@ class RecordWriter:
         for name, (part, numbers) in split_by_stream(batch, self.columns, first_row).items():
             stream = self._stream(name)
             if stream not in self._targets:
-                self._targets[stream] = self.target_of(stream)
+                target = self.target_of(stream)
+                if self.options.is_aggregating:
+                    target.check_aggregation()
+                self._targets[stream] = target
             rows = self._checked(stream, part, numbers)
             checked.append((self._delivery(self._targets[stream]), rows))
         for delivery, rows in checked:
@@ -507,7 +511,7 @@ class RecordWriter:
     def _checked(self, stream: StreamRef, part: pa.RecordBatch, numbers: Iterable[int]) -> Rows:
         target = self._targets[stream]
         try:
-            return checked_rows(part, self.columns, target.limits, numbers)
+            return self._rows_within(target.limits, part, numbers)
         except RecordTooLargeError as too_large:
             within = self.options.delivery_timeout_ms / 1000
             try:
@@ -518,7 +522,15 @@ class RecordWriter:
         target = self._targets[stream] = replace(target, description=description)
         if (packing := self._packings.get(stream)) is not None:
             packing.limits = replace(packing.limits, record_bytes=most)
-        return checked_rows(part, self.columns, target.limits, numbers)
+        return self._rows_within(target.limits, part, numbers)
+
+    def _rows_within(
+        self, limits: RecordLimits, part: pa.RecordBatch, numbers: Iterable[int]
+    ) -> Rows:
+        rows = checked_rows(part, self.columns, limits, numbers)
+        if self.options.is_aggregating:
+            check_wrapping(rows, limits.max_bytes, numbers)
+        return rows
 
     def _stream(self, name: str | None) -> StreamRef:
         if name is not None:
@@ -534,7 +546,6 @@ class RecordWriter:
             by_key = target.is_placed_by_key
             packing = None
             if self.options.is_aggregating:
-                target.check_aggregation()
                 limits = AggregateLimits(record_bytes=target.limits.max_bytes)
                 write = None if self.write_id is None else self.write_id(target.stream.name)
                 packing = self._packings[target.stream] = Packing(shard_map, limits, write)

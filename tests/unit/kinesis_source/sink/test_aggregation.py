@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -23,10 +24,12 @@ from spark_ssp.grouping.identifiers import (
 )
 from spark_ssp.kinesis_source.model.deaggregation import (
     COUNT_TAG,
+    MAGIC,
     WRITE_TAG,
     KeyFilter,
     UserRecord,
     WriteId,
+    has_aggregate_magic,
     last_sub,
     open_aggregate,
     split,
@@ -39,12 +42,15 @@ from spark_ssp.kinesis_source.sink.aggregation import (
     Row,
     ShardMap,
     are_read_from,
+    check_wrapping,
     group_by_shard,
     rows_of,
     take_record,
 )
+from spark_ssp.kinesis_source.sink.columns import RecordTooLargeError
 from tests.support.kcl.kpl import new_message, seal
-from tests.support.kinesis.sink_writer import shard_of
+from tests.support.kinesis import sink_writer
+from tests.support.kinesis.sink_writer import Entry, shard_of
 
 MIB = 1 << 20
 LIMITS = AggregateLimits(record_bytes=MIB)
@@ -59,6 +65,7 @@ HASH_KEYS = st.one_of(
 )
 DATA = st.one_of(
     st.binary(max_size=40),
+    st.integers(59_900, 59_996).map(lambda size: MAGIC + bytes(size)),
     st.sampled_from([0, 127, 128, 16_383, 16_384, 60_000]).map(bytes),
 )
 ROWS = st.lists(
@@ -68,7 +75,8 @@ ROWS = st.lists(
 )
 ALL_LIMITS = st.builds(
     AggregateLimits,
-    record_bytes=st.sampled_from([61_100, MIB]),
+    # The smaller one has room for any row as an aggregate, but not for all repeat keys.
+    record_bytes=st.sampled_from([61_110, MIB]),
     aggregate_bytes=st.sampled_from([100, 2_000, 51_200]),
     rows=st.sampled_from([1, 2, 5, MAX_ROWS]),
 )
@@ -117,6 +125,13 @@ def by_protobuf(rows: Sequence[Row], write: WriteId | None) -> bytes:
     return seal(message.SerializeToString(deterministic=True))
 
 
+def write_of(
+    record: PackedRecord, limits: AggregateLimits, write: WriteId | None
+) -> WriteId | None:
+    """The write in the repeat keys of an aggregate: none if there is no room for them."""
+    return write if len(by_protobuf(record.rows, write)) + 1 <= limits.record_bytes else None
+
+
 # --- The format -----------------------------------------------------------------------------------
 
 
@@ -141,7 +156,7 @@ def test_an_aggregate_is_as_protobuf_serializes_it(
 ) -> None:
     for record in pack(rows, limits, write):
         if record.is_aggregate:
-            assert record.data == by_protobuf(record.rows, write)
+            assert record.data == by_protobuf(record.rows, write_of(record, limits, write))
 
 
 @given(ROWS, ALL_LIMITS, WRITES)
@@ -162,7 +177,8 @@ def test_the_rows_are_read_in_order(
                 for row in record.rows
             ]
             assert rows_of(record.data) == [
-                row if write is not None else row._replace(repeat=0) for row in record.rows
+                row if write_of(record, limits, write) else row._replace(repeat=0)
+                for row in record.rows
             ]
 
 
@@ -238,6 +254,7 @@ def test_a_record_is_as_large_as_allowed_and_not_larger(
     for record in packed:
         assert record.size == len(record.data) + len(record.partition_key.encode())
         assert record.size <= limits.record_bytes
+        assert record.is_aggregate or not has_aggregate_magic(record.data)
         assert len(record.rows) <= limits.rows
         if write is not None and not record.is_aggregate:
             assert len(by_protobuf(record.rows, write)) + 1 > limits.record_bytes
@@ -291,6 +308,17 @@ def test_data_that_is_an_aggregate_is_read_as_it_was_written() -> None:
     for rows in ([row], [row, row]):
         (record,) = pack(rows)
         assert unpacked(record) == [("k", inner.data)] * len(rows)
+
+
+@given(KEYS, HASH_KEYS, st.sampled_from([100, 16_360, 60_000]), st.integers(-1, 1))
+def test_data_that_is_an_aggregate_and_has_no_room_in_another_one_is_refused(
+    key: str, hash_key: str | None, size: int, over: int
+) -> None:
+    row = Entry(MAGIC + bytes(size), key, hash_key)
+    limit = len(by_protobuf([Row(key, hash_key, row.data)], None)) + 1 - over
+    rows = sink_writer.rows_of([Entry(b"x" * size, key), row])
+    with pytest.raises(RecordTooLargeError, match="row 8") if over > 0 else nullcontext():
+        check_wrapping(rows, limit, range(7, 9))
 
 
 def test_the_most_rows_with_the_longest_keys_are_split() -> None:

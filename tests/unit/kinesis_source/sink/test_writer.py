@@ -16,7 +16,7 @@ from spark_ssp.grouping.identifiers import (
     SequenceNumber,
     ShardId,
 )
-from spark_ssp.kinesis_source.model.deaggregation import WriteId, open_aggregate
+from spark_ssp.kinesis_source.model.deaggregation import MAGIC, WriteId, open_aggregate
 from spark_ssp.kinesis_source.model.shard import (
     PutEntries,
     PutOutcome,
@@ -98,6 +98,30 @@ def test_a_row_over_the_limit_is_compared_with_the_present_one(first: int) -> No
     with pytest.raises(InvalidRowsError, match="2000"):
         writer(service).write([batch([bytes(3_000)], ["k"])])
     assert service.limits == []
+
+
+@pytest.mark.parametrize("with_repeat_keys", [False, True])
+def test_an_aggregate_that_has_no_room_in_another_one_is_over_the_limit(
+    *, with_repeat_keys: bool
+) -> None:
+    """It would be read as its user records if it were put unchanged."""
+    write = WriteId(source="q", stream=ORDERS.name, batch=0, task=0)
+    write_id = (lambda _: write) if with_repeat_keys else None
+    part = batch([b"x", MAGIC + bytes(980)], ["k"] * 2)
+    for limit in (1_000, 1_016):
+        service = Service(1_000, limit)
+        aggregating = writer(service, is_aggregating=True, write_id=write_id)
+        if limit == 1_000:
+            with pytest.raises(InvalidRowsError, match="row 1 of the task"):
+                aggregating.write([part])
+            assert service.stored == []
+        else:
+            aggregating.write([part])
+            opened = [open_aggregate(entry.data) for entry in service.stored]
+            assert part["data"][1].as_py() in [
+                data for each in opened if each for data in each.data
+            ]
+        assert service.limits == []
 
 
 def test_a_row_over_the_limit_is_named_if_the_present_one_cannot_be_read() -> None:
