@@ -53,18 +53,41 @@ from spark_ssp.kinesis_source.sink.columns import RecordTooLargeError, Rows
 ANY_SHARD: Final = ShardId("")
 """The queue of a stream whose records are placed by the service."""
 
-_MAX_CACHED: Final = 100_000
+_MOST_KEYS: Final = 100_000
+
+
+class KeyRoom:
+    """The room for partition keys whose places all shard maps of a task remember, `most` in all. If
+    it is full, all are forgotten."""
+
+    def __init__(self, most: int = _MOST_KEYS) -> None:
+        self._most = most
+        self._taken = 0
+        self._filled: list[dict[str | None, int]] = []
+        """The places that take up the room."""
+
+    def take(self, places: dict[str | None, int]) -> None:
+        """Take the room for one more key in `places`."""
+        if self._taken == self._most:
+            for each in self._filled:
+                each.clear()
+            self._filled, self._taken = [], 0
+        if not places:
+            self._filled.append(places)
+        self._taken += 1
 
 
 class _PlaceByKey(dict[str | None, int]):
     """The places of partition keys, computed when they are looked up first: keys repeat, and a
     lookup costs a tenth of the hash."""
 
-    def __init__(self, first: Sequence[bytes]) -> None:
+    def __init__(self, first: Sequence[bytes], room: KeyRoom) -> None:
         """`first` has the first hash key of each shard, in order."""
         self._first = first
+        self._room = room
 
     def __missing__(self, key: str | None) -> int:
+        self._room.take(self)
         place = self[key] = _place_of(digest_of(cast("str", key)), self._first)
         return place
 
@@ -72,8 +95,9 @@ class _PlaceByKey(dict[str | None, int]):
 class ShardMap:
     """The open shards of a stream, by hash key."""
 
-    def __init__(self, shards: Iterable[Shard]) -> None:
-        """Raises ValueError if no shard is open."""
+    def __init__(self, shards: Iterable[Shard], room: KeyRoom | None = None) -> None:
+        """`room` is shared with the other streams of the task. Raises ValueError if no shard is
+        open."""
         listed = sorted(
             (shard for shard in shards if not shard.closed), key=lambda each: each.hash_range.first
         )
@@ -86,7 +110,7 @@ class ShardMap:
             shard.shard_id: shard.hash_range for shard in listed
         }
         """Their hash keys."""
-        self._by_key = _PlaceByKey(self._first)
+        self._by_key = _PlaceByKey(self._first, KeyRoom() if room is None else room)
         # The smallest integer type: NumPy sorts it many times as fast.
         self._type = np.min_scalar_type(len(listed))
 
@@ -103,8 +127,6 @@ class ShardMap:
         key."""
         if len(self._ids) == 1:
             return np.zeros(len(keys), self._type)
-        if len(self._by_key) > _MAX_CACHED:
-            self._by_key.clear()
         places: Iterable[int] = map(self._by_key.__getitem__, keys)
         if hash_keys is not None:
             places = (

@@ -30,6 +30,7 @@ from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.aggregation import (
     ANY,
     AggregateLimits,
+    KeyRoom,
     Packing,
     ShardMap,
     check_wrapping,
@@ -426,6 +427,7 @@ class RecordWriter:
     """Described once for the task, since the service allows few descriptions, and again for a row
     that is too large: the limit may have been raised since."""
     _packings: dict[StreamRef, Packing] = field(default_factory=dict)
+    _room: KeyRoom = field(default_factory=KeyRoom)
     _warned: dict[tuple[StreamRef, str], tuple[float, int, int]] = field(default_factory=dict)
     """By kind of failed request: the time of the last warning, and the requests and records since.
     """
@@ -542,7 +544,7 @@ class RecordWriter:
     def _delivery(self, target: Target) -> StreamDelivery:
         delivery = self._deliveries.get(target.stream)
         if delivery is None:
-            shard_map, now = ShardMap(target.shards), self.monotonic()
+            shard_map, now = ShardMap(target.shards, self._room), self.monotonic()
             by_key = target.is_placed_by_key
             packing = None
             if self.options.is_aggregating:
@@ -675,7 +677,7 @@ class RecordWriter:
             _log.warning("stream %s: shards cannot be listed yet: %s", stream.name, listed.found)
             delivery.check_listed(now, listed.found)
             return
-        shard_map = ShardMap(listed)
+        shard_map = ShardMap(listed, self._room)
         _log.info("stream %s was resharded: %d open shards", stream.name, len(shard_map.shards))
         if stream in self._packings:
             self._packings[stream].shard_map = shard_map

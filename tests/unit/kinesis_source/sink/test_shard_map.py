@@ -6,9 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange, SequenceNumber, ShardId, hash_of
+from spark_ssp.grouping.identifiers import (
+    MAX_HASH_KEY,
+    HashRange,
+    SequenceNumber,
+    ShardId,
+    digest_of,
+    hash_of,
+)
 from spark_ssp.kinesis_source.model.shard import Shard
-from spark_ssp.kinesis_source.sink.aggregation import ShardMap
+from spark_ssp.kinesis_source.sink.aggregation import KeyRoom, ShardMap
 from tests.support.kinesis.sink_writer import shard_of
 
 
@@ -44,6 +51,33 @@ def test_the_predicted_shard_is_the_open_one_with_the_hash_key(
     (owner,) = (each for each in shards if hash_key in each.hash_range)
     assert shard_of(shard_map, hash_key) == owner.shard_id
     assert list(shard_map.shards) == [each.shard_id for each in shards]
+
+
+def test_the_shard_maps_of_a_task_remember_a_number_of_keys_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hashed: list[str] = []
+
+    def spy(key: str) -> bytes:
+        hashed.append(key)
+        return digest_of(key)
+
+    monkeypatch.setattr("spark_ssp.kinesis_source.sink.aggregation.digest_of", spy)
+    room, half = KeyRoom(4), 1 << 127
+    halves = [shard("lower", 0, half - 1), shard("upper", half, MAX_HASH_KEY)]
+    one, other = ShardMap(halves, room), ShardMap(halves, room)
+    for shard_map, keys, expected in (
+        (one, "ab", "ab"),
+        (other, "ac", "ac"),
+        (one, "ba", ""),
+        (one, "ad", "d"),  # there is no room for it beside the others
+        (one, "da", "a"),
+        (other, "ac", "ac"),
+        (other, "ca", ""),
+    ):
+        hashed.clear()
+        assert shard_map.place(keys).tolist() == [int(hash_of(key) >= half) for key in keys]
+        assert "".join(hashed) == expected
 
 
 def test_a_stream_has_an_open_shard() -> None:
