@@ -199,7 +199,7 @@ class StreamDelivery:
             self._queues[shard].add(run)
 
     def age(self) -> None:
-        """Copy the waiting records of older parts of batches; called before each part is added."""
+        """Copy the waiting records of older parts of batches; called before a part is added."""
         for queue in self._queues.values():
             queue.age()
 

@@ -378,8 +378,8 @@ class CallThreads:
 
 _ROWS: Final = 10_000
 _BYTES: Final = 8 << 20
-"""The most rows and data that are encoded at a time: an Arrow batch has a part for each shard, and
-the larger it is, the fewer and larger are those of a request."""
+"""The most rows and data of a part of a batch, which is encoded at a time: it has a part for each
+shard, and the larger it is, the fewer and larger are those of a request."""
 _PENDING: Final = 20_000
 """The number of records that wait for requests before more rows are needed, for the same reason."""
 _LISTING_PERIOD_S: Final = 2.0
@@ -480,9 +480,17 @@ class RecordWriter:
             monotonic=self.monotonic,
         ) as threads:
             for batch in batches:
+                rows_left = bytes_left = 0
                 for delivery, rows in self._rows(batch, first_row):
+                    size = int(rows.sizes.sum())
+                    # Small parts of many streams count as one.
+                    is_next = len(rows) > rows_left or size > bytes_left
+                    if is_next:
+                        rows_left, bytes_left = _ROWS, _BYTES
+                    rows_left -= len(rows)
+                    bytes_left -= size
                     with threads.changing():
-                        for each in self._deliveries.values():
+                        for each in self._deliveries.values() if is_next else ():
                             each.age()
                         delivery.add(rows)
                     threads.wait_until(self._is_little)

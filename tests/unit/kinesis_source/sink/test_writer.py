@@ -24,6 +24,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamDescription,
     StreamRef,
 )
+from spark_ssp.kinesis_source.sink.delivery import StreamDelivery
 from tests.support.kinesis.sink_writer import NAMED, ORDERS, Entry, batch, entries_of, writer
 
 SHARD = Shard(
@@ -81,6 +82,29 @@ def test_streams_take_turns() -> None:
     writer(service, NAMED, stream=None, max_requests_in_flight=1).write(batches())
     assert service.put[:4] == ["first", "second", "third", "first"]
     assert len(service.put) > 5, "the first stream has more rows than two requests take"
+
+
+@pytest.mark.parametrize(
+    ("streams", "rows", "expected"), [(1, 10, 1), (1, 35, 4), (30, 30, 30 * 3), (30, 90, 30 * 10)]
+)
+def test_the_parts_of_many_streams_age_together(
+    monkeypatch: pytest.MonkeyPatch, streams: int, rows: int, expected: int
+) -> None:
+    """Of an Arrow batch, by the size of a part: not each stream with each part of another one."""
+    monkeypatch.setattr("spark_ssp.kinesis_source.sink.writer._ROWS", 10)
+    aged = 0
+    age = StreamDelivery.age
+
+    def spy(delivery: StreamDelivery) -> None:
+        nonlocal aged
+        aged += 1
+        age(delivery)
+
+    monkeypatch.setattr(StreamDelivery, "age", spy)
+    names = [f"stream-{row % streams}" for row in range(rows)]
+    part = batch([b"x"] * rows, ["k"] * rows, names)
+    writer(Service(), NAMED, stream=None).write([part])
+    assert aged == expected
 
 
 @pytest.mark.parametrize("first", [10, 1_500], ids=["later batch", "first batch"])
