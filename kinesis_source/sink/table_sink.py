@@ -1,8 +1,10 @@
 """The sink that Spark drives: `write` and `writeStream` of the format `kinesis-ssp`.
 
-Spark creates a writer on the driver for each batch, pickles it for the executors, which call
-`write`, and creates another one to call `commit` or `abort`. Nothing is committed: the records of a
-task can be read at once, and after a failure Spark writes the batch again (at least once).
+Spark creates a writer on the driver for each batch, and pickles it for the executors, which call
+`write`. For a streaming query it creates another one to call `commit` or `abort`, which makes no
+calls: none may fail a batch whose rows are stored, or delay an error. Nothing is committed: the
+records of a task can be read at once, and after a failure Spark writes the batch again (at least
+once).
 """
 
 from __future__ import annotations
@@ -24,11 +26,13 @@ from spark_ssp.common.spark.batch_plan import (
     task_of_batch_write,
     task_of_query,
 )
-from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter
+from spark_ssp.common.spark.pyspark_api import RecordBatchStreamWriter, is_for_commit
 from spark_ssp.common.spark.schema_check import RecordColumn, find_columns, is_text, of_types
 from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.kinesis_source.client.api import KinesisWriter
 from spark_ssp.kinesis_source.client.boto3_client import connect
 from spark_ssp.kinesis_source.model.deaggregation import WriteId
+from spark_ssp.kinesis_source.model.shard import StreamRef
 from spark_ssp.kinesis_source.sink.columns import SinkColumns
 from spark_ssp.kinesis_source.sink.delivery import DeliveryMetrics
 from spark_ssp.kinesis_source.sink.options import SinkOptions, parse_sink_options
@@ -54,7 +58,8 @@ class KinesisBatchWriter(DataSourceArrowWriter):
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises InvalidOptionsError, InvalidRowsError or, for a stream that an option names, the
         errors of its description, before there is any data."""
-        self._options, self._columns, self._target = _prepare(raw_options, schema)
+        self._options, self._columns = _prepare(raw_options, schema)
+        self._target = _given_target(self._options)
         self._source, self._batch = self._options.batch_write or (str(uuid.uuid4()), 0)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -77,12 +82,14 @@ class KinesisStreamWriter(RecordBatchStreamWriter):
 
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         """Raises the errors of `KinesisBatchWriter`."""
-        self._options, self._columns, self._target = _prepare(raw_options, schema)
+        self._options, self._columns = _prepare(raw_options, schema)
         super().__init__(schema, self._columns.indices())
         if self._options.batch_write is not None:
             from spark_ssp.common.options.shared import batch_write_in_stream_error
 
             raise batch_write_in_stream_error("kinesis-ssp")
+        # Not when it is pickled: PySpark would replace the errors.
+        self._target = None if is_for_commit() else _given_target(self._options)
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""
@@ -97,24 +104,31 @@ class KinesisStreamWriter(RecordBatchStreamWriter):
         """Do nothing: records cannot be removed; Spark reports the error of the batch."""
 
 
-def _prepare(
-    raw_options: Mapping[str, str], schema: StructType
-) -> tuple[SinkOptions, SinkColumns, Target | None]:
-    """Return the options, the columns, and the stream that an option names, with its current
-    shards, so that the tasks need not list them."""
+def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOptions, SinkColumns]:
     show_logs()
     options = parse_sink_options(raw_options)
-    columns = resolve_columns(schema, stream_given=options.stream is not None)
+    return options, resolve_columns(schema, stream_given=options.stream is not None)
+
+
+def _given_target(options: SinkOptions) -> Target | None:
+    """Return the stream that an option names, if one does, so that the tasks need not describe it
+    and list its shards."""
     if options.stream is None:
-        return options, columns, None
-    service = connect(options.connection)
-    within = options.delivery_timeout_ms / 1000
-    target = TARGETS.get(
-        options.stream, options.connection, service, with_current_shards=True, within=within
-    )
+        return None
+    target = _target(options.stream, options, connect(options.connection))
     if options.is_aggregating:
         target.check_aggregation()
-    return options, columns, target
+    return target
+
+
+def _target(stream: StreamRef, options: SinkOptions, service: KinesisWriter) -> Target:
+    return TARGETS.get(
+        stream,
+        options.connection,
+        service,
+        with_current_shards=options.is_aggregating,
+        within=options.delivery_timeout_ms / 1000,
+    )
 
 
 def _write(
@@ -125,19 +139,10 @@ def _write(
     task: TaskWrite | None,
 ) -> WriteResult:
     show_logs()
-    service, within = connect(options.connection), options.delivery_timeout_ms / 1000
+    service = connect(options.connection)
     writer = RecordWriter(
         service=service,
-        target_of=lambda stream: (
-            target
-            or TARGETS.get(
-                stream,
-                options.connection,
-                service,
-                with_current_shards=options.is_aggregating,
-                within=within,
-            )
-        ),
+        target_of=lambda stream: target or _target(stream, options, service),
         columns=columns,
         options=options,
         write_id=None if task is None else partial(_write_id, task),

@@ -51,6 +51,7 @@ __all__ = [
     "RecordBatchStreamWriter",
     "RowsInPandas",
     "check_state_in_pandas",
+    "is_for_commit",
     "record_batches",
     "replanned",
     "transform_with_state",
@@ -74,6 +75,7 @@ PYSPARK_WITHOUT_LIMITS: Final[str | None] = None if PASSES_LIMITS else pyspark._
 """The version of the installed PySpark if it does not pass limits, else None."""
 
 _PASSES_FILTERS: Final = "pyspark.sql.worker.data_source_pushdown_filters"
+_COMMITS: Final = "pyspark.sql.worker.python_streaming_sink_runner"
 _STATE_MESSAGES: Final = "pyspark.sql.streaming.proto.StateMessage_pb2"
 _WRAPPER: Final = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
 
@@ -290,13 +292,24 @@ def replanned(reader: DataSourceReader) -> DataSourceReader:
     with a filter, and take the partitions from it. Without the setting a reader with `pushFilters`
     is an error of Spark's, so only that worker gets one.
     """
+    return _ReplannedReader(reader) if _is_called_by(_PASSES_FILTERS) else reader
+
+
+def is_for_commit() -> bool:
+    """Return whether Spark's worker that commits or aborts a batch of a streaming query is the
+    caller. It creates another writer for that, which writes nothing."""
+    return _is_called_by(_COMMITS)
+
+
+def _is_called_by(worker: str) -> bool:
+    """Return whether a module that Spark runs as a worker is the caller."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         spec = frame.f_globals.get("__spec__")
-        if spec is not None and spec.name == _PASSES_FILTERS:
-            return _ReplannedReader(reader)
+        if spec is not None and spec.name == worker:
+            return True
         frame = frame.f_back
-    return reader
+    return False
 
 
 class RecordBatchStreamWriter(_StreamWriter):

@@ -11,10 +11,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from spark_ssp.grouping.identifiers import ShardId, StreamName
+from spark_ssp.grouping.identifiers import (
+    MAX_HASH_KEY,
+    HashRange,
+    SequenceNumber,
+    ShardId,
+    StreamName,
+)
 from spark_ssp.kinesis_source.client.api import KinesisWriter
 from spark_ssp.kinesis_source.model.deaggregation import WriteId
-from spark_ssp.kinesis_source.model.shard import PutEntries, StreamRef
+from spark_ssp.kinesis_source.model.shard import PutEntries, Shard, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
 from spark_ssp.kinesis_source.sink.aggregation import ShardMap
 from spark_ssp.kinesis_source.sink.columns import Rows, SinkColumns
@@ -27,6 +33,13 @@ COLUMNS = SinkColumns(data=0, partition_key=1)
 PLACED = SinkColumns(data=0, partition_key=1, explicit_hash_key=2)
 NAMED = SinkColumns(data=0, partition_key=1, stream=2)
 ORDERS = StreamRef(name=StreamName("orders"))
+SHARD = Shard(
+    shard_id=ShardId("shardId-000000000000"),
+    hash_range=HashRange(first=0, last=MAX_HASH_KEY),
+    first_sequence_number=SequenceNumber("0"),
+    closed=False,
+)
+"""The only shard of a stream."""
 
 
 def batch(*columns: Any) -> pa.RecordBatch:

@@ -9,13 +9,7 @@ import pyarrow as pa
 import pytest
 
 from spark_ssp.common.errors import InvalidRowsError, ServiceUnavailableError
-from spark_ssp.grouping.identifiers import (
-    MAX_HASH_KEY,
-    EpochMillis,
-    HashRange,
-    SequenceNumber,
-    ShardId,
-)
+from spark_ssp.grouping.identifiers import EpochMillis
 from spark_ssp.kinesis_source.model.deaggregation import MAGIC, WriteId, open_aggregate
 from spark_ssp.kinesis_source.model.shard import (
     PutEntries,
@@ -25,14 +19,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
 )
 from spark_ssp.kinesis_source.sink.delivery import StreamDelivery
-from tests.support.kinesis.sink_writer import NAMED, ORDERS, Entry, batch, entries_of, writer
-
-SHARD = Shard(
-    shard_id=ShardId("shardId-000000000000"),
-    hash_range=HashRange(first=0, last=MAX_HASH_KEY),
-    first_sequence_number=SequenceNumber("0"),
-    closed=False,
-)
+from tests.support.kinesis.sink_writer import NAMED, ORDERS, SHARD, Entry, batch, entries_of, writer
 
 
 class Service:
