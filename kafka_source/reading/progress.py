@@ -124,7 +124,7 @@ class StallReason(StrEnum):
     """The reason why a partition makes no progress."""
 
     OK = "ok"
-    """There are records to read."""
+    """Nothing is lost: there are records to read, or brokers answered from outdated metadata."""
     DELETED = "deleted"
     RECREATED = "recreated"
     EXPIRED = "expired"
@@ -148,10 +148,13 @@ def diagnose(
     """Return why a range that was read up to `position` makes no progress; `truncated` if brokers
     have reported that records before it were truncated."""
     topic = status.topic
-    if topic is None or topic.partition_count <= range_.ssp.partition:
+    if topic is None:
         return StallReason.DELETED
     if is_recreated(range_, topic):
         return StallReason.RECREATED
+    # Kafka deletes no single partition: with a known id, such an answer is outdated.
+    if topic.partition_count <= range_.ssp.partition and None in (range_.topic_id, topic.topic_id):
+        return StallReason.DELETED
     if status.earliest is not None and status.earliest > position:
         return StallReason.EXPIRED
     if status.end is not None and status.end < position:

@@ -89,6 +89,7 @@ class Consumer:
     after: int
     fault: ReadError
     placements: int = 1
+    ssp: SystemStreamPartition = PLANNED.ssp
     buffered_rows: int = 0
     buffered_bytes: int = 0
     placed: list[int] = field(default_factory=list)
@@ -106,7 +107,7 @@ class Consumer:
         self.time.now += wait_s
         if self.brokers.looks < self.after or len(self.placed) < self.placements:
             return [self.fault]
-        return [PartitionEof(ssp=PLANNED.ssp, offset=100)]
+        return [PartitionEof(ssp=self.ssp, offset=100)]
 
     def keep(self, run: RecordRun, kept: slice) -> None:
         raise AssertionError("there are no records")
@@ -155,7 +156,7 @@ def read(
     planned: PartitionRange = PLANNED,
 ) -> list[int]:
     """The offsets from which the partition was read."""
-    consumer = Consumer(brokers, time, after, fault(kind, ssp), placements)
+    consumer = Consumer(brokers, time, after, fault(kind, ssp), placements, planned.ssp)
     wave = GenerationReader(
         task=task(planned),
         options=kafka_options(pollTimeout=timeout, failOnDataLoss=fail),
@@ -336,6 +337,26 @@ def test_what_brokers_go_on_to_say_is_believed_after_some_time(
         read(brokers, time, after=CONFIRMATIONS + 1)
     assert brokers.looks == CONFIRMATIONS
     assert time.now - began > (CONFIRMATIONS - 1) * CONFIRM_INTERVAL_S
+
+
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_partition_that_the_topic_of_the_same_id_lacks_is_waited_for(
+    fail: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka deletes no single partition: the metadata is outdated."""
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
+
+    def placed(after: int, time: ManualTime) -> list[int]:
+        brokers = Brokers(["new"])
+        return read(brokers, time, after=after, fail=fail, ssp=SECOND.ssp, planned=SECOND)
+
+    assert set(placed(5 * CONFIRMATIONS, ManualTime())) == {0}
+    time = ManualTime()
+    began = time.now
+    with pytest.raises(ServiceUnavailableError, match="orders-1"):
+        placed(10_000, time)
+    assert time.now - began >= 60
+    assert not caplog.messages
 
 
 def test_a_topic_that_is_hidden_for_a_while_is_read_if_deletions_are_tolerated(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -130,7 +131,15 @@ NAMELESS = TopicDescription(partition_count=2)
             PartitionStatus(topic=TopicDescription(partition_count=1), earliest=None, end=None),
             StallReason.DELETED,
         ),
+        (
+            PartitionStatus(topic=replace(SAME, partition_count=1), earliest=None, end=None),
+            StallReason.OK,
+        ),
         (PartitionStatus(topic=OTHER, earliest=0, end=50), StallReason.RECREATED),
+        (
+            PartitionStatus(topic=replace(OTHER, partition_count=1), earliest=None, end=None),
+            StallReason.RECREATED,
+        ),
         (PartitionStatus(topic=NAMELESS, earliest=0, end=50), StallReason.OK),
         (PartitionStatus(topic=SAME, earliest=13, end=50), StallReason.EXPIRED),
         (PartitionStatus(topic=SAME, earliest=12, end=50), StallReason.OK),
