@@ -298,17 +298,18 @@ class GenerationReader:
         """Read the ranges once, as `task_reader.read_task` does."""
         progress, consumer = self.progress, self.consumer
         consumer.assign(progress.positions)
+        assigned = set(progress.positions)
         deadline = self._reset_deadline()
         while not progress.done:
-            advances, before = progress.advances, set(progress.positions)
+            if finished := assigned - progress.positions.keys():
+                consumer.unassign(sorted(finished))
+                assigned -= finished
+            advances = progress.advances
             for event in consumer.poll(self._limit(), _WAIT_S):
                 self._handle(event)
             self._check_stall()
             if progress.advances > advances:
                 deadline = self._reset_deadline()
-                finished = before - progress.positions.keys()
-                if finished and progress.positions:
-                    consumer.unassign(sorted(finished))
             elif self.monotonic() > deadline:
                 self._on_timeout()
                 deadline = self._reset_deadline()

@@ -321,6 +321,56 @@ def test_time_is_over_where_nothing_comes_unless_it_is_raised_as_the_error_says(
     assert looks_for("120s") == 40
 
 
+@dataclass
+class Standing(Consumer):
+    """Has nothing of two partitions until one is read no more, then the end of the other."""
+
+    unassigned: list[SystemStreamPartition] = field(default_factory=list)
+
+    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        self.unassigned += ssps
+
+    def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
+        self.time.now += wait_s
+        return [PartitionEof(ssp=SECOND.ssp, offset=100)] if self.unassigned else [self.fault]
+
+
+class Shortened(Trimmed):
+    """The log of the first partition ends within its range."""
+
+    def list_offsets(
+        self,
+        partitions: Collection[SystemStreamPartition],
+        point: OffsetSpec,
+        *,
+        uncommitted: bool = False,
+    ) -> Mapping[SystemStreamPartition, int | None]:
+        ends = {PLANNED.ssp: 50, SECOND.ssp: 100}
+        return {ssp: 0 if point is LogicalOffset.EARLIEST else ends[ssp] for ssp in partitions}
+
+
+def test_a_range_that_is_given_up_after_the_timeout_is_read_no_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its later records would be fetched and kept while another partition stands still."""
+    monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
+    brokers, time = Shortened(["new"]), ManualTime()
+    consumer = Standing(brokers, time, 0, fault(ErrorKind.TRANSIENT))
+    reader = GenerationReader(
+        task=task(PLANNED, SECOND),
+        options=kafka_options(failOnDataLoss="false", pollTimeout="60s"),
+        columns=ALL,
+        progress=RangeProgress((PLANNED, SECOND)),
+        consumer=consumer,
+        service=lambda: brokers,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    assert list(reader.read()) == []
+    assert consumer.unassigned == [PLANNED.ssp]
+    assert "an end at 50" in caplog.text
+
+
 @pytest.mark.parametrize("stale", ["old", None])
 def test_what_a_broker_that_is_behind_says_is_not_believed_at_once(stale: str | None) -> None:
     brokers = Brokers([stale] * (CONFIRMATIONS - 1) + ["new"])
