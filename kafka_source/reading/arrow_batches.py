@@ -223,8 +223,8 @@ def unreadable_headers(record: str) -> InvalidRequestError:
         record,
         found="headers that the client cannot read",
         expected="headers as Kafka's protocol has them, with names in UTF-8",
-        next_step="read without includeHeaders, or start after this record by startingOffsets; "
-        "correct the producer",
+        next_step="read without includeHeaders, or start after this record by startingOffsets, "
+        f"with {NEW_CHECKPOINT}; correct the producer",
     )
 
 

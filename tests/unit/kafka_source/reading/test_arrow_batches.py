@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.columns import Column
-from spark_ssp.common.errors import InvalidRequestError
+from spark_ssp.common.errors import NEW_CHECKPOINT, InvalidRequestError
 from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
     all_columns,
@@ -22,6 +22,7 @@ from spark_ssp.kafka_source.reading.arrow_batches import (
     rows_within,
     split_runs,
     string_column,
+    unreadable_headers,
 )
 from spark_ssp.kafka_source.source import spark_schema
 from tests.support.kafka.partitions import ssp
@@ -93,6 +94,8 @@ def test_a_time_that_is_no_timestamp_is_an_error_that_names_the_record(sign: int
         record_batch(columns(sign * (largest + 1)), requested, task())
     assert caught.value.subject == "the record at offset 70 of partition zoë-1"
     assert str(sign * (largest + 1)) in caught.value.found
+    for error in (caught.value, unreadable_headers("a record")):
+        assert f"startingOffsets, with {NEW_CHECKPOINT}" in error.next_step
     without = record_batch(columns(sign * (largest + 1)), [Column("value")], task())
     assert without["value"].null_count == 4, "a time that is not requested is no error"
 
