@@ -91,7 +91,7 @@ def read_task(
     )
     topics = topics or checker_of_process(os.getpid())
     properties = options.client.config()
-    ranges = _check_topic_ids(range_.partitions, options, topics, time.sleep)
+    ranges = _check_topic_ids(range_.partitions, options, topics)
     key = ConsumerKey(
         client=options.client,
         group_id=properties.get(GROUP_ID, group_id),
@@ -130,13 +130,12 @@ def _check_topic_ids(
     ranges: tuple[PartitionRange, ...],
     options: KafkaOptions,
     topics: TopicIdChecker,
-    sleep: Callable[[float], None],
 ) -> tuple[PartitionRange, ...]:
     """Return the ranges whose topics were not created again since planning. Another id is requested
     again, with pauses: an outdated broker still returns that of the previous topic."""
     for attempt in range(CONFIRMATIONS):
         if attempt:
-            sleep(CONFIRM_INTERVAL_S)
+            topics.sleep(CONFIRM_INTERVAL_S)
         found = topics.unconfirmed(ranges, options)
         lost = [one for one in ranges if is_recreated(one, found.get(one.ssp.stream))]
         if not lost:
@@ -174,6 +173,7 @@ class TopicIdChecker:
 
     connect: Callable[[KafkaOptions], KafkaService] = connect
     monotonic: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
     _valid_until: dict[_Key, float] = field(default_factory=dict)
     _services: dict[ClientProperties, KafkaService] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -192,7 +192,7 @@ class TopicIdChecker:
         self, ranges: Collection[PartitionRange], options: KafkaOptions
     ) -> Mapping[StreamName, TopicDescription]:
         """Return the existing topics of `ranges`, except those that were confirmed recently or have
-        no known id."""
+        no known id. Raises ServiceUnavailableError if brokers do not answer for `pollTimeout`."""
         now = self.monotonic()
         ids = {one.ssp.stream: one.topic_id for one in ranges if one.topic_id is not None}
         with self._lock:
@@ -203,12 +203,27 @@ class TopicIdChecker:
             ]
         if not unconfirmed:
             return {}
-        found = self.service(options).describe(Subscribe(topics=tuple(unconfirmed)))
+        found = self._describe(Subscribe(topics=tuple(unconfirmed)), options)
+        now = self.monotonic()
         with self._lock:
             for topic in unconfirmed:
                 if topic in found and found[topic].topic_id == ids[topic]:
                     self._valid_until[(options.client, topic, ids[topic])] = now + VALID_S
         return found
+
+    def _describe(
+        self, topics: Subscribe, options: KafkaOptions
+    ) -> Mapping[StreamName, TopicDescription]:
+        """Describe topics, and wait for brokers that are away as long as a task that is reading
+        does: a service that no broker has answered yet makes only one attempt."""
+        deadline = self.monotonic() + options.poll_timeout_ms / 1000
+        while True:
+            try:
+                return self.service(options).describe(topics)
+            except ServiceUnavailableError:
+                if self.monotonic() >= deadline:
+                    raise
+                self.sleep(CONFIRM_INTERVAL_S)
 
 
 _checkers: dict[int, TopicIdChecker] = {}

@@ -441,19 +441,54 @@ def test_after_a_short_timeout_a_deletion_is_confirmed_too(
 @pytest.mark.parametrize("fail", ["true", "false"])
 def test_before_reading_an_old_id_is_asked_for_again(fail: str) -> None:
     options, time = kafka_options(failOnDataLoss=fail), ManualTime()
-    right = TopicIdChecker(connect=lambda _: Brokers(["new"]))
-    assert _check_topic_ids((PLANNED,), options, right, time.sleep) == (PLANNED,)
+
+    def checked(*ids: str) -> tuple[PartitionRange, ...]:
+        topics = checker(Brokers([*ids]), time)
+        return _check_topic_ids((PLANNED,), options, topics)
+
+    assert checked("new") == (PLANNED,)
     assert time.slept == [], "the right id costs no pause"
-    behind = TopicIdChecker(connect=lambda _: Brokers(["old", "new"]))
-    assert _check_topic_ids((PLANNED,), options, behind, time.sleep) == (PLANNED,)
+    assert checked("old", "new") == (PLANNED,)
     assert time.slept == [CONFIRM_INTERVAL_S]
-    another = TopicIdChecker(connect=lambda _: Brokers(["old"]))
     if fail == "true":
         with pytest.raises(DataLossError, match="created again"):
-            _check_topic_ids((PLANNED,), options, another, time.sleep)
+            checked("old")
     else:
-        assert _check_topic_ids((PLANNED,), options, another, time.sleep) == ()
+        assert checked("old") == ()
     assert len(time.slept) == 1 + CONFIRMATIONS - 1
+
+
+def checker(brokers: Brokers, time: ManualTime) -> TopicIdChecker:
+    return TopicIdChecker(connect=lambda _: brokers, monotonic=time.monotonic, sleep=time.sleep)
+
+
+@dataclass
+class Away(Brokers):
+    """Do not answer before this time, for which a request waits half a minute."""
+
+    time: ManualTime = field(default_factory=ManualTime)
+    until: float = 0.0
+
+    def describe(self, selection: Selection) -> Mapping[StreamName, TopicDescription]:
+        self.time.now += max(0.0, min(30.0, self.until - self.time.now))
+        if self.time.now < self.until:
+            raise ServiceUnavailableError("a", found="b", expected="c", next_step="d")
+        return super().describe(selection)
+
+
+def test_a_task_that_begins_without_brokers_waits_for_them_as_one_that_reads() -> None:
+    time = ManualTime()
+    options = kafka_options(pollTimeout="60s")
+
+    def checked(away_s: float) -> tuple[PartitionRange, ...]:
+        brokers = Away(["new"], time=time, until=time.now + away_s)
+        return _check_topic_ids((PLANNED,), options, checker(brokers, time))
+
+    assert checked(59) == (PLANNED,)
+    began = time.now
+    with pytest.raises(ServiceUnavailableError):
+        checked(1_000)
+    assert 60 <= time.now - began <= 60 + 30
 
 
 def test_a_check_of_a_log_sees_beyond_an_open_transaction() -> None:
