@@ -4,7 +4,8 @@ option `tokenProvider` names, and those that `iam_token` signs.
 librdkafka requests a token in one of its threads, where Python code could start the garbage
 collector, which may destroy the client of that thread and so crash the process. The callback of a
 client is therefore the `get` of a dictionary, which runs no Python code; a thread for each process
-and login fills it.
+and login fills it, for as long as the dictionary is referenced: by a client, or as one of the last
+logins, which the next client is likely to have.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import os
 import re
 import threading
 import time
-from collections import deque
+import weakref
+from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, wait
 from functools import partial
@@ -52,18 +54,31 @@ class Log(Protocol):
         ...
 
 
+class _LoginTokens(dict[str | None, Token]):
+    """The token of a login, by argument of the callback, which references it. Renewed by a thread
+    for as long as it is referenced."""
+
+    def __init__(self, subject: str, fetch: Callable[[], Token], logger: Log) -> None:
+        super().__init__()
+        self.refresher = _TokenRefresher(self, subject, fetch, logger)
+
+
 class _TokenRefresher:
     """Fetches the first token when it is created, and each next one halfway to the expiry of the
     last. A failure is logged and retried; the last token stays in use."""
 
-    def __init__(self, subject: str, fetch: Callable[[], Token], logger: Log) -> None:
+    def __init__(
+        self, tokens: _LoginTokens, subject: str, fetch: Callable[[], Token], logger: Log
+    ) -> None:
         self._subject, self._fetch, self._logger = subject, fetch, logger
-        self.tokens: dict[str | None, Token] = {}
-        """The token, by argument of the callback."""
+        self._expires_s = 0.0
         self.recent: deque[str] = deque(maxlen=2)
         """The last tokens, which no text may contain."""
         self._first: Future[None] = Future()
         self._stop = threading.Event()
+        # The thread references the tokens only while it fetches one, so that they end it.
+        self._tokens = weakref.ref(tokens)
+        weakref.finalize(tokens, _stop_in, os.getpid(), self._stop).atexit = False
         threading.Thread(target=self._run, name="kafka-login-token", daemon=True).start()
 
     def await_first(self) -> None:
@@ -76,7 +91,7 @@ class _TokenRefresher:
     @property
     def has_ended(self) -> bool:
         """Return whether there is no first token and will be none."""
-        return self._first.done() and not self.tokens
+        return self._first.done() and self._first.exception() is not None
 
     def stop(self) -> None:
         self._stop.set()
@@ -103,12 +118,16 @@ class _TokenRefresher:
                 slow.cancel()
 
     def _renew(self) -> None:
+        tokens = self._tokens()
+        if tokens is None:
+            return
         token = self._fetch()
         self.recent.append(token[0])
-        self.tokens.update({None: token, "": token})
+        self._expires_s = token[1]
+        tokens.update({None: token, "": token})
 
     def _pause_s(self) -> float:
-        left_s = self.tokens[None][1] - time.time()
+        left_s = self._expires_s - time.time()
         return min(max(left_s / 2, _MIN_WAIT_S), _MAX_WAIT_S)
 
     def _no_answer(self) -> ServiceUnavailableError:
@@ -125,7 +144,19 @@ class _TokenRefresher:
         self._logger.log(logging.WARNING, "no new token, using the last one: %s", text)
 
 
-_refreshers: dict[tuple[int, Hashable], _TokenRefresher] = {}
+def _stop_in(process: int, stop: threading.Event) -> None:
+    # The thread runs only in the process that started it, and may have held the event's lock while
+    # another one was forked.
+    if os.getpid() == process:
+        stop.set()
+
+
+MAX_LOGINS: Final = 8
+"""The last logins whose tokens are renewed even while no client has them."""
+
+_Key = tuple[int, Hashable]
+_logins: weakref.WeakValueDictionary[_Key, _LoginTokens] = weakref.WeakValueDictionary()
+_recent_logins: OrderedDict[_Key, _LoginTokens] = OrderedDict()
 _creating = threading.Lock()
 
 
@@ -137,31 +168,42 @@ def token_callback(
     `fetch` is called in a thread, one for each process and login."""
     key = (os.getpid(), login)
     with _creating:
-        refresher = _refreshers.get(key)
-        if refresher is None:
-            refresher = _refreshers[key] = _TokenRefresher(subject, fetch, logger)
+        tokens = _logins.get(key)
+        if tokens is None:
+            tokens = _logins[key] = _LoginTokens(subject, fetch, logger)
+        _recent_logins[key] = tokens
+        _recent_logins.move_to_end(key)
+        if len(_recent_logins) > MAX_LOGINS:
+            _recent_logins.popitem(last=False)
     try:
-        refresher.await_first()
+        tokens.refresher.await_first()
     finally:
         # One that still waits for its first token is kept: the function is not called twice at a
         # time.
-        if refresher.has_ended:
+        if tokens.refresher.has_ended:
             with _creating:
-                if _refreshers.get(key) is refresher:
-                    del _refreshers[key]
-    return refresher.tokens.get
+                if _logins.get(key) is tokens:
+                    del _logins[key]
+                    _recent_logins.pop(key, None)
+    return tokens.get
 
 
 def tokens_in_use() -> tuple[str, ...]:
     """Return the tokens of this process, to mask them in texts."""
-    return tuple(token for one in tuple(_refreshers.values()) for token in tuple(one.recent))
+    return tuple(token for one in _used_logins() for token in tuple(one.refresher.recent))
 
 
 def stop_token_refresh() -> None:
     """Stop fetching tokens for the clients of this process. For tests."""
-    for refresher in _refreshers.values():
-        refresher.stop()
-    _refreshers.clear()
+    for tokens in _used_logins():
+        tokens.refresher.stop()
+    _logins.clear()
+    _recent_logins.clear()
+
+
+def _used_logins() -> list[_LoginTokens]:
+    # Another thread may add one meanwhile: only this copies them at once.
+    return [tokens for ref in _logins.valuerefs() if (tokens := ref()) is not None]
 
 
 def _after_fork() -> None:

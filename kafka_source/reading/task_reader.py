@@ -7,7 +7,7 @@ import math
 import os
 import threading
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
@@ -158,6 +158,9 @@ def _check_topic_ids(
 VALID_S: Final = 60.0
 """The time for which an answer is valid. The driver checks before each batch as well."""
 
+MAX_SERVICES: Final = 8
+"""The services kept by a process. The connection of another one is closed once no task uses it."""
+
 _Key = tuple[ClientProperties, StreamName, TopicId]
 
 
@@ -175,7 +178,7 @@ class TopicIdChecker:
     monotonic: Callable[[], float] = time.monotonic
     sleep: Callable[[float], None] = time.sleep
     _valid_until: dict[_Key, float] = field(default_factory=dict)
-    _services: dict[ClientProperties, KafkaService] = field(default_factory=dict)
+    _services: OrderedDict[ClientProperties, KafkaService] = field(default_factory=OrderedDict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def service(self, options: KafkaOptions) -> KafkaService:
@@ -186,6 +189,9 @@ class TopicIdChecker:
                 # like a truncated log.
                 uncommitted = replace(options, isolation_level=IsolationLevel.READ_UNCOMMITTED)
                 self._services[options.client] = self.connect(uncommitted)
+                if len(self._services) > MAX_SERVICES:
+                    self._services.popitem(last=False)
+            self._services.move_to_end(options.client)
             return self._services[options.client]
 
     def unconfirmed(
@@ -206,6 +212,8 @@ class TopicIdChecker:
         found = self._describe(Subscribe(topics=tuple(unconfirmed)), options)
         now = self.monotonic()
         with self._lock:
+            for key in [key for key, until in self._valid_until.items() if until < now]:
+                del self._valid_until[key]
             for topic in unconfirmed:
                 if topic in found and found[topic].topic_id == ids[topic]:
                     self._valid_until[(options.client, topic, ids[topic])] = now + VALID_S

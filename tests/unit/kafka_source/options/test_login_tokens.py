@@ -7,9 +7,11 @@ import pickle
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
+from functools import partial
 from types import BuiltinMethodType, ModuleType
 from typing import NamedTuple, NoReturn
 
@@ -26,6 +28,7 @@ from spark_ssp.kafka_source.client.error_translation import redact
 from spark_ssp.kafka_source.options import login_tokens as module
 from spark_ssp.kafka_source.options.client_properties import ClientProperties, TokenProvider
 from spark_ssp.kafka_source.options.login_tokens import (
+    MAX_LOGINS,
     Token,
     TokenCallback,
     provided_token,
@@ -69,8 +72,8 @@ def failing(*_: object, **__: object) -> Token:
     raise LookupError(CANARY)
 
 
-def callback(fetch: Callable[[], Token]) -> TokenCallback:
-    return token_callback("login", fetch, subject="the login", logger=ClientLog("admin"))
+def callback(fetch: Callable[[], Token], login: str = "login") -> TokenCallback:
+    return token_callback(login, fetch, subject="the login", logger=ClientLog("admin"))
 
 
 # --- Where they are used --------------------------------------------------------------------------
@@ -249,6 +252,29 @@ def test_tokens_are_renewed_and_a_failure_is_logged_and_tried_again(
         assert renewed.wait(30)
     assert found(None) == found("") != ("first-token", 0.0)
     assert "no new token, using the last one: [access] the vault" in caplog.text
+
+
+def test_of_many_logins_the_last_and_those_of_clients_are_renewed() -> None:
+    calls: Counter[str] = Counter()
+
+    def fetch(login: str, lifetime_s: float) -> Token:
+        calls[login] += 1
+        return f"{login}-{calls[login]}", time.time() + lifetime_s
+
+    def threads() -> int:
+        return [one.name for one in threading.enumerate()].count("kafka-login-token")
+
+    until(lambda: threads() == 0, "those of other tests end")
+    used = callback(lambda: fetch("used", 0.02), "used")
+    for number in range(3 * MAX_LOGINS):
+        callback(partial(fetch, f"idle {number}", 3600), f"idle {number}")
+    until(lambda: threads() == 1 + MAX_LOGINS, "the others end")
+    before = calls["used"]
+    until(lambda: calls["used"] > before + 2, "the token of a client is renewed")
+    assert callback(failing, "used") == used
+    newest = f"idle {3 * MAX_LOGINS - 1}"
+    assert callback(failing, newest)(None) == callback(failing, newest)("")
+    assert calls[newest] == 1
 
 
 def test_a_failed_refresh_is_named_and_no_text_of_it_is_logged(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -13,7 +14,12 @@ import pytest
 
 from spark_ssp.common.errors import DataLossError, ServiceUnavailableError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName, SystemStreamPartition
-from spark_ssp.kafka_source.client.api import OffsetSpec, TimedOffset, TopicDescription
+from spark_ssp.kafka_source.client.api import (
+    KafkaService,
+    OffsetSpec,
+    TimedOffset,
+    TopicDescription,
+)
 from spark_ssp.kafka_source.client.error_translation import ErrorKind
 from spark_ssp.kafka_source.model.ranges import PartitionRange
 from spark_ssp.kafka_source.model.topic import LogicalOffset, Selection, TopicId
@@ -28,7 +34,9 @@ from spark_ssp.kafka_source.reading.arrow_batches import (
 from spark_ssp.kafka_source.reading.consumer_api import Event, PartitionEof, ReadError, RecordRun
 from spark_ssp.kafka_source.reading.progress import CONFIRM_INTERVAL_S, CONFIRMATIONS, RangeProgress
 from spark_ssp.kafka_source.reading.task_reader import (
+    MAX_SERVICES,
     POLL_BYTES,
+    VALID_S,
     GenerationReader,
     TopicIdChecker,
     _check_topic_ids,
@@ -462,6 +470,17 @@ def checker(brokers: Brokers, time: ManualTime) -> TopicIdChecker:
     return TopicIdChecker(connect=lambda _: brokers, monotonic=time.monotonic, sleep=time.sleep)
 
 
+def test_ids_are_kept_for_as_long_as_they_count_as_confirmed() -> None:
+    time = ManualTime()
+    topics = checker(Brokers(["one", "two"]), time)
+    for topic_id in ("one", "two"):
+        planned = part("orders", 0, 0, 100, topic_id=topic_id)
+        assert topics.unconfirmed([planned], kafka_options())
+        assert not topics.unconfirmed([planned], kafka_options())
+        assert len(topics._valid_until) == 1
+        time.now += VALID_S + 1
+
+
 @dataclass
 class Away(Brokers):
     """Do not answer before this time, for which a request waits half a minute."""
@@ -505,6 +524,20 @@ def test_a_check_of_a_log_sees_beyond_an_open_transaction() -> None:
     assert connect(options).list_offsets([PLANNED.ssp], LogicalOffset.LATEST) == {PLANNED.ssp: 50}
     checked = TopicIdChecker(connect=connect).service(options)
     assert checked.list_offsets([PLANNED.ssp], LogicalOffset.LATEST) == {PLANNED.ssp: 100}
+
+
+def test_services_beyond_the_last_are_kept_only_while_they_are_used() -> None:
+    topics = TopicIdChecker(connect=lambda _: Brokers(["new"]))
+
+    def service(number: int) -> KafkaService:
+        return topics.service(kafka_options(kafka_bootstrap_servers=f"host{number}:9092"))
+
+    used = service(0)
+    kept = {number: weakref.ref(service(number)) for number in range(MAX_SERVICES)}
+    assert service(1) is kept[1]()
+    kept |= {number: weakref.ref(service(number)) for number in range(100, 102)}
+    assert {number for number in kept if kept[number]() is None} == {2}
+    assert used is kept[0]()
 
 
 @dataclass
