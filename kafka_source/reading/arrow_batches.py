@@ -39,11 +39,9 @@ Runs = Sequence[tuple[SystemStreamPartition, int]]
 """Runs of consecutive records of one partition: the partition and the number of records."""
 
 
-def rows_within(sizes: npt.NDArray[np.int64], max_bytes: int, extra_bytes: float) -> int:
-    """Return the number of leading records that take at most `max_bytes` bytes, at least 1; each
-    takes `extra_bytes` more than its size."""
-    ends = np.cumsum(sizes) + extra_bytes * np.arange(1, len(sizes) + 1)
-    return max(1, int(np.searchsorted(ends, max_bytes, side="right")))
+def rows_within(sizes: npt.NDArray[np.int64], max_bytes: int) -> int:
+    """Return the number of leading records that take at most `max_bytes` bytes, at least 1."""
+    return max(1, int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")))
 
 
 def split_runs(runs: Runs, rows: int) -> tuple[Runs, Runs]:
@@ -215,6 +213,11 @@ def headers_column(values: Sequence[Headers | None]) -> pa.Array:
     return pa.Array.from_buffers(
         _HEADERS, len(values), [present, pa.py_buffer(offsets)], children=[pairs]
     )
+
+
+def header_bytes(headers: Headers | None) -> int:
+    """Return the bytes of the names and values of a record's headers."""
+    return sum(len(name.encode()) + len(value or b"") for name, value in headers or ())
 
 
 def unreadable_headers(record: str) -> InvalidRequestError:

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
+from operator import add
 from typing import cast
 
 import numpy as np
@@ -28,6 +29,7 @@ from spark_ssp.kafka_source.reading.arrow_batches import (
     RecordColumns,
     Runs,
     binary_column,
+    header_bytes,
     headers_column,
     integer_column,
     record_name,
@@ -50,6 +52,8 @@ class ConfluentConsumer:
         )
         self._polled: list[Message] = []
         self._kept: list[Message] = []
+        self._sizes: list[int] = []
+        self._counts_headers = False
         self._runs: list[tuple[SystemStreamPartition, int]] = []
         self._buffered_bytes = 0
 
@@ -61,8 +65,11 @@ class ConfluentConsumer:
     def buffered_bytes(self) -> int:
         return self._buffered_bytes
 
-    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+    def assign(
+        self, positions: Mapping[SystemStreamPartition, int], *, headers: bool = False
+    ) -> None:
         self._clear()
+        self._counts_headers = headers
         self._polled, self._last_error = [], None
         with self._translated():
             if positions:
@@ -144,13 +151,18 @@ class ConfluentConsumer:
         messages = self._polled
         if begin > 0 or end < len(messages):
             messages = messages[begin:end]
+        runs = [(run.ssp, len(messages))]
+        sizes = list(map(_size, messages))
+        if self._counts_headers:
+            # The library keeps the headers that it has decoded.
+            sizes = list(map(add, sizes, map(header_bytes, _headers(messages, runs))))
         self._kept += messages
-        self._buffered_bytes += sum(map(_size, messages))
-        self._runs.append((run.ssp, len(messages)))
+        self._sizes += sizes
+        self._buffered_bytes += sum(sizes)
+        self._runs += runs
 
-    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
-        sizes = np.array([*map(_size, self._kept)], np.int64)
-        count = rows_within(sizes, most, header_bytes)
+    def take(self, most: int, columns: Collection[str]) -> RecordColumns:
+        count = rows_within(np.array(self._sizes, np.int64), most)
         messages, rest = self._kept[:count], self._kept[count:]
         runs, rest_runs = split_runs(self._runs, count)
         keys = values = times_ms = time_types = headers = None
@@ -165,7 +177,7 @@ class ConfluentConsumer:
             millis = array("q", [millis if kind else -1 for kind, millis in times])
             times_ms = integer_column(pa.int64(), millis)
         if "headers" in columns:
-            headers = _headers(messages, runs)
+            headers = headers_column(_headers(messages, runs))
         records = RecordColumns(
             runs=runs,
             offsets=integer_column(pa.int64(), _offsets(messages)),
@@ -175,7 +187,8 @@ class ConfluentConsumer:
             time_types=time_types,
             headers=headers,
         )
-        self._kept, self._runs, self._buffered_bytes = rest, [*rest_runs], int(sizes[count:].sum())
+        self._kept, self._sizes, self._runs = rest, self._sizes[count:], [*rest_runs]
+        self._buffered_bytes = sum(self._sizes)
         return records
 
     def last_error(self) -> str | None:
@@ -196,7 +209,7 @@ class ConfluentConsumer:
             raise to_error(error, subject="the brokers", secrets=self._secrets) from None
 
     def _clear(self) -> None:
-        self._kept, self._runs, self._buffered_bytes = [], [], 0
+        self._kept, self._sizes, self._runs, self._buffered_bytes = [], [], [], 0
 
     def _on_error(self, error: KafkaError) -> None:
         if error_kind(error) is ErrorKind.GROUP_ACCESS:
@@ -209,7 +222,7 @@ def _size(message: Message) -> int:
     return len(message) + len(message.key() or b"")
 
 
-def _headers(messages: Sequence[Message], runs: Runs) -> pa.Array:
+def _headers(messages: Sequence[Message], runs: Runs) -> list[Headers | None]:
     values: list[Headers | None] = []
     try:
         # The library does not report its failure. A call by `map` is always checked for an error, a
@@ -221,7 +234,7 @@ def _headers(messages: Sequence[Message], runs: Runs) -> pa.Array:
         row = len(values)
         offset = cast("int", messages[row].offset())
         raise unreadable_headers(record_name(runs, row, offset)) from None
-    return headers_column(values)
+    return values
 
 
 def _keys(messages: list[Message]) -> Iterable[bytes | None]:

@@ -47,8 +47,11 @@ class PartitionConsumer(Protocol):
     before `seek` or `unassign` are discarded. Used by one thread at a time. Methods raise errors of
     this project."""
 
-    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
-        """Read only these partitions, from these offsets; stop reading if there are none."""
+    def assign(
+        self, positions: Mapping[SystemStreamPartition, int], *, headers: bool = False
+    ) -> None:
+        """Read only these partitions, from these offsets; stop reading if there are none. With
+        `headers`, the bytes of headers count: they will be taken."""
         ...
 
     def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
@@ -75,13 +78,12 @@ class PartitionConsumer(Protocol):
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the keys and values of the buffered records."""
+        """Bytes of the keys and values of the buffered records, and of the headers that count."""
         ...
 
-    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
+    def take(self, most: int, columns: Collection[str]) -> RecordColumns:
         """Remove and return the first buffered records, in order, with the fields of these
-        columns. Their keys, values and `header_bytes` each take at most `most` bytes, unless it is
-        one record."""
+        columns: at most `most` of the buffered bytes, unless it is one record."""
         ...
 
     def last_error(self) -> str | None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar, Final
@@ -26,9 +26,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from spark_ssp.common.errors import InvalidRequestError
 from spark_ssp.kafka_source.reading.arrow_batches import (
     Headers,
+    header_bytes,
     headers_column,
     headers_from_counts,
     numeric_column,
@@ -217,12 +217,7 @@ def gather_column(addresses: Words, lengths: Words) -> pa.Array:
     np.cumsum(lengths, out=ends[1:])
     total = int(ends[-1])
     if total > _MAX_COLUMN_BYTES:
-        raise InvalidRequestError(
-            "headers of a batch",
-            found=f"{total} bytes in one column",
-            expected="at most 2 GiB",
-            next_step="lower kafka.queued.min.messages, or read without includeHeaders",
-        )
+        raise AssertionError("a column of more than 2 GiB")
     data = pa.py_buffer(b"")
     if total:
         starts = addresses if whole else np.where(lengths > 0, addresses, addresses.max())
@@ -350,10 +345,18 @@ class MessageHeaders(VerifiedLayout):
             found = self.read_memory(addresses)
             if found is not None:
                 return found
-        expected = self.read_by_api(addresses.tolist(), name_of)
+        expected = list(self.read_by_api(addresses.tolist(), name_of))
         if not self._mismatch and not self.is_verified():
             self._compare(expected, addresses, words)
         return headers_column(expected)
+
+    def sizes(self, addresses: Words, name_of: NameOf) -> Words:
+        """Return the bytes of each message's headers. Memory whose layout is not verified yet may
+        be wrong about them, until the first headers are read."""
+        if self._mismatch:
+            found = map(header_bytes, self.read_by_api(addresses.tolist(), name_of))
+            return np.fromiter(found, np.int64, len(addresses))
+        return self._bytes(addresses)[0]
 
     def read_memory(self, addresses: Words) -> pa.Array | None:
         """Read the headers from memory; None if some bytes do not follow Kafka's protocol."""
@@ -375,7 +378,7 @@ class MessageHeaders(VerifiedLayout):
             gather_column(values, found.value_sizes),
         )
 
-    def read_by_api(self, addresses: Sequence[int], name_of: NameOf) -> list[Headers | None]:
+    def read_by_api(self, addresses: Sequence[int], name_of: NameOf) -> Iterator[Headers | None]:
         """Read the headers by the library's functions. A name ends before its first zero byte, as
         in C."""
         headers, name = ctypes.c_void_p(), ctypes.c_char_p()
@@ -384,11 +387,10 @@ class MessageHeaders(VerifiedLayout):
         one = ctypes.addressof(name), ctypes.addressof(value), ctypes.addressof(size)
         ask, get = self._library.message_headers, self._library.header_get_all
         copy = ctypes.string_at
-        result: list[Headers | None] = []
         for row, address in enumerate(addresses):
             code = ask(address, found)
             if code == NO_ENTRY:
-                result.append(None)
+                yield None
                 continue
             if code:
                 raise unreadable_headers(name_of(row))
@@ -397,8 +399,7 @@ class MessageHeaders(VerifiedLayout):
             while not get(where, len(pairs), *one):
                 key = (name.value or b"").decode(errors="replace")
                 pairs.append((key, copy(value.value, size.value) if value.value else None))
-            result.append(pairs)
-        return result
+            yield pairs
 
     def _bytes(self, addresses: Words) -> tuple[Words, Words]:
         """Return the length and the address of the header bytes of each message."""

@@ -58,6 +58,7 @@ from spark_ssp.kafka_source.reading.librdkafka import (
     Library,
     MessageHeaders,
     MessageTimes,
+    NameOf,
     Words,
     gather_column,
     read_fields,
@@ -106,12 +107,17 @@ class NativeConsumer:
         self._batches: list[_PolledBatch] = []
         self._kept: list[Words] = []
         self._addresses: list[Words] = []
+        self._sizes: list[Words] = []
+        self._counts_headers = False
         self._runs: list[tuple[SystemStreamPartition, int]] = []
         self.buffered_rows = 0
         self.buffered_bytes = 0
 
-    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+    def assign(
+        self, positions: Mapping[SystemStreamPartition, int], *, headers: bool = False
+    ) -> None:
         self._clear()
+        self._counts_headers = headers
         self._topics.clear()
         self._last_error = None
         with _PartitionList(self._library, positions) as places:
@@ -192,23 +198,24 @@ class NativeConsumer:
         begin, end = run.begin + kept.start, run.begin + kept.stop
         if begin == end:
             return
-        words = batch.words[begin:end]
+        words, addresses = batch.words[begin:end], batch.addresses[begin:end]
+        runs = [(run.ssp, end - begin)]
+        sizes = words[:, VALUE_LENGTH] + words[:, KEY_LENGTH]
+        if self._counts_headers:
+            sizes += self._header_lists.sizes(addresses, _name_of(words, runs))
         self._kept.append(words)
-        self._addresses.append(batch.addresses[begin:end])
-        self._runs.append((run.ssp, end - begin))
+        self._addresses.append(addresses)
+        self._sizes.append(sizes)
+        self._runs += runs
         self.buffered_rows += end - begin
-        self.buffered_bytes += int(words[:, VALUE_LENGTH].sum()) + int(words[:, KEY_LENGTH].sum())
+        self.buffered_bytes += int(sizes.sum())
 
-    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
+    def take(self, most: int, columns: Collection[str]) -> RecordColumns:
         words = np.concatenate(self._kept)
         addresses = np.concatenate(self._addresses)
-        sizes = words[:, VALUE_LENGTH] + words[:, KEY_LENGTH]
-        count = rows_within(sizes, most, header_bytes)
-        rest, rest_addresses, rest_buffered_bytes = (
-            words[count:],
-            addresses[count:],
-            sizes[count:].sum(),
-        )
+        sizes = np.concatenate(self._sizes)
+        count = rows_within(sizes, most)
+        rest, rest_addresses, rest_sizes = words[count:], addresses[count:], sizes[count:]
         words, addresses = words[:count], addresses[:count]
         runs, rest_runs = split_runs(self._runs, count)
         keys = values = times_ms = time_types = headers = None
@@ -221,7 +228,7 @@ class NativeConsumer:
             times_ms = numeric_column(pa.int64(), millis)
             time_types = numeric_column(pa.int32(), kinds)
         if "headers" in columns:
-            headers = self._headers(addresses, words, runs)
+            headers = self._header_lists.of(addresses, words, _name_of(words, runs))
         records = RecordColumns(
             runs=runs,
             offsets=numeric_column(pa.int64(), words[:, OFFSET]),
@@ -232,17 +239,12 @@ class NativeConsumer:
             headers=headers,
         )
         if len(rest):
-            self._kept, self._addresses, self._runs = [rest], [rest_addresses], [*rest_runs]
-            self.buffered_rows, self.buffered_bytes = len(rest), int(rest_buffered_bytes)
+            self._kept, self._addresses, self._sizes = [rest], [rest_addresses], [rest_sizes]
+            self._runs = [*rest_runs]
+            self.buffered_rows, self.buffered_bytes = len(rest), int(rest_sizes.sum())
         else:
             self._clear()
         return records
-
-    def _headers(self, addresses: Words, words: Words, runs: Runs) -> pa.Array:
-        def name_of(row: int) -> str:
-            return record_name(runs, row, int(words[row, OFFSET]))
-
-        return self._header_lists.of(addresses, words, name_of)
 
     def last_error(self) -> str | None:
         return self._last_error
@@ -300,13 +302,18 @@ class NativeConsumer:
         destroy = self._library.message_destroy
         for batch in self._batches:
             deque(map(destroy, batch.addresses.tolist()), maxlen=0)
-        self._batches, self._kept, self._addresses, self._runs = [], [], [], []
+        self._batches, self._kept, self._addresses, self._sizes, self._runs = [], [], [], [], []
         self.buffered_rows = self.buffered_bytes = 0
 
     def _on_error(self, error: KafkaError) -> None:
         if error_kind(error) is ErrorKind.GROUP_ACCESS:
             return
         self._last_error = describe_error(error, self._secrets)
+
+
+def _name_of(words: Words, runs: Runs) -> NameOf:
+    """Return the names of records with these fields."""
+    return lambda row: record_name(runs, row, int(words[row, OFFSET]))
 
 
 def _token_callback(library: Library, fetch: TokenCallback) -> Any:

@@ -254,8 +254,7 @@ POLL_BYTES: Final = 8 << 20
 one record is larger."""
 
 _FIRST_ROWS: Final = 64
-"""Rows of the first poll, while the size of a record is unknown, and of the first batch with
-headers, whose size is known only after reading them."""
+"""Rows of the first poll, while the size of a record is unknown."""
 
 _WAIT_S: Final = 0.2
 _CHECK_AFTER_S: Final = 2.0
@@ -305,8 +304,6 @@ class GenerationReader:
     sleep: Callable[[float], None]
     record_bytes: float | None = None
     """Recent bytes per record, including headers if they are read."""
-    _header_bytes: float | None = None
-    """The largest header bytes per record of any batch so far; None before the first one."""
     _stopped: set[SystemStreamPartition] = field(default_factory=set)
     """Partitions that the consumer no longer reads: their position is not in the log."""
     _truncated: set[SystemStreamPartition] = field(default_factory=set)
@@ -320,7 +317,7 @@ class GenerationReader:
     def read(self) -> Iterator[pa.RecordBatch]:
         """Read the ranges once, as `task_reader.read_task` does."""
         progress, consumer = self.progress, self.consumer
-        consumer.assign(progress.positions)
+        consumer.assign(progress.positions, headers="headers" in self._names)
         assigned = set(progress.positions)
         deadline = self._reset_deadline()
         while not progress.done:
@@ -352,45 +349,32 @@ class GenerationReader:
         memory."""
         positions = self.progress.positions
         remaining = sum(self.progress.range_of(ssp).end - at for ssp, at in positions.items())
-        if self._headers_unknown():
-            most = _FIRST_ROWS - self.consumer.buffered_rows
-        else:
-            self._update_record_bytes()
-            size = self.record_bytes
-            most = _FIRST_ROWS if size is None else min(_POLL_ROWS, max(1, int(POLL_BYTES / size)))
+        self._update_record_bytes()
+        size = self.record_bytes
+        most = _FIRST_ROWS if size is None else min(_POLL_ROWS, max(1, int(POLL_BYTES / size)))
         return min(most, remaining + len(positions))
 
     @property
     def _names(self) -> list[str]:
         return [column.name for column in self.columns]
 
-    def _headers_unknown(self) -> bool:
-        return self._header_bytes is None and "headers" in self._names
-
     def _update_record_bytes(self) -> None:
         """Update the size of a record from the buffered records, before they become a batch."""
         rows = self.consumer.buffered_rows
         if rows:
-            self.record_bytes = max(
-                1.0, self.consumer.buffered_bytes / rows + (self._header_bytes or 0.0)
-            )
+            self.record_bytes = max(1.0, self.consumer.buffered_bytes / rows)
 
     def _is_batch_full(self) -> bool:
         """Return whether the buffered records make a batch."""
-        rows = self.consumer.buffered_rows
-        most = _FIRST_ROWS if self._headers_unknown() else BATCH_ROWS
-        buffered_bytes = self.consumer.buffered_bytes + rows * (self._header_bytes or 0.0)
-        return rows >= most or buffered_bytes >= BATCH_BYTES
+        consumer = self.consumer
+        return consumer.buffered_rows >= BATCH_ROWS or consumer.buffered_bytes >= BATCH_BYTES
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         """Return all buffered records, in several batches if a poll took more than `POLL_BYTES`
         because records have grown."""
         while self.consumer.buffered_rows:
             self._update_record_bytes()
-            records = self.consumer.take(POLL_BYTES, self._names, self._header_bytes or 0.0)
-            if records.headers is not None:
-                each = records.headers.nbytes / len(records.offsets)
-                self._header_bytes = max(self._header_bytes or 0.0, each)
+            records = self.consumer.take(POLL_BYTES, self._names)
             yield record_batch(records, self.columns, self.task)
 
     def _handle(self, event: Event) -> None:

@@ -101,11 +101,11 @@ def test_what_was_gathered_is_weighed_and_taken_in_pieces_by_keys_and_values(
     assert consumer.buffered_bytes == 116
     taken: list[int] = []
     while consumer.buffered_rows:
-        columns = consumer.take(100, ("key", "value"), header_bytes=50)
+        columns = consumer.take(10, ("key", "value"))
         assert columns.keys is not None
         assert columns.values is not None
         taken += columns.offsets.to_pylist()
-        assert columns.runs == [(part(topic, 0, 0, 4).ssp, 1)], "two would take over 100 bytes"
+        assert columns.runs == [(part(topic, 0, 0, 4).ssp, 1)], "two would take over 10 bytes"
         left = [(key or 0) + (value or 0) for key, value in sizes[len(taken) :]]
         assert (consumer.buffered_rows, consumer.buffered_bytes) == (len(left), sum(left))
         found = [len(one.as_py() or b"") for one in (columns.keys[0], columns.values[0])]

@@ -102,7 +102,9 @@ class Consumer:
     buffered_bytes: int = 0
     placed: list[int] = field(default_factory=list)
 
-    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+    def assign(
+        self, positions: Mapping[SystemStreamPartition, int], *, headers: bool = False
+    ) -> None:
         self.placed += positions.values()
 
     def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
@@ -120,7 +122,7 @@ class Consumer:
     def keep(self, run: RecordRun, kept: slice) -> None:
         raise AssertionError("there are no records")
 
-    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
+    def take(self, most: int, columns: Collection[str]) -> RecordColumns:
         raise AssertionError("there are no records")
 
     def last_error(self) -> str | None:
@@ -559,8 +561,8 @@ class Large(Consumer):
         self.buffered_rows += kept.stop - kept.start
         self.buffered_bytes = self.buffered_rows << 20
 
-    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
-        count = rows_within(np.full(self.buffered_rows, 1 << 20, np.int64), most, header_bytes)
+    def take(self, most: int, columns: Collection[str]) -> RecordColumns:
+        count = rows_within(np.full(self.buffered_rows, 1 << 20, np.int64), most)
         begin = sum(self.taken)
         self.taken.append(count)
         self.buffered_rows -= count

@@ -36,7 +36,9 @@ class FakeConsumer:
         self.placed: list[Mapping[SystemStreamPartition, int]] = []
         self.closed_in: list[int] = []
 
-    def assign(self, positions: Mapping[SystemStreamPartition, int]) -> None:
+    def assign(
+        self, positions: Mapping[SystemStreamPartition, int], *, headers: bool = False
+    ) -> None:
         self.placed.append(positions)
 
     def seek(self, ssp: SystemStreamPartition, offset: int) -> None:
@@ -51,7 +53,7 @@ class FakeConsumer:
     def keep(self, run: RecordRun, kept: slice) -> None:
         raise NotImplementedError
 
-    def take(self, most: int, columns: Collection[str], header_bytes: float = 0.0) -> RecordColumns:
+    def take(self, most: int, columns: Collection[str]) -> RecordColumns:
         raise NotImplementedError
 
     def last_error(self) -> str | None:
