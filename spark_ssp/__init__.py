@@ -7,7 +7,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Final
 
-from spark_ssp.common.version import __version__ as __version__
+from spark_ssp.common import __version__ as __version__
 
 if TYPE_CHECKING:
     from spark_ssp.checkpoint.assignments.store import (

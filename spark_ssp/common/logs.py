@@ -16,9 +16,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from spark_ssp.common import __version__
 from spark_ssp.common.errors import printable
 from spark_ssp.common.times import Quantity
-from spark_ssp.common.version import __version__
 
 LEVEL_VARIABLE = "SPARK_SSP_LOG_LEVEL"
 """Environment variable with the log level: DEBUG, INFO (the default), WARNING or ERROR."""

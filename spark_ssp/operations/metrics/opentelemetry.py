@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from opentelemetry.environment_variables import OTEL_PYTHON_METER_PROVIDER
 from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 
-from spark_ssp.common.version import __version__
+from spark_ssp.common import __version__
 from spark_ssp.operations.metrics.catalogue import METRICS, RUNNING, Kind, Metric
 from spark_ssp.operations.metrics.readings import Output, QueryStates, Reading
 

@@ -20,8 +20,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+from spark_ssp.common import __version__
 from spark_ssp.common.errors import InvalidOptionsError
-from spark_ssp.common.version import __version__
 from spark_ssp.operations.metrics import cloudwatch, opentelemetry
 from spark_ssp.operations.metrics.catalogue import METRICS
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput

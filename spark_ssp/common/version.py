@@ -1,5 +1,0 @@
-"""The version of this project, read by the build as well. Installed metadata have it too, but to
-find them `importlib.metadata` lists the contents of each archive on the Python path, of Spark's jar
-as well: 50 ms in a process that Spark has started."""
-
-__version__ = "0.2.0"
