@@ -1,6 +1,6 @@
-"""Parses values of options: durations, sizes, numbers, switches, choices, URLs. Each function takes
-a stripped, non-empty text (or returns a converter for such) and raises `BadValueError` with
-finding, expectation and next step."""
+"""Parses values of options: durations, sizes, numbers, switches, choices, URLs. Each parser takes a
+stripped, non-empty text (or returns a converter for such) and raises `BadValueError` with finding,
+expectation and next step. The last functions decide which hosts are this machine."""
 
 from __future__ import annotations
 
@@ -301,3 +301,27 @@ def _url_fault(text: str) -> str | None:
     if port == 0 or not re.fullmatch(r"[a-z0-9._-]+|[0-9a-f:.]+", host):
         return "a URL whose host or port is malformed"
     return None
+
+
+# --- Hosts of HTTP servers -----------------------------------------------------------------------
+
+# A page of another site can resolve its own name to this machine (DNS rebinding), and then read the
+# answers of a server without a token. Its requests name that site as their host.
+
+HOST_REFUSAL: Final = "the Host header must name this machine: 127.0.0.1, localhost or [::1]\n"
+"""The answer to a request for another host, with the status 400."""
+
+
+def base_url(host: str) -> str:
+    """Return the URL of a host without its port."""
+    return f"http://{f'[{host}]' if ':' in host else host}"
+
+
+def is_local(host: str) -> bool:
+    """Return whether only this machine can reach a server at `host`."""
+    return is_loopback(base_url(host))
+
+
+def names_this_machine(host_header: str | None) -> bool:
+    """Return whether the Host header of a request is any loopback address, or localhost."""
+    return is_loopback(f"http://{host_header or ''}")

@@ -23,8 +23,8 @@ from starlette.routing import Route
 
 from spark_ssp.common import clock
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
+from spark_ssp.common.options.values import HOST_REFUSAL, base_url, is_local, names_this_machine
 from spark_ssp.operations.health import Limits
-from spark_ssp.operations.http_hosts import REFUSAL, base_url, is_local, names_this_machine
 from spark_ssp.operations.live_page.page import (
     Assessed,
     Content,
@@ -346,7 +346,7 @@ class PageServer:
     def _refusal(self, request: Request) -> Response | None:
         """Return the answer to a request that may not see the page."""
         if is_local(self._host) and not names_this_machine(request.headers.get("host")):
-            return PlainTextResponse(REFUSAL, status_code=400)
+            return PlainTextResponse(HOST_REFUSAL, status_code=400)
         given = request.query_params.get("token", "")
         if self._token is None or secrets.compare_digest(given.encode(), self._token.encode()):
             return None

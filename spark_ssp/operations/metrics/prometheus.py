@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.core import Metric as Family
 
-from spark_ssp.operations.http_hosts import REFUSAL, base_url, is_local, names_this_machine
+from spark_ssp.common.options.values import HOST_REFUSAL, base_url, is_local, names_this_machine
 from spark_ssp.operations.metrics.catalogue import METRICS, Kind, Metric
 from spark_ssp.operations.metrics.readings import Output, QueryStates, invalid_argument
 
@@ -80,7 +80,7 @@ def _for_this_machine(application: WSGIApplication) -> WSGIApplication:
         if names_this_machine(environment.get("HTTP_HOST")):
             return application(environment, start)
         start("400 Bad Request", [("Content-Type", "text/plain; charset=utf-8")])
-        return [REFUSAL.encode()]
+        return [HOST_REFUSAL.encode()]
 
     return answer
 
