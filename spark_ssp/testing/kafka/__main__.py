@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from spark_ssp.testing.arguments import AppendNamed
+from spark_ssp.testing import AppendNamed
 from spark_ssp.testing.kafka.broker import LOOPBACK, LocalKafka
 
 _DEFAULT_PORT = 9092

@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Sequence
 
-from spark_ssp.testing.arguments import AppendNamed
+from spark_ssp.testing import AppendNamed
 from spark_ssp.testing.kinesis.server import LOOPBACK
 from spark_ssp.testing.kinesis.service import EmbeddedKinesis
 from spark_ssp.testing.kinesis.state.limits import Limits
