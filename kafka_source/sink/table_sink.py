@@ -25,7 +25,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from spark_ssp.common import clock
+from spark_ssp.common import now_ms
 from spark_ssp.common.errors import UnsupportedError
 from spark_ssp.common.logs import show_logs
 from spark_ssp.common.options.shared import BATCH_WRITE_ID
@@ -76,7 +76,7 @@ class KafkaBatchWriter(DataSourceArrowWriter):
         """Raises InvalidOptionsError or InvalidRowsError, before there is any data."""
         self._options, self._columns = _prepare(raw_options, schema)
         self._source, self._batch = self._options.batch_write or (str(uuid.uuid4()), 0)
-        self._attempt_ms = clock.now_ms()
+        self._attempt_ms = now_ms()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written, and
@@ -108,7 +108,7 @@ class KafkaStreamWriter(RecordBatchStreamWriter):
             from spark_ssp.common.options.shared import batch_write_in_stream_error
 
             raise batch_write_in_stream_error("kafka-ssp")
-        self._attempt_ms = clock.now_ms()
+        self._attempt_ms = now_ms()
 
     def write_batches(self, batches: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of one task. Raises SspError if one of them cannot be written."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from spark_ssp.common import clock
+from spark_ssp.common import now_ms
 from spark_ssp.common.options.shared import trigger_problems
 from spark_ssp.common.options.spec import (
     BadValueError,
@@ -83,7 +83,7 @@ def parse_options(
     query: QueryKind = QueryKind.STREAM,
     *,
     pyspark_without_limits: str | None = None,
-    now_ms: Callable[[], int] = clock.now_ms,
+    now_ms: Callable[[], int] = now_ms,
 ) -> KinesisOptions:
     """Parse and check the options; log a warning for those without effect.
 

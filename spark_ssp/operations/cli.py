@@ -36,7 +36,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from spark_ssp.common import clock
+from spark_ssp.common import now_ms
 from spark_ssp.common.errors import ServiceUnavailableError, SspError, printable
 from spark_ssp.common.spark.requirement import missing_module
 from spark_ssp.common.times import time_text
@@ -71,7 +71,7 @@ class Environment:
     """Waits, in seconds."""
 
 
-SYSTEM = Environment(now_ms=clock.now_ms, monotonic=time.monotonic, sleep=time.sleep)
+SYSTEM = Environment(now_ms=now_ms, monotonic=time.monotonic, sleep=time.sleep)
 
 
 class Screen:

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.listener import (
 )
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_ssp.common import clock
+from spark_ssp.common import now_ms
 from spark_ssp.common.spark.reader_status import Status, lacks_status, source_statuses, status_in
 from spark_ssp.operations.observed_queries import ObservedQueries, is_older, phase_of
 from spark_ssp.operations.snapshot import QuerySnapshot, query_snapshot
@@ -60,7 +60,7 @@ class Consumer(Protocol):
 class ProgressListener(StreamingQueryListener):
     """The listener of one session."""
 
-    def __init__(self, session: SparkSession, *, now_ms: Callable[[], int] = clock.now_ms) -> None:
+    def __init__(self, session: SparkSession, *, now_ms: Callable[[], int] = now_ms) -> None:
         self._session = session
         self._now_ms = now_ms
         self.queries = ObservedQueries()

@@ -180,7 +180,7 @@ EDGE: Final[dict[str, str]] = {
     "planner.planned_pipeline": "logs created streams, and tables that start incomplete",
     "planner.running.start": "logs a warning",
     "planner.running.supervisor": "watches queries in a thread",
-    "common.clock": "takes the time",
+    "common": "takes the time",
     "common.aws.botocore_bypass": "calls AWS services",
     "common.aws.clients": "creates AWS clients",
     "common.aws.http_exchange": "sends requests and reads responses",

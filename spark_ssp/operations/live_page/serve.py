@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from spark_ssp.common import clock
+from spark_ssp.common import now_ms
 from spark_ssp.common.spark.requirement import missing_extra
 from spark_ssp.operations.health import limits_of
 from spark_ssp.operations.live_page.page import page
@@ -39,12 +39,12 @@ class LivePage:
 
     def save(self, path: str | PathLike[str]) -> None:
         """Write the page as it is to a file, without scripts; after `stop()`, as it was then."""
-        content = self._timelines.render(self._stopped_ms or clock.now_ms())
+        content = self._timelines.render(self._stopped_ms or now_ms())
         Path(path).write_text(page(content), encoding="utf-8")
 
     def stop(self) -> None:
         """Stop serving the page. Queries continue. Has no effect the second time."""
-        self._stopped_ms = self._stopped_ms or clock.now_ms()
+        self._stopped_ms = self._stopped_ms or now_ms()
         self._subscription.close()
         self._server.stop()
 

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from spark_ssp.common import clock
+from spark_ssp.common import now_ms
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.common.options.values import HOST_REFUSAL, base_url, is_local, names_this_machine
 from spark_ssp.operations.health import Limits
@@ -167,7 +167,7 @@ def start_server(
     host: str,
     port: int,
     token: str | None,
-    now_ms: Callable[[], int] = clock.now_ms,
+    now_ms: Callable[[], int] = now_ms,
 ) -> PageServer:
     """Serve the page of timelines. An address that other machines can reach needs a token, which is
     random unless it is given. Raises InvalidOptionsError for an address that cannot be used, and
@@ -219,7 +219,7 @@ class PageServer:
         host: str,
         port: int,
         token: str | None,
-        now_ms: Callable[[], int] = clock.now_ms,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._timelines = timelines
         self._now_ms = now_ms

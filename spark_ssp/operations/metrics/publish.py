@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from pyspark.sql import SparkSession
 
-from spark_ssp.common import clock
+from spark_ssp.common import now_ms
 from spark_ssp.common.spark.requirement import missing_extra
 from spark_ssp.operations.health import limits_of
 from spark_ssp.operations.metrics.cloudwatch import CloudWatchOutput
@@ -166,7 +166,7 @@ def _add_cloudwatch(
         namespace=namespace,
         series=series,
         monotonic=time.monotonic,
-        now_ms=clock.now_ms,
+        now_ms=now_ms,
     )
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from spark_ssp.common import clock
+from spark_ssp.common import now_ms
 from spark_ssp.common.errors import InvalidOptionsError, OptionProblem
 from spark_ssp.operations.health import DEFAULT_LIMITS, Health, Limits, Verdict
 from spark_ssp.operations.metrics import catalogue
@@ -63,7 +63,7 @@ class QueryStates:
         *,
         series: int,
         limits: Limits = DEFAULT_LIMITS,
-        now_ms: Callable[[], int] = clock.now_ms,
+        now_ms: Callable[[], int] = now_ms,
     ) -> None:
         self._series = series
         self._limits = limits
