@@ -75,11 +75,6 @@ CATALOGUE: Final = (
     Benchmark(name="kinesis.sink", minutes=4, small="--records 20000 --rounds 1 --seconds 4"),
     Benchmark(name="kinesis.slow_link", minutes=5, small="--rates 4 --tasks 2 --megabytes 1"),
     Benchmark(
-        name="kinesis.copies",
-        minutes=4,
-        small="--records 2000 --parts 2 --rounds 1 --warm-up 0",
-    ),
-    Benchmark(
         name="kafka.bulk",
         minutes=20,
         small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0 --columns value",

@@ -105,7 +105,6 @@ ON_SPARK: Final[Mapping[str, Arguments]] = {
         "rounds": 1,
         "warm_up": 0,
     },
-    "kinesis.copies": {"records": 2_000, "size": 200, "parts": 2, "rounds": 1, "warm_up": 0},
     "kinesis.backlog": {
         "shards": 1,
         "records": 1_000,
