@@ -2,3 +2,7 @@
 
 `python -m examples.flights` runs it; docs/guide/demo.md explains its output.
 """
+
+
+class DemoError(Exception):
+    """The demo cannot start or continue; the text contains the reason."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from examples.flights.errors import DemoError
+from examples.flights import DemoError
 from examples.flights.run import Plan, run
 from examples.flights.screen import PLAIN_WIDTH
 

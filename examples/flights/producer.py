@@ -11,8 +11,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any
 
-from examples.flights import data
-from examples.flights.errors import DemoError
+from examples.flights import DemoError, data
 from examples.flights.script import (
     Message,
     OpenShard,

@@ -12,9 +12,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from rich.console import Console
 
-from examples.flights import data, pipeline, script
+from examples.flights import DemoError, data, pipeline, script
 from examples.flights.check import Finding, check
-from examples.flights.errors import DemoError
 from examples.flights.evidence import gather
 from examples.flights.follow import (
     SHARD_END,
