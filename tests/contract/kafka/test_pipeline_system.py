@@ -26,6 +26,7 @@ from spark_ssp.planner.graph.operators import StreamId, SystemKind, SystemName
 from spark_ssp.planner.graph.systems import StreamUse
 from spark_ssp.planner.planning.plan_history import newest
 from spark_ssp.planner.running.dataframes import StreamAccess
+from tests.support.fakes.clocks import ManualTime
 from tests.support.kafka.topics import KafkaTopics as Topics
 from tests.support.pipelines.examples import both
 from tests.support.servers.kafka_broker import KafkaBroker
@@ -306,24 +307,11 @@ class _Scripted:
         return self.create.pop(0)
 
 
-class _Clock:
-    """Time that passes by sleeping alone."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def _scripted(brokers: _Scripted) -> KafkaSystem:
     def connect(_: KafkaOptions) -> TopicAdmin:
         return brokers
 
-    clock = _Clock()
+    clock = ManualTime()
     return KafkaSystem(
         LOCAL, timeout_s=1, connect=connect, monotonic=clock.monotonic, sleep=clock.sleep
     )

@@ -22,6 +22,7 @@ from spark_ssp.kinesis_source.pipeline_system import KinesisSystem
 from spark_ssp.planner import Pipeline, Services, StreamExistsError
 from spark_ssp.planner.graph.operators import SystemKind
 from tests.contract.services import FIRST, MIDDLE, SECOND, Service
+from tests.support.fakes.clocks import ManualTime
 from tests.support.fakes.pipeline_services import MemorySystem
 
 _numbers = count()
@@ -168,21 +169,8 @@ class _Scripted:
             raise answer
 
 
-class _Clock:
-    """Time that passes only by sleeping."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
 def _scripted(streams: _Scripted, timeout_s: float = 10) -> KinesisSystem:
-    clock = _Clock()
+    clock = ManualTime()
     return KinesisSystem(
         {"region": "eu-west-1"},
         timeout_s=timeout_s,

@@ -1,4 +1,4 @@
-"""A clock for services under test."""
+"""Clocks for services under test, and for code that waits."""
 
 from __future__ import annotations
 
@@ -27,3 +27,18 @@ class ShiftedClock:
 
     def advance(self, milliseconds: int) -> None:
         self._shift_ms += milliseconds
+
+
+class ManualTime:
+    """A clock in seconds that a test sets or a sleep advances."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.slept: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now += seconds

@@ -28,6 +28,7 @@ from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.boto3_client import Boto3Kinesis
 from spark_ssp.kinesis_source.model.shard import ShardIterator, StreamRef
 from spark_ssp.kinesis_source.options.values import ConnectionOptions
+from tests.support.fakes.clocks import ManualTime
 
 JSON = "application/x-amz-json-1.1"
 
@@ -291,23 +292,10 @@ KEYS: dict[str, Any] = {
 SESSION = boto3.Session(**KEYS)
 
 
-class Clock:
-    """A local clock that only sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-
-def client(url: str, clock: Clock | None = None, *, read_timeout_ms: int = 30_000) -> Boto3Kinesis:
-    clock = clock or Clock()
+def client(
+    url: str, clock: ManualTime | None = None, *, read_timeout_ms: int = 30_000
+) -> Boto3Kinesis:
+    clock = clock or ManualTime()
     config = client_config(ConnectionOptions(read_timeout_ms=read_timeout_ms))
     return Boto3Kinesis(
         SESSION.client("kinesis", endpoint_url=url, config=config),

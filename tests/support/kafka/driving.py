@@ -18,6 +18,7 @@ from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.rate_limit import ReadLimits
 from spark_ssp.kafka_source.planning.spark_checkpoint import AnyOffset
+from tests.support.fakes.clocks import ManualTime
 
 Read = list[tuple[str, SystemStreamPartition, int, int]]
 """Task, partition, start and end of each range, in the order of reading within a task."""
@@ -34,21 +35,6 @@ def kafka_options(**changed: str) -> KafkaOptions:
     return parse_options(
         {"kafka.bootstrap.servers": "broker:9092", "startingOffsets": "earliest", **given}
     )
-
-
-class ManualTime:
-    """A clock in seconds that a test sets or a sleep advances."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
 
 
 @dataclass

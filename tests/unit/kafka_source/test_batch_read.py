@@ -17,8 +17,9 @@ from spark_ssp.kafka_source.batch_planner import BatchClock, ReadPlan, plan_read
 from spark_ssp.kafka_source.model.topic import AtTime, IsolationLevel
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import QueryKind
+from tests.support.fakes.clocks import ManualTime
 from tests.support.fakes.kafka_fake import FakeKafka
-from tests.support.kafka.driving import FakeQuery, ManualTime
+from tests.support.kafka.driving import FakeQuery
 from tests.support.kafka.partitions import ssp
 from tests.support.kafka.topics import Record
 

@@ -25,8 +25,9 @@ from spark_ssp.kafka_source.model.ranges import TaskRange
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import QueryKind
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
+from tests.support.fakes.clocks import ManualTime
 from tests.support.fakes.kafka_fake import FakeKafka
-from tests.support.kafka.driving import FakeQuery, ManualTime, kafka_options
+from tests.support.kafka.driving import FakeQuery, kafka_options
 from tests.support.kafka.partitions import ssp
 
 

@@ -28,7 +28,8 @@ from spark_ssp.kafka_source.reading.librdkafka import (
 from spark_ssp.kafka_source.reading.native_consumer import NativeConsumer
 from spark_ssp.kafka_source.reading.progress import RangeProgress
 from spark_ssp.kafka_source.reading.task_reader import BATCH_BYTES, POLL_BYTES, GenerationReader
-from tests.support.kafka.driving import ManualTime, kafka_options
+from tests.support.fakes.clocks import ManualTime
+from tests.support.kafka.driving import kafka_options
 from tests.support.kafka.reading import part, task
 from tests.unit.kafka_source.reading.test_header_decoder import encoded
 

@@ -41,8 +41,9 @@ from spark_ssp.kafka_source.reading.task_reader import (
     TopicIdChecker,
     _check_topic_ids,
 )
+from tests.support.fakes.clocks import ManualTime
 from tests.support.fakes.kafka_fake import FakeKafka
-from tests.support.kafka.driving import ManualTime, kafka_options
+from tests.support.kafka.driving import kafka_options
 from tests.support.kafka.reading import part, task
 
 T = TypeVar("T")

@@ -11,11 +11,11 @@ import pytest
 
 from spark_ssp.common.errors import ServiceUnavailableError
 from spark_ssp.kinesis_source.client.api import ThrottledError
+from tests.support.fakes.clocks import ManualTime
 from tests.support.fakes.scripted_http import (
     GOOD,
     HTML,
     ORDERS,
-    Clock,
     Cut,
     Drop,
     Reply,
@@ -48,7 +48,7 @@ TRANSIENT: dict[str, Step] = {
 
 @pytest.mark.parametrize("step", TRANSIENT.values(), ids=TRANSIENT.keys())
 def test_transient_faults_are_ridden_out(step: Step) -> None:
-    clock = Clock()
+    clock = ManualTime()
     with ScriptedHttp(step, step, GOOD) as server:
         service = client(server.url, clock)
         assert fetch(service) == [b"hello"]
@@ -60,7 +60,7 @@ def test_transient_faults_are_ridden_out(step: Step) -> None:
 
 @pytest.mark.parametrize("step", TRANSIENT.values(), ids=TRANSIENT.keys())
 def test_an_impatient_call_tries_once(step: Step) -> None:
-    clock = Clock()
+    clock = ManualTime()
     with ScriptedHttp(step, GOOD) as server:
         service = client(server.url, clock)
         with pytest.raises(ThrottledError) as caught:
@@ -94,7 +94,7 @@ def test_an_absent_endpoint_is_named() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound and not listening: connections are refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
-        clock = Clock()
+        clock = ManualTime()
         with pytest.raises(ServiceUnavailableError) as caught:
             client(url, clock).describe(ORDERS)
     text = str(caught.value)

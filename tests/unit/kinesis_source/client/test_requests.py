@@ -23,6 +23,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
+from tests.support.fakes.clocks import ManualTime
 from tests.support.fakes.scripted_http import (
     BY_ARN,
     DATE,
@@ -33,7 +34,6 @@ from tests.support.fakes.scripted_http import (
     PAGE,
     SHARD,
     SUMMARY,
-    Clock,
     Reply,
     ScriptedHttp,
     Step,
@@ -180,7 +180,7 @@ def with_status(status: str) -> Reply:
 
 
 def test_a_stream_being_created_is_waited_for() -> None:
-    clock = Clock()
+    clock = ManualTime()
     with ScriptedHttp(with_status("CREATING"), with_status("CREATING"), DESCRIBED) as server:
         service = client(server.url, clock)
         found = service.describe(ORDERS)
@@ -253,7 +253,7 @@ def test_a_missing_shard_is_distinguished_from_a_missing_stream(
 
 
 def test_the_time_comes_from_the_last_answer_and_goes_on() -> None:
-    clock = Clock()
+    clock = ManualTime()
     with ScriptedHttp(GOOD) as server:
         service = client(server.url, clock)
         page = service.get_records(ORDERS, SHARD, ITERATOR, limit=1)

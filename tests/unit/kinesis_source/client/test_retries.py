@@ -13,24 +13,10 @@ from spark_ssp.common.aws.error_translation import Severity
 from spark_ssp.common.aws.service_calls import Retrier, RetryLog, RetrySettings, backoff
 from spark_ssp.kinesis_source.client.error_translation import severity_of
 from spark_ssp.kinesis_source.client.messages import MalformedAnswerError
+from tests.support.fakes.clocks import ManualTime
 
 DOWN = sdk.EndpointConnectionError(endpoint_url="http://127.0.0.1:1/")
 LOGGER = "spark_ssp.common.aws.service_calls"
-
-
-class Clock:
-    """A clock that only sleeping moves, and that remembers the sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
 
 
 class Failing:
@@ -53,7 +39,7 @@ def throttled() -> sdk.ClientError:
     )
 
 
-def retrier(clock: Clock, *, attempts: int = 8, draw: float = 1.0) -> Retrier:
+def retrier(clock: ManualTime, *, attempts: int = 8, draw: float = 1.0) -> Retrier:
     return Retrier(
         RetrySettings(max_attempts=attempts, max_backoff=10.0),
         log=RetryLog(clock.monotonic),
@@ -68,19 +54,19 @@ def run(with_: Retrier, function: Failing) -> str:
 
 
 def test_waits_double_up_to_the_longest() -> None:
-    clock = Clock()
+    clock = ManualTime()
     assert run(retrier(clock), Failing(*[DOWN] * 7)) == "done"
     assert clock.slept == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0])
 
 
 def test_throttling_is_given_more_time() -> None:
-    clock = Clock()
+    clock = ManualTime()
     assert run(retrier(clock, draw=0.5), Failing(*[throttled() for _ in range(7)])) == "done"
     assert clock.slept == pytest.approx([0.25, 0.5, 1.0, 2.0, 4.0, 5.0, 5.0])
 
 
 def test_gives_up_after_the_last_attempt_with_its_error() -> None:
-    clock = Clock()
+    clock = ManualTime()
     function = Failing(*[MalformedAnswerError(str(number)) for number in range(9)])
     with pytest.raises(MalformedAnswerError, match="2"):
         run(retrier(clock, attempts=3), function)
@@ -89,7 +75,7 @@ def test_gives_up_after_the_last_attempt_with_its_error() -> None:
 
 
 def test_throttling_that_is_to_be_outlasted_uses_up_no_attempts() -> None:
-    clock = Clock()
+    clock = ManualTime()
     errors = [error for _ in range(40) for error in (throttled(), DOWN, DOWN, throttled())]
     with_ = retrier(clock, attempts=3)
     assert (
@@ -102,7 +88,7 @@ def test_throttling_that_is_to_be_outlasted_uses_up_no_attempts() -> None:
 
 
 def test_throttling_is_outlasted_for_a_limited_time() -> None:
-    clock = Clock()
+    clock = ManualTime()
     function = Failing(*[throttled() for _ in range(1_000)])
     with pytest.raises(sdk.ClientError):
         retrier(clock).run(
@@ -113,7 +99,7 @@ def test_throttling_is_outlasted_for_a_limited_time() -> None:
 
 @pytest.mark.parametrize("error", [sdk.NoCredentialsError(), ValueError("x")])
 def test_does_not_repeat_what_cannot_pass(error: Exception) -> None:
-    clock = Clock()
+    clock = ManualTime()
     function = Failing(error)
     with pytest.raises(type(error)):
         run(retrier(clock), function)
@@ -142,7 +128,7 @@ def test_the_jitter_is_full() -> None:
 def test_every_retry_is_counted_and_warned_of_now_and_then(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    clock = Clock()
+    clock = ManualTime()
     log = RetryLog(clock.monotonic)
     with caplog.at_level(logging.WARNING, LOGGER):
         for _ in range(5):

@@ -14,38 +14,24 @@ from spark_ssp.kinesis_source.probing.probe_rate_limiter import (
     ProbeRateLimiter,
 )
 from spark_ssp.kinesis_source.probing.shard_prober import ShardProber
+from tests.support.fakes.clocks import ManualTime
 from tests.support.fakes.planner_world import World
 from tests.support.kinesis.shards import key
 
 
-class Time:
-    """A clock in seconds that sleeping moves."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self.slept: list[float] = []
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
-
 @pytest.fixture
-def time() -> Time:
-    return Time()
+def time() -> ManualTime:
+    return ManualTime()
 
 
-def pacing(time: Time, period_ms: int = 400) -> ProbeRateLimiter:
+def pacing(time: ManualTime, period_ms: int = 400) -> ProbeRateLimiter:
     return ProbeRateLimiter(period_ms=period_ms, monotonic=time.monotonic, sleep=time.sleep)
 
 
 A, B = key(0), key(1)
 
 
-def test_a_shard_never_looked_at_is_due(time: Time) -> None:
+def test_a_shard_never_looked_at_is_due(time: ManualTime) -> None:
     paces = pacing(time)
     assert paces.is_due(A)
     paces.wait([A, B])
@@ -62,7 +48,7 @@ CALL = 1 / (SHARE * CALLS_PER_SECOND)
     [(400, 1, 0.4), (400, 3, 3 * CALL), (5000, 1, 5.0), (5000, 3, 5.0), (0, 1, 0), (200, 3, 0.6)],
 )
 def test_a_look_is_repeated_after_its_period_and_within_the_querys_share(
-    time: Time, period_ms: int, calls: int, seconds: float
+    time: ManualTime, period_ms: int, calls: int, seconds: float
 ) -> None:
     paces = pacing(time, period_ms)
     paces.record_probe(A, calls=calls)
@@ -72,7 +58,7 @@ def test_a_look_is_repeated_after_its_period_and_within_the_querys_share(
     assert paces.is_due(B)
 
 
-def test_what_tasks_will_fetch_counts_as_calls_and_bytes(time: Time) -> None:
+def test_what_tasks_will_fetch_counts_as_calls_and_bytes(time: ManualTime) -> None:
     paces = pacing(time)
     paces.record_probe(A, calls=1)
     paces.reserve_reads(A, calls=1, size=0)
@@ -90,7 +76,7 @@ def test_what_tasks_will_fetch_counts_as_calls_and_bytes(time: Time) -> None:
     assert paces.is_due(B)
 
 
-def test_a_service_on_this_machine_need_not_keep_to_the_read_rate(time: Time) -> None:
+def test_a_service_on_this_machine_need_not_keep_to_the_read_rate(time: ManualTime) -> None:
     paces = ProbeRateLimiter(
         period_ms=400, enforced=False, monotonic=time.monotonic, sleep=time.sleep
     )
@@ -106,7 +92,7 @@ def test_a_service_on_this_machine_need_not_keep_to_the_read_rate(time: Time) ->
 
 
 @pytest.mark.parametrize("late", [0, 0.05, 0.3])
-def test_calls_keep_to_the_share_on_average(time: Time, late: float) -> None:
+def test_calls_keep_to_the_share_on_average(time: ManualTime, late: float) -> None:
     """However late each look comes, the calls of a minute are the query's share or fewer."""
     paces = pacing(time)
     calls = 0
@@ -122,7 +108,7 @@ def test_calls_keep_to_the_share_on_average(time: Time, late: float) -> None:
     assert late or calls >= SHARE * CALLS_PER_SECOND * 60 - 2
 
 
-def test_waiting_ends_with_the_first_shard_that_is_due(time: Time) -> None:
+def test_waiting_ends_with_the_first_shard_that_is_due(time: ManualTime) -> None:
     paces = pacing(time)
     paces.record_probe(A, calls=4)
     time.now += 0.1
@@ -134,7 +120,7 @@ def test_waiting_ends_with_the_first_shard_that_is_due(time: Time) -> None:
     assert len(time.slept) == 1
 
 
-def test_waiting_is_bounded(time: Time) -> None:
+def test_waiting_is_bounded(time: ManualTime) -> None:
     paces = pacing(time)
     time.now += 3600
     paces.record_probe(A, calls=1)
@@ -143,7 +129,7 @@ def test_waiting_is_bounded(time: Time) -> None:
     assert time.slept == [1.0]
 
 
-def test_waiting_for_all_ends_with_the_last_shard_that_is_due(time: Time) -> None:
+def test_waiting_for_all_ends_with_the_last_shard_that_is_due(time: ManualTime) -> None:
     paces = pacing(time)
     paces.record_probe(A, calls=1)
     time.now += 0.1
@@ -156,7 +142,7 @@ def test_waiting_for_all_ends_with_the_last_shard_that_is_due(time: Time) -> Non
     assert len(time.slept) == 2
 
 
-def test_a_throttled_shard_is_left_alone_and_takes_no_harm(time: Time) -> None:
+def test_a_throttled_shard_is_left_alone_and_takes_no_harm(time: ManualTime) -> None:
     paces = pacing(time)
     for _ in range(RETRY_AFTER_FAULTS + 1):
         paces.record_throttle(A)
@@ -166,7 +152,7 @@ def test_a_throttled_shard_is_left_alone_and_takes_no_harm(time: Time) -> None:
     assert paces.is_due(A)
 
 
-def test_faults_in_a_row_make_for_patience(time: Time) -> None:
+def test_faults_in_a_row_make_for_patience(time: ManualTime) -> None:
     paces = pacing(time)
     for _ in range(RETRY_AFTER_FAULTS - 1):
         paces.record_failure(A)
@@ -180,7 +166,7 @@ def test_faults_in_a_row_make_for_patience(time: Time) -> None:
     assert not paces.is_retry_due(A)
 
 
-def test_shards_that_have_left_are_forgotten(time: Time) -> None:
+def test_shards_that_have_left_are_forgotten(time: ManualTime) -> None:
     paces = pacing(time)
     for shard in (A, B):
         for _ in range(RETRY_AFTER_FAULTS):
@@ -198,7 +184,7 @@ MIB = 1 << 20
     [([MIB], 0), ([MIB, MIB - 1], 0), ([2 * MIB], 1.0), ([MIB, 2 * MIB], 1.0), ([10 * MIB], 5.0)],
 )
 def test_tasks_begin_when_the_shard_answers_again(
-    time: Time, sizes: list[int], pause: float
+    time: ManualTime, sizes: list[int], pause: float
 ) -> None:
     paces = pacing(time)
     for size in sizes:
@@ -230,7 +216,7 @@ def test_a_run_to_fixed_targets_waits_for_a_throttled_shard_but_not_for_the_peri
     prober.close()
 
 
-def test_the_first_pause_after_throttling_is_half_as_long(time: Time) -> None:
+def test_the_first_pause_after_throttling_is_half_as_long(time: ManualTime) -> None:
     paces = pacing(time)
     for pause in (0.5, 1.0, 1.0):
         paces.record_throttle(A)
