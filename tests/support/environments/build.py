@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 
 from spark_ssp.testing.kafka.jars import installing_into
 from tests.support.environments.matrix import Entry
-from tests.support.servers.cache import CACHE
+from tests.support.servers.cache import CACHE, run
 
 _ROOT: Final = Path(__file__).resolve().parents[3]
 _PROJECT: Final = _ROOT / "pyproject.toml"
@@ -151,10 +151,7 @@ def _uv(*arguments: str) -> str:
 def _run(command: list[str], *, cwd: Path) -> str:
     # Python's path is that of this environment, not of the other one.
     ours = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    result = subprocess.run(command, cwd=cwd, env=ours, capture_output=True, text=True, check=False)
-    if result.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{result.stdout}{result.stderr}")
-    return result.stdout
+    return run(command, cwd=cwd, env=ours)
 
 
 class Environment:

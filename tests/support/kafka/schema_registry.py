@@ -6,10 +6,7 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tarfile
-import tempfile
-import time
 from contextlib import ExitStack
 from http import HTTPStatus
 from http.client import HTTPConnection
@@ -19,7 +16,7 @@ from typing import Final
 from spark_ssp.testing.kafka.broker import free_ports
 from spark_ssp.testing.kafka.jars import Bundle, cache_folder, fetch, installing_into, java
 from tests.support.servers.cache import checksums
-from tests.support.servers.process import FIRST_COMPILER_ALONE, ServerProcess
+from tests.support.servers.process import FIRST_COMPILER_ALONE, LoggedProcess
 
 _BUNDLE: Final = Bundle(
     name="apicurio",
@@ -30,11 +27,10 @@ _BUNDLE: Final = Bundle(
 _HOST: Final = "127.0.0.1"
 _START_S: Final = 120
 _END_S: Final = 30
-_POLL_S: Final = 0.2
 _UNTIL_INPUT_ENDS: Final = '"$@" </dev/null & cat >/dev/null; kill -KILL $!'
 
 
-class SchemaRegistry(ServerProcess):
+class SchemaRegistry(LoggedProcess):
     """A context manager: a registry at `url`, empty, in memory."""
 
     def __init__(self) -> None:
@@ -50,7 +46,7 @@ class SchemaRegistry(ServerProcess):
     def _start(self, resources: ExitStack) -> None:
         (runner,) = install().glob("*-runner.jar")
         (self._port,) = free_ports(_HOST, 1)
-        log = Path(resources.enter_context(tempfile.TemporaryDirectory(prefix="apicurio-")), "log")
+        self._make_folder(resources)
         program = [
             java(),
             "-Xmx512m",
@@ -60,20 +56,10 @@ class SchemaRegistry(ServerProcess):
             str(runner),
         ]
         address = {"QUARKUS_HTTP_HOST": _HOST, "QUARKUS_HTTP_PORT": str(self._port)}
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                ["/bin/sh", "-c", _UNTIL_INPUT_ENDS, "sh", *program],
-                env=os.environ | address,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-        self._own(process, resources)
-        deadline = time.monotonic() + _START_S
-        while not self._serves():
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"Apicurio Registry did not start:\n{log.read_text()[-4_000:]}")
-            time.sleep(_POLL_S)
+        self._launch(
+            ["/bin/sh", "-c", _UNTIL_INPUT_ENDS, "sh", *program], os.environ | address, resources
+        )
+        self._wait_until(self._serves, "start", _START_S)
 
     def _serves(self) -> bool:
         connection = HTTPConnection(_HOST, self._port, timeout=_END_S)

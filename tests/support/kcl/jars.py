@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,11 +21,9 @@ from pathlib import Path
 from typing import Final
 
 from spark_ssp.testing.kafka.jars import Artifact, fetch, installing_into, verify
-from tests.support.servers.cache import checksums
+from tests.support.servers.cache import CACHE, checksums, run
 
-_ROOT: Final = Path(__file__).resolve().parents[3]
-_SERVERS: Final = _ROOT / "tests" / "servers"
-_CACHE: Final = _ROOT / ".cache" / "kcl"
+_CACHE: Final = CACHE / "kcl"
 _PATIENCE_S: Final = 900
 
 _CORE_3_5: Final = Artifact(
@@ -103,17 +100,8 @@ def _install(version: str) -> Path:
             command += ["--python", sys.executable, "--target", str(fresh)]
             # `--no-config`: the constraint in pyproject.toml has no hash and would be refused.
             command += ["--no-config", "--no-deps", "--require-hashes"]
-            command += ["--requirements", str(_SERVERS / f"kclpy-{version}.txt")]
-            found = subprocess.run(
-                command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                timeout=_PATIENCE_S,
-                check=False,
-            )
-            if found.returncode != 0:
-                raise RuntimeError(f"installing amazon-kclpy {version} failed:\n{found.stdout}")
+            command += ["--requirements", str(checksums(f"kclpy-{version}.txt"))]
+            run(command, timeout_s=_PATIENCE_S)
             verify(
                 fresh / "amazon_kclpy" / "jars",
                 checksums(f"kclpy-{version}.sha256"),

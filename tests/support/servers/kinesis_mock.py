@@ -6,25 +6,17 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from spark_ssp.testing.kafka.jars import installing_into
-from spark_ssp.testing.kinesis.service import ClientSettings
-from tests.support.servers.cache import CACHE
-from tests.support.servers.process import ServerProcess
+from tests.support.servers.cache import CACHE, checksums, install_locked, run
+from tests.support.servers.process import KinesisEmulator
 
-_ROOT = Path(__file__).resolve().parents[3]
-_SERVERS = _ROOT / "tests" / "servers"
 _INSTALLED = CACHE / "test-servers"
-_ANSWER_TIMEOUT_S = 60
-_POLL_S = 0.05
 
 
-class KinesisMock(ServerProcess):
+class KinesisMock(KinesisEmulator):
     """A context manager: kinesis-mock at `endpoint_url`. Changes of a stream take `change_ms`."""
 
     def __init__(self, *, change_ms: int = 10) -> None:
@@ -33,21 +25,11 @@ class KinesisMock(ServerProcess):
         self._change_ms = change_ms
         self._port = 0
         self._clock_ms = 0
-        self._folder = Path()
 
     @property
     def endpoint_url(self) -> str:
         self._running()
         return f"http://127.0.0.1:{self._port}"
-
-    def client_settings(self) -> ClientSettings:
-        """Arguments for `boto3.client("kinesis", ...)`."""
-        return {
-            "endpoint_url": self.endpoint_url,
-            "region_name": "us-east-1",
-            "aws_access_key_id": "local",
-            "aws_secret_access_key": "local",
-        }
 
     def now_ms(self) -> int:
         """Its clock."""
@@ -61,25 +43,21 @@ class KinesisMock(ServerProcess):
         process.stdin.write(f"advance {milliseconds}\n".encode())
         process.stdin.flush()
         moved = self._folder / "port.clock"
-        while self._wait_for(moved, "move its clock") != str(self._clock_ms):
-            time.sleep(_POLL_S)
+        self._wait_until(
+            lambda: moved.exists() and moved.read_text() == str(self._clock_ms), "move its clock"
+        )
 
     def _start(self, resources: ExitStack) -> None:
         package = install() / "node_modules" / "kinesis-local"
-        self._folder = Path(
-            resources.enter_context(tempfile.TemporaryDirectory(prefix="kinesis-mock-"))
-        )
+        self._make_folder(resources)
         listening = self._folder / "port"
-        with (self._folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                ["node", "--require", str(_SERVERS / "preload.cjs"), str(package / "main.js")],
-                env=os.environ | self._environment(package, listening),
-                stdin=subprocess.PIPE,  # it ends when this is closed, so also with this process
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self._own(process, resources)
-        self._port = int(self._wait_for(listening, "start"))
+        self._launch(
+            ["node", "--require", checksums("preload.cjs"), package / "main.js"],
+            os.environ | self._environment(package, listening),
+            resources,
+        )
+        self._wait_until(listening.exists, "start")
+        self._port = int(listening.read_text())
 
     def _environment(self, package: Path, listening: Path) -> dict[str, str]:
         names = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD")
@@ -95,37 +73,15 @@ class KinesisMock(ServerProcess):
             "SHARD_LIMIT": "1000",
         }
 
-    def _wait_for(self, published: Path, purpose: str) -> str:
-        """Return the content of the file once it exists."""
-        process = self._running()
-        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-        while not published.exists():
-            if process.poll() is not None or time.monotonic() > deadline:
-                log = (self._folder / "log").read_text(errors="replace")
-                raise RuntimeError(f"kinesis-mock did not {purpose}. Its log:\n{log}")
-            time.sleep(_POLL_S)
-        return published.read_text()
-
 
 def install() -> Path:
     """The folder with `node_modules` in it; filled by `npm ci` when the lock file is news to it."""
-    with installing_into(_INSTALLED):
-        done = _INSTALLED / "installed.json"
-        wanted = (_SERVERS / "package-lock.json").read_bytes()
-        if not done.exists() or done.read_bytes() != wanted:
-            for name in ("package.json", "package-lock.json"):
-                shutil.copy(_SERVERS / name, _INSTALLED / name)
-            command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-            command.append("--omit-lockfile-registry-resolved")
-            found = subprocess.run(
-                command,
-                cwd=_INSTALLED,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-            if found.returncode != 0:
-                raise RuntimeError(f"{' '.join(command)} failed:\n{found.stdout}")
-            done.write_bytes(wanted)
+    install_locked(_INSTALLED, checksums("package-lock.json"), _install)
     return _INSTALLED
+
+
+def _install() -> None:
+    for name in ("package.json", "package-lock.json"):
+        shutil.copy(checksums(name), _INSTALLED / name)
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    run([*command, "--omit-lockfile-registry-resolved"], cwd=_INSTALLED)

@@ -6,27 +6,22 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Final
 
-from spark_ssp.testing.kafka.jars import installing_into
 from spark_ssp.testing.kinesis.server import LOOPBACK, listen
-from spark_ssp.testing.kinesis.service import ClientSettings
 from tests.support.kinesis.certificates import write_certificates
-from tests.support.servers.cache import CACHE
-from tests.support.servers.process import ServerProcess
+from tests.support.servers.cache import CACHE, checksums, install_locked, run
+from tests.support.servers.process import KinesisEmulator
 
-_ROOT: Final = Path(__file__).resolve().parents[3]
-_LOCK: Final = _ROOT / "tests" / "servers" / "ministack.txt"
+_LOCK: Final = checksums("ministack.txt")
 _INSTALLED: Final = CACHE / "ministack"
+_PYTHON: Final = _INSTALLED / "venv" / "bin" / "python"
 _ANSWER_TIMEOUT_S: Final = 60
-_POLL_S: Final = 0.05
 # The process ends when its standard input does.
 _PROGRAM: Final = """
 import os, sys, threading
@@ -36,14 +31,13 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-class Ministack(ServerProcess):
+class Ministack(KinesisEmulator):
     """A context manager: ministack at `endpoint_url` and, with TLS, at `secure_url`, whose
     certificate is of the authority in the file `authority`."""
 
     def __init__(self) -> None:
         super().__init__("ministack", patience_s=10)
         self._ports: list[int] = []
-        self._folder = Path()
 
     @property
     def endpoint_url(self) -> str:
@@ -59,20 +53,9 @@ class Ministack(ServerProcess):
     def authority(self) -> Path:
         return self._folder / "ca.pem"
 
-    def client_settings(self) -> ClientSettings:
-        """Arguments for `boto3.client("kinesis", ...)`."""
-        return {
-            "endpoint_url": self.endpoint_url,
-            "region_name": "us-east-1",
-            "aws_access_key_id": "local",
-            "aws_secret_access_key": "local",
-        }
-
     def _start(self, resources: ExitStack) -> None:
-        python = install()
-        self._folder = Path(
-            resources.enter_context(tempfile.TemporaryDirectory(prefix="ministack-"))
-        )
+        install()
+        self._make_folder(resources)
         write_certificates(self._folder, "server")
         pem = str(self._folder / "server.pem")
         plain, secure = (resources.enter_context(listen(0, LOOPBACK)) for _ in range(2))
@@ -82,53 +65,35 @@ class Ministack(ServerProcess):
         arguments += ["--bind", f"fd://{secure.fileno()}"]
         arguments += ["--insecure-bind", f"fd://{plain.fileno()}", "ministack.app:app"]
         environment = {"PATH": os.environ["PATH"], "TMPDIR": str(self._folder)}
-        with (self._folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                [python, "-c", _PROGRAM, *arguments],
-                cwd=self._folder,
-                env=environment | {"HOME": str(self._folder), "LOG_LEVEL": "WARNING"},
-                pass_fds=(plain.fileno(), secure.fileno()),
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-        self._own(process, resources)
-        self._wait()
+        self._launch(
+            [_PYTHON, "-c", _PROGRAM, *arguments],
+            environment | {"HOME": str(self._folder), "LOG_LEVEL": "WARNING"},
+            resources,
+            cwd=self._folder,
+            pass_fds=(plain.fileno(), secure.fileno()),
+        )
+        self._wait_until(self._answers, "start", _ANSWER_TIMEOUT_S)
 
-    def _wait(self) -> None:
-        """Wait until it answers."""
-        deadline = time.monotonic() + _ANSWER_TIMEOUT_S
-        while True:
-            if self._running().poll() is not None or time.monotonic() > deadline:
-                log = (self._folder / "log").read_text(errors="replace")
-                raise RuntimeError(f"ministack did not start. Its log:\n{log}")
-            try:
-                with urllib.request.urlopen(  # noqa: S310 - of this process
-                    f"{self.endpoint_url}/_ministack/health", timeout=_ANSWER_TIMEOUT_S
-                ):
-                    return
-            except OSError:
-                time.sleep(_POLL_S)
+    def _answers(self) -> bool:
+        health = f"{self.endpoint_url}/_ministack/health"
+        try:
+            with urllib.request.urlopen(health, timeout=_ANSWER_TIMEOUT_S):  # noqa: S310 - of this process
+                return True
+        except OSError:
+            return False
 
 
-def install() -> Path:
-    """The Python of its environment, which is built when the lock has changed."""
-    python = _INSTALLED / "venv" / "bin" / "python"
-    with installing_into(_INSTALLED):
-        done, wanted = _INSTALLED / "installed.txt", _LOCK.read_bytes()
-        if not done.exists() or done.read_bytes() != wanted:
-            done.unlink(missing_ok=True)
-            shutil.rmtree(_INSTALLED / "venv", ignore_errors=True)
-            _uv("venv", "--python", sys.executable, str(_INSTALLED / "venv"))
-            _uv("pip", "install", "--python", str(python), "--require-hashes", "-r", str(_LOCK))
-            done.write_bytes(wanted)
-    return python
+def install() -> None:
+    """Build its environment when the lock has changed."""
+    install_locked(_INSTALLED, _LOCK, _install)
+
+
+def _install() -> None:
+    shutil.rmtree(_INSTALLED / "venv", ignore_errors=True)
+    _uv("venv", "--python", sys.executable, str(_INSTALLED / "venv"))
+    _uv("pip", "install", "--python", str(_PYTHON), "--require-hashes", "-r", str(_LOCK))
 
 
 def _uv(*arguments: str) -> None:
-    command = [sys.executable, "-m", "uv", *arguments]
     # Outside of the checkout, whose constraints uv would apply.
-    outside = tempfile.gettempdir()
-    found = subprocess.run(command, cwd=outside, capture_output=True, text=True, check=False)
-    if found.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{found.stdout}{found.stderr}")
+    run([sys.executable, "-m", "uv", *arguments], cwd=tempfile.gettempdir())
