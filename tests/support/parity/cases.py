@@ -1,7 +1,7 @@
 """The batch queries of the comparison, as data: those whose rows are the same, those that fail with
 both sources, and those that differ by intent.
 
-Any other difference is a defect; docs/design/kafka-parity.md describes each of the last."""
+Any other difference is a defect; docs/guide/kafka-from-spark.md describes each of the last."""
 
 from __future__ import annotations
 
