@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kafka.topics import Put
-from tests.support.spark.queries import await_end, start_patiently
+from tests.support.spark.queries import KeptBatches, await_end, start_patiently
 
 
 class KafkaRow(NamedTuple):
@@ -38,13 +37,9 @@ class BlockExpansion:
         return (current - initial_count) // (current_count // initial_count - 1)
 
 
-@dataclass(kw_only=True)
-class KafkaSink:
+class KafkaSink(KeptBatches[KafkaRow]):
     """As `queries.Sink`: a batch that was there before is a replay, which must have the same
-    rows. `meanwhile` is called while a batch is written."""
-
-    batches: dict[int, tuple[KafkaRow, ...]] = field(default_factory=dict)
-    meanwhile: Callable[[int], None] | None = None
+    rows."""
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         rows = _rows_of(frame)
@@ -52,19 +47,6 @@ class KafkaSink:
         assert sorted(before, key=_place) == sorted(rows, key=_place), f"batch {batch} differs"
         if self.meanwhile is not None:
             self.meanwhile(batch)
-
-    @property
-    def rows(self) -> list[KafkaRow]:
-        """All rows, in the order of the batches and within each batch as they came."""
-        return [row for batch in sorted(self.batches) for row in self.batches[batch]]
-
-    @property
-    def count(self) -> int:
-        return sum(map(len, self.batches.values()))
-
-    def sizes(self) -> list[int]:
-        """Return the number of rows of each batch, without the empty ones."""
-        return [len(self.batches[batch]) for batch in sorted(self.batches) if self.batches[batch]]
 
 
 def run_into_files(frame: DataFrame, folder: Path, number: int = 0) -> None:

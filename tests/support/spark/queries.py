@@ -12,13 +12,15 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal, NamedTuple, Protocol
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from tests.support.kinesis.feeds import Feed, Record
+
+R = TypeVar("R")
 
 DEADLINE_S = 240
 _POLL_S = 0.05
@@ -48,15 +50,34 @@ class Row(NamedTuple):
 
 
 @dataclass(kw_only=True)
-class Sink:
+class KeptBatches(Generic[R]):
+    """The rows of each batch of a query. `meanwhile`: called while a batch is written."""
+
+    batches: dict[int, tuple[R, ...]] = field(default_factory=dict)
+    meanwhile: Callable[[int], None] | None = None
+
+    @property
+    def rows(self) -> list[R]:
+        """All rows, in the order of the batches and within each batch as they came."""
+        return [row for batch in sorted(self.batches) for row in self.batches[batch]]
+
+    @property
+    def count(self) -> int:
+        return sum(map(len, self.batches.values()))
+
+    def sizes(self) -> list[int]:
+        """Return the number of rows of each batch, without the empty ones."""
+        return [len(self.batches[batch]) for batch in sorted(self.batches) if self.batches[batch]]
+
+
+@dataclass(kw_only=True)
+class Sink(KeptBatches[Row]):
     """A sink on the driver for `foreachBatch`. As sinks should, it treats a known batch as a
     replay, which must have the same rows, and keeps it once. `broken`: raises instead of accepting
-    a batch, after its rows were checked. `meanwhile`: called while a batch is written."""
+    a batch, after its rows were checked."""
 
-    batches: dict[int, tuple[Row, ...]] = field(default_factory=dict)
     attempts: list[tuple[int, tuple[Row, ...]]] = field(default_factory=list)
     broken: bool = False
-    meanwhile: Callable[[int], None] | None = None
 
     def __call__(self, frame: DataFrame, batch: int) -> None:
         rows = tuple(_row(row) for row in frame.collect())
@@ -66,19 +87,6 @@ class Sink:
         if self.broken:
             raise RuntimeError("the sink is broken")
         self.batches[batch] = rows
-
-    @property
-    def rows(self) -> list[Row]:
-        """All rows, in the order of the batches and within each batch as they came."""
-        return [row for batch in sorted(self.batches) for row in self.batches[batch]]
-
-    @property
-    def count(self) -> int:
-        return sum(len(rows) for rows in self.batches.values())
-
-    def sizes(self) -> list[int]:
-        """Return the number of rows of each batch, without the empty ones."""
-        return [len(self.batches[batch]) for batch in sorted(self.batches) if self.batches[batch]]
 
 
 def _row(row: Any) -> Row:
