@@ -1,9 +1,14 @@
-"""Stored documents with one value changed."""
+"""Stored documents with one value changed, and what is stored in another order."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Mapping
+from random import Random
+from typing import Any, TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def edited(document: str, path: list[str], value: object) -> object:
@@ -17,3 +22,10 @@ def edited(document: str, path: list[str], value: object) -> object:
     else:
         level[path[-1]] = value
     return whole
+
+
+def shuffled(mapping: Mapping[K, V], random: Random) -> dict[K, V]:
+    """Return the mapping in another order."""
+    entries = list(mapping.items())
+    random.shuffle(entries)
+    return dict(entries)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from spark_ssp.grouping.assignment import TaskAssignment
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, GroupByPartition, TaskAssignment
+from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.identifiers import (
     StreamName,
     SystemName,
@@ -14,6 +15,7 @@ from spark_ssp.grouping.identifiers import (
 )
 
 KAFKA = SystemName("kafka")
+BY_PARTITION = FixedTasks(grouper=GroupByPartition())
 
 
 def ssp(stream: str, partition: int) -> SystemStreamPartition:
@@ -39,3 +41,11 @@ def assigned(
         counts={stream(name): history for name, history in counts.items()},
         tasks={TaskName(task): frozenset(own) for task, own in tasks.items()},
     )
+
+
+def grown(name: str, *counts: int, fixed: FixedTasks = BY_PARTITION) -> TaskAssignment:
+    """The tasks of a stream that has had these counts."""
+    assignment = NO_ASSIGNMENT
+    for count in counts:
+        assignment = fixed.group(assignment, ssps({name: count}))
+    return assignment

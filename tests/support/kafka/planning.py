@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_ssp.grouping.assignment import GroupByPartition
-from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from spark_ssp.kafka_source.model.ranges import TaskRange, plan_ranges
@@ -19,8 +17,8 @@ from spark_ssp.kafka_source.planning.topic_metadata import (
     PartitionOffsets,
     TopicMetadata,
 )
+from tests.support.kafka.partitions import BY_PARTITION
 
-BY_PARTITION = FixedTasks(grouper=GroupByPartition())
 RULES = BatchRules(grouping=BY_PARTITION)
 
 Ends = Mapping[str, Sequence[int]]

@@ -8,7 +8,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -28,7 +27,7 @@ from spark_ssp.grouping.assignment import (
 )
 from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.identifiers import WorkerId
-from tests.support.edits import edited
+from tests.support.edits import edited, shuffled
 from tests.support.kafka.partitions import assigned, ssp, ssps
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -133,13 +132,8 @@ def test_an_assignment_survives_and_its_text_knows_no_order(
     )
     assert decode_assignment(encode_assignment(again)) == again
 
-    def shuffled(mapping: Any) -> Any:
-        entries = list(mapping.items())
-        random.shuffle(entries)
-        return dict(entries)
-
     other = TaskAssignment(
-        grouper=now.grouper, counts=shuffled(now.counts), tasks=shuffled(now.tasks)
+        grouper=now.grouper, counts=shuffled(now.counts, random), tasks=shuffled(now.tasks, random)
     )
     assert json.dumps(encode_assignment(other)) == text
 

@@ -23,10 +23,9 @@ from spark_ssp.grouping.fixed_tasks import (
     load_expansion_algorithm,
 )
 from spark_ssp.grouping.identifiers import WorkerId
-from tests.support.kafka.partitions import assigned, ssp, ssps, stream
+from tests.support.kafka.partitions import BY_PARTITION, assigned, ssp, ssps, stream
 
 TWO_STREAMS = ssps({"orders": 2, "clicks": 3})
-BY_PARTITION = FixedTasks(grouper=GroupByPartition())
 BY_SSP = FixedTasks(grouper=GroupBySystemStreamPartition())
 SINGLE = FixedTasks(grouper=AllSspToSingleTask(worker=WorkerId("worker-1")))
 REGROUP = FixedTasks(grouper=GroupByPartition(), on_count_change=OnPartitionCountChange.REGROUP)

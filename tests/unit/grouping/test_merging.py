@@ -23,17 +23,7 @@ from spark_ssp.grouping.assignment import (
 from spark_ssp.grouping.assignment import encode_assignment as encode
 from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.identifiers import WorkerId
-from tests.support.kafka.partitions import assigned, ssp, ssps, stream
-
-FIXED = FixedTasks(grouper=GroupByPartition())
-
-
-def grown(name: str, *counts: int, fixed: FixedTasks = FIXED) -> TaskAssignment:
-    """A stream that has had these counts."""
-    assignment = NO_ASSIGNMENT
-    for count in counts:
-        assignment = fixed.group(assignment, ssps({name: count}))
-    return assignment
+from tests.support.kafka.partitions import BY_PARTITION, assigned, grown, ssp, ssps, stream
 
 
 def single(worker: str, name: str, count: int) -> TaskAssignment:
@@ -42,7 +32,7 @@ def single(worker: str, name: str, count: int) -> TaskAssignment:
 
 
 def chosen(*partitions: int) -> TaskAssignment:
-    return FIXED.group(NO_ASSIGNMENT, [ssp("orders", number) for number in partitions])
+    return BY_PARTITION.group(NO_ASSIGNMENT, [ssp("orders", number) for number in partitions])
 
 
 BOTH = merged(grown("orders", 2, 4), grown("clicks", 3))

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -19,7 +18,7 @@ from spark_ssp.grouping.fixed_tasks import FixedTasks
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Split, decode, encode
 from spark_ssp.kafka_source.model.topic import TopicId
-from tests.support.edits import edited
+from tests.support.edits import edited, shuffled
 from tests.support.kafka.partitions import assigned, ssp, ssps
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -162,19 +161,14 @@ def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
     text = json.dumps(encode(offset))
     assert decode(json.loads(text)) == offset
 
-    def shuffled(mapping: Any) -> Any:
-        entries = list(mapping.items())
-        random.shuffle(entries)
-        return dict(entries)
-
     other = Offset(
-        topics=shuffled(offset.topics),
-        positions=shuffled(offset.positions),
-        explicit_starts=shuffled(offset.explicit_starts),
+        topics=shuffled(offset.topics, random),
+        positions=shuffled(offset.positions, random),
+        explicit_starts=shuffled(offset.explicit_starts, random),
         assignment=TaskAssignment(
             grouper=offset.assignment.grouper,
-            counts=shuffled(offset.assignment.counts),
-            tasks=shuffled(offset.assignment.tasks),
+            counts=shuffled(offset.assignment.counts, random),
+            tasks=shuffled(offset.assignment.tasks, random),
         ),
         split=offset.split,
     )

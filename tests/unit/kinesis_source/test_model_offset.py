@@ -44,7 +44,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StartingPosition,
     TrimHorizon,
 )
-from tests.support.edits import edited
+from tests.support.edits import edited, shuffled
 from tests.support.kinesis.offsets import offsets
 from tests.support.kinesis.shards import key
 
@@ -279,28 +279,23 @@ def test_a_golden_offset_is_written_to_the_letter(name: str) -> None:
 @pytest.mark.parametrize("most_readable", [0, MOST_READABLE])
 @given(offset=offsets(), random=st.randoms(use_true_random=False))
 def test_an_offset_survives_and_its_text_knows_no_order_of_insertion(
-    most_readable: int, offset: Offset, random: Any
+    most_readable: int, offset: Offset, random: Random
 ) -> None:
     with patch.object(offset_module, "MOST_READABLE", most_readable):
         _check_text(offset, random)
 
 
-def _check_text(offset: Offset, random: Any) -> None:
+def _check_text(offset: Offset, random: Random) -> None:
     text = json.dumps(encode(offset))
     assert decode(json.loads(text)) == offset
 
-    def shuffled(mapping: Any) -> Any:
-        entries = list(mapping.items())
-        random.shuffle(entries)
-        return dict(entries)
-
     other = Offset(
         slots=offset.slots,
-        streams=shuffled(offset.streams),
-        assignment=shuffled(offset.assignment),
-        states=shuffled(offset.states),
-        waiting=shuffled(offset.waiting),
-        lost_shards=shuffled(offset.lost_shards),
+        streams=shuffled(offset.streams, random),
+        assignment=shuffled(offset.assignment, random),
+        states=shuffled(offset.states, random),
+        waiting=shuffled(offset.waiting, random),
+        lost_shards=shuffled(offset.lost_shards, random),
     )
     assert json.dumps(encode(other)) == text
 

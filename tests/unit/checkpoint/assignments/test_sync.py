@@ -29,11 +29,10 @@ from spark_ssp.grouping.assignment import (
 from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
 from spark_ssp.grouping.identifiers import SystemStreamPartition, TaskName
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH
-from tests.support.kafka.partitions import ssps, stream
+from tests.support.kafka.partitions import BY_PARTITION, grown, ssps, stream
 from tests.support.kafka.planning import RULES, after, found, planned, read
 
-FIXED = FixedTasks(grouper=GroupByPartition())
-REGROUP = replace(FIXED, on_count_change=OnPartitionCountChange.REGROUP)
+REGROUP = replace(BY_PARTITION, on_count_change=OnPartitionCountChange.REGROUP)
 BY_SSP = FixedTasks(grouper=GroupBySystemStreamPartition())
 
 
@@ -75,19 +74,12 @@ def holding(assignment: TaskAssignment) -> Fake:
     return Fake(StoredAssignment(assignment=assignment, version=Version(1)))
 
 
-def grown(name: str, *counts: int, fixed: FixedTasks = FIXED) -> TaskAssignment:
-    assignment = NO_ASSIGNMENT
-    for count in counts:
-        assignment = fixed.group(assignment, ssps({name: count}))
-    return assignment
-
-
 # --- By example -----------------------------------------------------------------------------------
 
 
 def test_a_new_query_writes_what_it_groups() -> None:
     store = Fake()
-    assert AssignmentSync(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 2})) == (
+    assert AssignmentSync(store, BY_PARTITION).previous(NO_ASSIGNMENT, ssps({"orders": 2})) == (
         NO_ASSIGNMENT
     )
     assert store.written == [grown("orders", 2)]
@@ -95,7 +87,7 @@ def test_a_new_query_writes_what_it_groups() -> None:
 
 def test_a_new_query_takes_over_what_is_stored() -> None:
     store = holding(grown("orders", 2, 4))
-    keeping = AssignmentSync(store, FIXED)
+    keeping = AssignmentSync(store, BY_PARTITION)
     previous = keeping.previous(NO_ASSIGNMENT, ssps({"orders": 8, "clicks": 1}))
     assert previous == grown("orders", 2, 4)
     assert store.counts == {"orders": (2, 4, 8), "clicks": (1,)}
@@ -107,10 +99,10 @@ def test_a_new_query_takes_over_what_is_stored() -> None:
 
 
 def test_a_stream_that_a_running_query_finds_is_taken_over_as_well() -> None:
-    store = holding(FIXED.group(grown("clicks", 1), ssps({"clicks": 4, "orders": 2})))
+    store = holding(BY_PARTITION.group(grown("clicks", 1), ssps({"clicks": 4, "orders": 2})))
     start = after({"orders": [5, 5]})
     world = found({"orders": [5, 5], "clicks": [1, 1, 1, 1]})
-    previous = AssignmentSync(store, FIXED).previous(
+    previous = AssignmentSync(store, BY_PARTITION).previous(
         start.assignment, ssps({"orders": 2, "clicks": 4})
     )
     plan = planned(start, world, replace(RULES, stored=previous))
@@ -120,7 +112,7 @@ def test_a_stream_that_a_running_query_finds_is_taken_over_as_well() -> None:
 
 def test_the_store_is_asked_at_the_start_and_when_something_changes() -> None:
     store = holding(grown("orders", 2))
-    keeping = AssignmentSync(store, FIXED)
+    keeping = AssignmentSync(store, BY_PARTITION)
     assert keeping.stored() == grown("orders", 2)
     for _ in range(3):
         keeping.previous(grown("orders", 2), ssps({"orders": 2}))
@@ -128,14 +120,14 @@ def test_the_store_is_asked_at_the_start_and_when_something_changes() -> None:
     keeping.previous(grown("orders", 2), ssps({"orders": 4}))
     keeping.previous(grown("orders", 2, 4), ssps({"orders": 4}))
     assert (store.reads, store.written) == (2, [grown("orders", 2, 4)])
-    assert AssignmentSync(Fake(), FIXED).stored() == NO_ASSIGNMENT
+    assert AssignmentSync(Fake(), BY_PARTITION).stored() == NO_ASSIGNMENT
     keeping.close()
     assert store.uri == "closed"
 
 
 def test_another_query_may_have_seen_the_expansion_first() -> None:
     store = holding(grown("orders", 2, 4))
-    keeping = AssignmentSync(store, FIXED)
+    keeping = AssignmentSync(store, BY_PARTITION)
     assert keeping.previous(grown("orders", 2), ssps({"orders": 2})) == grown("orders", 2)
     assert keeping.previous(grown("orders", 2), ssps({"orders": 4})) == grown("orders", 2)
     assert store.written == []
@@ -143,7 +135,7 @@ def test_another_query_may_have_seen_the_expansion_first() -> None:
 
 def test_a_new_query_that_sees_it_late_begins_with_what_it_sees() -> None:
     store = holding(grown("orders", 2, 4))
-    previous = AssignmentSync(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 2}))
+    previous = AssignmentSync(store, BY_PARTITION).previous(NO_ASSIGNMENT, ssps({"orders": 2}))
     assert previous == grown("orders", 2)
     assert store.written == []
 
@@ -151,10 +143,10 @@ def test_a_new_query_that_sees_it_late_begins_with_what_it_sees() -> None:
 def test_who_was_overtaken_looks_again() -> None:
     """Both are new; the other one saw the topic before it was expanded."""
     store = Fake()
-    store.meanwhile = lambda: AssignmentSync(store, FIXED).previous(
+    store.meanwhile = lambda: AssignmentSync(store, BY_PARTITION).previous(
         NO_ASSIGNMENT, ssps({"orders": 2, "clicks": 1})
     )
-    previous = AssignmentSync(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 4}))
+    previous = AssignmentSync(store, BY_PARTITION).previous(NO_ASSIGNMENT, ssps({"orders": 4}))
     assert previous == grown("orders", 2)
     assert store.counts == {"orders": (2, 4), "clicks": (1,)}
 
@@ -166,12 +158,12 @@ def test_a_writer_that_is_always_overtaken_gets_an_error_at_last() -> None:
 
     store = Busy()
     with pytest.raises(AssignmentConflictError):
-        AssignmentSync(store, FIXED).previous(NO_ASSIGNMENT, ssps({"orders": 4}))
+        AssignmentSync(store, BY_PARTITION).previous(NO_ASSIGNMENT, ssps({"orders": 4}))
     assert store.reads == 50
 
 
 def test_a_contradiction_names_the_store_both_sides_and_the_remedy() -> None:
-    keeping = AssignmentSync(holding(grown("orders", 2, 4)), FIXED)
+    keeping = AssignmentSync(holding(grown("orders", 2, 4)), BY_PARTITION)
     with pytest.raises(AssignmentContradictionError) as caught:
         keeping.previous(grown("orders", 4), ssps({"orders": 4}))
     error = caught.value
@@ -181,8 +173,8 @@ def test_a_contradiction_names_the_store_both_sides_and_the_remedy() -> None:
     assert "new checkpoint location" in error.next_step
     # Each of the remedies works.
     own, partitions, taken = grown("orders", 4), ssps({"orders": 4}), grown("orders", 2, 4)
-    assert AssignmentSync(Fake(), FIXED).previous(own, partitions) == own
-    assert AssignmentSync(holding(taken), FIXED).previous(NO_ASSIGNMENT, partitions) == taken
+    assert AssignmentSync(Fake(), BY_PARTITION).previous(own, partitions) == own
+    assert AssignmentSync(holding(taken), BY_PARTITION).previous(NO_ASSIGNMENT, partitions) == taken
 
 
 @pytest.mark.parametrize(
@@ -199,7 +191,7 @@ def test_a_contradiction_is_reported_before_it_occurs(
     stored: tuple[int, ...], own: tuple[int, ...], about: str
 ) -> None:
     found = decide(
-        grown("orders", *own), grown("orders", *stored), ssps({"orders": own[-1]}), FIXED
+        grown("orders", *own), grown("orders", *stored), ssps({"orders": own[-1]}), BY_PARTITION
     )
     assert isinstance(found, Contradiction)
     assert found.about == about
@@ -213,7 +205,7 @@ def test_another_grouper_is_a_contradiction_even_over_other_streams() -> None:
 
 @pytest.mark.parametrize(
     ("fixed", "count", "error"),
-    [(FIXED, 3, PartitionCountError), (BY_SSP, 2, IncompatibleStateError)],
+    [(BY_PARTITION, 3, PartitionCountError), (BY_SSP, 2, IncompatibleStateError)],
 )
 def test_what_the_store_makes_impossible_names_the_store(
     fixed: FixedTasks, count: int, error: type[Exception]
@@ -229,15 +221,15 @@ def test_what_the_store_makes_impossible_names_the_store(
 
 
 def test_what_the_checkpoint_makes_impossible_does_not_name_the_store() -> None:
-    both = FIXED.group(grown("orders", 2), ssps({"orders": 2, "clicks": 1}))
-    keeping = AssignmentSync(holding(both), FIXED)
+    both = BY_PARTITION.group(grown("orders", 2), ssps({"orders": 2, "clicks": 1}))
+    keeping = AssignmentSync(holding(both), BY_PARTITION)
     with pytest.raises(PartitionCountError) as caught:
         keeping.previous(grown("orders", 2), ssps({"orders": 3}))
     assert "s3://" not in str(caught.value)
 
 
 def test_a_query_that_regroups_replaces_its_streams() -> None:
-    both = FIXED.group(grown("orders", 2), ssps({"orders": 2, "clicks": 1}))
+    both = BY_PARTITION.group(grown("orders", 2), ssps({"orders": 2, "clicks": 1}))
     store = holding(both)
     AssignmentSync(store, REGROUP).previous(grown("orders", 2), ssps({"orders": 3}))
     assert store.counts == {"orders": (3,), "clicks": (1,)}
@@ -249,7 +241,9 @@ def test_a_query_that_regroups_replaces_its_streams() -> None:
 
 
 def test_without_partitions_nothing_is_written() -> None:
-    assert decide(NO_ASSIGNMENT, NO_ASSIGNMENT, (), FIXED) == Decision(previous=NO_ASSIGNMENT)
+    assert decide(NO_ASSIGNMENT, NO_ASSIGNMENT, (), BY_PARTITION) == Decision(
+        previous=NO_ASSIGNMENT
+    )
 
 
 # --- Any history of two queries -------------------------------------------------------------------
@@ -346,9 +340,9 @@ def test_the_history_would_show_a_store_that_forgets() -> None:
             self.stored = StoredAssignment(assignment=assignment, version=Version(1))
             return Version(1)
 
-    pipeline = Pipeline(Careless(), FIXED, lambda _: 1, {"orders": [2, 4]})
+    pipeline = Pipeline(Careless(), BY_PARTITION, lambda _: 1, {"orders": [2, 4]})
     early, late = Query(frozenset({"orders"}), seen={"orders": 0}), Query(frozenset({"orders"}))
-    pipeline.store.meanwhile = lambda: AssignmentSync(pipeline.store, FIXED).previous(
+    pipeline.store.meanwhile = lambda: AssignmentSync(pipeline.store, BY_PARTITION).previous(
         NO_ASSIGNMENT, ssps({"orders": 2})
     )
     pipeline.step(late, restarted=False, dies=False)

@@ -24,8 +24,8 @@ from spark_ssp.kafka_source.planning.spark_checkpoint import (
     to_start_offset,
 )
 from spark_ssp.kafka_source.planning.topic_metadata import PartitionOffsets, TopicMetadata
-from tests.support.kafka.partitions import ssp, ssps, stream
-from tests.support.kafka.planning import BY_PARTITION, RULES, after, found, planned, read
+from tests.support.kafka.partitions import BY_PARTITION, ssp, ssps, stream
+from tests.support.kafka.planning import RULES, after, found, planned, read
 
 O0, O1, O2, O3 = (ssp("orders", number) for number in range(4))
 C0 = ssp("clicks", 0)
