@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -257,6 +258,12 @@ class Streams:
         for number in range(5, 10):
             self.feed.put_data("orders", "17", b"%d" % number)
 
+    def data(self, spark: SparkSession, stream: str) -> list[bytes]:
+        """Return the data of all records, in the order of a batch query in one task."""
+        loaded = spark.read.format("kinesis-ssp").options(**self.options)
+        rows = loaded.option("streamName", stream).option("slots", "1").load().collect()
+        return [bytes(row.data) for row in rows]
+
     def replaced(self, block: str) -> str:
         options = ", ".join(f"{name} '{text}'" for name, text in self.options.items())
         for time, minutes in (("13:00", -1), ("13:55", -1), ("14:00", 60)):
@@ -274,10 +281,7 @@ def test_kinesis_batch_reads(
     streams = Streams(service, clock, tmp_path)
     reader = Reader(spark, ("kinesis-batch",), streams.replaced, options=streams.options)
 
-    def data(stream: str) -> list[bytes]:
-        loaded = reader.spark.read.format("kinesis-ssp").options(**streams.options)
-        rows = loaded.option("streamName", stream).option("slots", "1").load().collect()
-        return [bytes(row.data) for row in rows]
+    data = partial(streams.data, reader.spark)
 
     def orders() -> None:
         reader.names["live"] = (
@@ -325,10 +329,7 @@ def test_kinesis_sink(
         .load()
     )
 
-    def data(stream: str) -> list[bytes]:
-        loaded = reader.spark.read.format("kinesis-ssp").options(**streams.options)
-        rows = loaded.option("streamName", stream).option("slots", "1").load().collect()
-        return [bytes(row.data) for row in rows]
+    data = partial(streams.data, reader.spark)
 
     def written(stream: str, expected: list[bytes]) -> Callable[[], None]:
         def check() -> None:
