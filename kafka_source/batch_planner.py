@@ -12,7 +12,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import Any, Final
 
 from spark_ssp.checkpoint.assignments.store import AssignmentStore
@@ -69,6 +68,7 @@ from spark_ssp.kafka_source.planning.alignment import (
 )
 from spark_ssp.kafka_source.planning.data_loss import DataLoss, raise_data_loss, report_data_loss
 from spark_ssp.kafka_source.planning.offset_bounds import (
+    PartitionBounds,
     bounds_by_partition,
     check_names_exactly,
     describe_bound,
@@ -599,15 +599,14 @@ def plan_read(
     """
     stored = None if store is None else store.read()
     known = NO_ASSIGNMENT if stored is None else stored.assignment
-    fetcher = OffsetFetcher(options, service, monotonic=clock.monotonic, sleep=clock.sleep)
-    snapshot = fetcher.fetch(BEFORE_FIRST_BATCH, known)
-    context = BatchContext(
-        start=BEFORE_FIRST_BATCH,
-        metadata=snapshot.metadata,
-        initial_positions=snapshot.initial_positions,
-    )
-    ends, end_losses = _find_ends(options, context, fetcher, service, clock)
-    positions = _starts(options, context, fetcher, ends)
+    fetcher, context = _fetch(options, service, clock, known)
+    held = _await_transactions(options, context, fetcher, service, clock)
+    if held is not None:
+        # Starts and the oldest records may have moved meanwhile, too.
+        fetcher, context = _fetch(options, service, clock, known)
+    positions = context.start_positions.positions
+    bound = options.end or LogicalOffset.LATEST
+    ends, end_losses = _find_ends(bound, context, fetcher, service, held or {})
     losses = (*context.start_positions.losses, *end_losses)
     report_data_loss(
         losses,
@@ -690,80 +689,81 @@ def _check_order(options: KafkaOptions, context: BatchContext, ends: Ends) -> No
     raise InvalidOptionsError("kafka-ssp", [problem])
 
 
-def _starts(
-    options: KafkaOptions, context: BatchContext, fetcher: OffsetFetcher, ends: Ends
-) -> Positions:
-    """Return the starts. A start by time, which the first fetch may have found in an open
-    transaction, is found again once the ends are known."""
-    positions = context.start_positions.positions
-    if options.isolation_level is not IsolationLevel.READ_COMMITTED:
-        return positions
-    times = times_in(bounds_by_partition(options.start, context.partitions))
-    found = fetcher.fetch_bounds(times)
-    return {
-        ssp: position if (at := found.get(ssp)) is None else max(position, min(at, ends[ssp]))
-        for ssp, position in positions.items()
-    }
+def _fetch(
+    options: KafkaOptions, service: KafkaService, clock: BatchClock, known: TaskAssignment
+) -> tuple[OffsetFetcher, BatchContext]:
+    fetcher = OffsetFetcher(
+        options, service, monotonic=clock.monotonic, sleep=clock.sleep, whole_logs=True
+    )
+    snapshot = fetcher.fetch(BEFORE_FIRST_BATCH, known)
+    return fetcher, BatchContext(
+        start=BEFORE_FIRST_BATCH,
+        metadata=snapshot.metadata,
+        initial_positions=snapshot.initial_positions,
+    )
 
 
-def _find_ends(
+def _await_transactions(
     options: KafkaOptions,
     context: BatchContext,
     fetcher: OffsetFetcher,
     service: KafkaService,
     clock: BatchClock,
-) -> tuple[dict[SystemStreamPartition, int], list[DataLoss]]:
-    """Return the first offset that is not read in each partition, and the losses. A time later than
-    every record's means the latest offset.
+) -> Ends | None:
+    """Wait for the transactions that are open before an end that the options fix: an offset, or a
+    time that has passed. Return None if there are none; else the ends that are not reached after
+    pollTimeout, if failOnDataLoss tolerates that.
 
-    To readers of committed records the log ends at the oldest open transaction. An end that the
-    options fix is not moved there: the read that starts at the same place would leave out what is
-    in between. So the transactions before it are awaited.
+    To readers of committed records the log ends at the oldest open transaction. If the end moved
+    there, the read that starts where this one should end would leave out what is in between.
     """
-    bound, partitions = options.end or LogicalOffset.LATEST, context.partitions
-    check_names_exactly(option_name(bound, "ending"), bound, partitions)
-    bounds = bounds_by_partition(bound, partitions)
-    times = times_in(bounds)
-    answers = _offsets(fetcher, times, "offset by time")
-    requested = {
-        ssp: point if isinstance(point, int) else answers.get(ssp) for ssp, point in bounds.items()
+    bound = options.end or LogicalOffset.LATEST
+    if options.isolation_level is not IsolationLevel.READ_COMMITTED:
+        return None
+    ends = {ssp: offsets_of(context.metadata, ssp).end for ssp in context.partitions}
+    goals = _fixed_ends(bounds_by_partition(bound, context.partitions), ends, fetcher, clock.now_ms)
+    if not (held := {ssp: goal for ssp, goal in goals.items() if ends[ssp] < goal}):
+        return None
+    began, has_waited = clock.monotonic(), False
+    while held:
+        if has_waited:
+            clock.sleep(_TRANSACTION_POLL_S)
+        answers = service.list_offsets(held.keys(), LogicalOffset.LATEST)
+        held = {ssp: goal for ssp, goal in held.items() if (answers.get(ssp) or 0) < goal}
+        shown = abbreviate([f"{kafka_name(ssp)} at {answers.get(ssp)}" for ssp in sorted(held)])
+        if held and (clock.monotonic() - began) * 1000 >= options.poll_timeout_ms:
+            if unknown := [ssp for ssp in held if answers.get(ssp) is None]:
+                raise unknown_offsets_error(unknown, "end")
+            if not options.fail_on_data_loss:
+                break
+            raise ServiceUnavailableError(
+                f"option {option_name(bound, 'ending')}",
+                found=f"transactions open for {duration_text(options.poll_timeout_ms)} before the "
+                f"end of the read: {shown}",
+                expected="an end before which all transactions are committed or aborted",
+                next_step="read again later, or choose an earlier end; raise pollTimeout if the "
+                "transactions take longer. One whose producer is gone is aborted after the "
+                "producer's transaction.timeout.ms. With failOnDataLoss=false the read ends there",
+            )
+        if held and not has_waited:
+            _log.warning("waiting for transactions before the end of the read: %s", shown)
+        has_waited = True
+    return held
+
+
+def _fixed_ends(
+    bounds: PartitionBounds, ends: Ends, fetcher: OffsetFetcher, now_ms: int
+) -> dict[SystemStreamPartition, int]:
+    """Return the ends that no later record moves, if they may be behind `ends`: an offset as far as
+    the log has it, and for a time that has passed its offset, or else the end of the log."""
+    passed = {ssp: at for ssp, at in times_in(bounds).items() if at.time_ms <= now_ms}
+    by_time = _offsets(fetcher, passed, "offset by time")
+    named = {**{ssp: at for ssp, at in bounds.items() if isinstance(at, int)}, **by_time}
+    fixed = {ssp: at for ssp, at in named.items() if at is None or at > ends.get(ssp, 0)}
+    whole = _offsets(fetcher, dict.fromkeys(fixed, LogicalOffset.LATEST), "end")
+    return {
+        ssp: min(end for end in (whole[ssp], at) if end is not None) for ssp, at in fixed.items()
     }
-    ends = {ssp: offsets_of(context.metadata, ssp).end for ssp in partitions}
-    goals: Ends = {}
-    if options.isolation_level is IsolationLevel.READ_COMMITTED:
-        passed = {ssp for ssp, at in times.items() if at.time_ms <= clock.now_ms}
-        fixed = {
-            ssp: at
-            for ssp, at in requested.items()
-            if ssp in passed or isinstance(bounds[ssp], int)
-            if at is None or at > ends[ssp]
-        }
-        whole = _offsets(fetcher, dict.fromkeys(fixed, LogicalOffset.LATEST), "end")
-        goals = {
-            ssp: min(at for at in (whole[ssp], point) if at is not None)
-            for ssp, point in fixed.items()
-        }
-        ends |= _await_transactions(goals, options, service, clock)
-        requested |= {ssp: goals[ssp] for ssp in passed & goals.keys()}
-    beyond = {ssp: at for ssp, at in requested.items() if at is not None and at > ends[ssp]}
-    held = {ssp for ssp, goal in goals.items() if goal > ends[ssp]}
-    ends |= _confirmed_ends(
-        {ssp: at for ssp, at in beyond.items() if ssp not in held}, fetcher, service
-    )
-    losses = [
-        DataLoss(
-            subject=f"partition {kafka_name(ssp)}",
-            found=f"an end at {ends[ssp]}, before the requested end {at}",
-            expected=f"{option_name(bound, 'ending')} within the partitions"
-            + (", without open transactions before it" if ssp in held else ""),
-        )
-        for ssp, at in beyond.items()
-        if at > ends[ssp] and (ssp in held or isinstance(bounds[ssp], int))
-    ]
-    found = {
-        ssp: end if (at := requested[ssp]) is None else min(at, end) for ssp, end in ends.items()
-    }
-    return found, losses
 
 
 def _offsets(
@@ -781,36 +781,36 @@ def _offsets(
     return answers
 
 
-def _await_transactions(
-    goals: Ends, options: KafkaOptions, service: KafkaService, clock: BatchClock
-) -> Ends:
-    """Return the ends of committed records once they have reached `goals`. After pollTimeout, raise
-    ServiceUnavailableError, or return them as they are if failOnDataLoss tolerates it."""
-    if not goals:
-        return {}
-    began = clock.monotonic()
-    for look in count():
-        answers = service.list_offsets(goals.keys(), LogicalOffset.LATEST)
-        ends = {ssp: end for ssp, end in answers.items() if end is not None}
-        held = {ssp: end for ssp, goal in goals.items() if (end := ends.get(ssp, 0)) < goal}
-        shown = abbreviate([f"{kafka_name(ssp)} at {at}" for ssp, at in sorted(held.items())])
-        is_over = (clock.monotonic() - began) * 1000 >= options.poll_timeout_ms
-        if not held or (is_over and not options.fail_on_data_loss):
-            break
-        if is_over:
-            raise ServiceUnavailableError(
-                f"option {option_name(options.end or LogicalOffset.LATEST, 'ending')}",
-                found=f"transactions open for {duration_text(options.poll_timeout_ms)} before the "
-                f"end of the read: {shown}",
-                expected="an end before which all transactions are committed or aborted",
-                next_step="read again later, or choose an earlier end; raise pollTimeout if the "
-                "transactions take longer. One whose producer is gone is aborted after the "
-                "producer's transaction.timeout.ms",
-            )
-        if not look:
-            _log.warning("waiting for transactions before the end of the read: %s", shown)
-        clock.sleep(_TRANSACTION_POLL_S)
-    return ends
+def _find_ends(
+    bound: Bound, context: BatchContext, fetcher: OffsetFetcher, service: KafkaService, held: Ends
+) -> tuple[Ends, list[DataLoss]]:
+    """Return the first offset that is not read in each partition, and the losses. A time later than
+    every record's means the latest offset. `held` are ends that open transactions hold back."""
+    partitions, option = context.partitions, option_name(bound, "ending")
+    check_names_exactly(option, bound, partitions)
+    bounds = bounds_by_partition(bound, partitions)
+    answers = _offsets(fetcher, times_in(bounds), "offset by time")
+    named = {ssp: at for ssp, at in bounds.items() if isinstance(at, int)}
+    requested = {**answers, **held, **named}
+    ends = {ssp: offsets_of(context.metadata, ssp).end for ssp in partitions}
+    beyond = {ssp: at for ssp, at in requested.items() if at is not None and at > ends[ssp]}
+    doubtful = {ssp: at for ssp, at in beyond.items() if ssp not in held}
+    ends |= _confirmed_ends(doubtful, fetcher, service)
+    losses = [
+        DataLoss(
+            subject=f"partition {kafka_name(ssp)}",
+            found=f"an end at {ends[ssp]}, before the requested end {at}"
+            + (", with an open transaction" if ssp in held else ""),
+            expected=f"{option} within the partitions",
+        )
+        for ssp, at in beyond.items()
+        if at > ends[ssp] and (ssp in held or ssp in named)
+    ]
+    found = {
+        ssp: end if (at := requested.get(ssp)) is None else min(at, end)
+        for ssp, end in ends.items()
+    }
+    return found, losses
 
 
 def _confirmed_ends(named: Ends, fetcher: OffsetFetcher, service: KafkaService) -> Ends:

@@ -1,7 +1,7 @@
 """Collects properties, problems and warnings while the options `kafka.*` are read, and translates
 values from the Java client's form to librdkafka's. Only the values that this project interprets are
-validated, and the numbers of Java's properties: librdkafka reads `5s` as 5. It validates the others
-when a client is created, and names the property."""
+validated, and that numbers are numbers: librdkafka reads `5s` as 5. It validates the others when a
+client is created, and names the property."""
 
 from __future__ import annotations
 
@@ -80,6 +80,16 @@ ISOLATION_LEVEL: Final = "isolation.level"
 MAY_BE_EMPTY: Final = frozenset({"ssl.endpoint.identification.algorithm"})
 
 _LINGER: Final = "linger.ms"
+_NUMERIC_ENDINGS: Final = (
+    ".ms",
+    ".seconds",
+    ".bytes",
+    ".kbytes",
+    ".messages",
+    "retries",
+    ".flight",
+)
+"""The ends of the names of librdkafka's numbers, as far as they can be given with a unit."""
 # Nineteen digits hold every long of Java.
 _NUMBER: Final = re.compile("[+-]?[0-9]{1,19}")
 _FRACTION: Final = re.compile(r"[0-9]{1,5}\.[0-9]+")
@@ -104,6 +114,8 @@ def set_property(name: str, text: str, draft: PropertyDraft) -> None:
     try:
         if name in draft.names.ranges:
             text = _limit_to_range(draft.names.ranges[name], name, text, draft)
+        elif name.endswith(_NUMERIC_ENDINGS) or target.endswith(_NUMERIC_ENDINGS):
+            _check_number(target, text, "a whole number")
         value = convert(text) if convert is not None else text
     except BadValueError as error:
         draft.add_faults(name, error)
@@ -114,16 +126,8 @@ def set_property(name: str, text: str, draft: PropertyDraft) -> None:
 def _limit_to_range(bounds: tuple[int, int], name: str, text: str, draft: PropertyDraft) -> str:
     """Replace a number outside librdkafka's range by the nearest one in it."""
     least, most = bounds
-    if name == _LINGER and _FRACTION.fullmatch(text):
-        return text  # the only property that may be a fraction, to librdkafka alone
-    if _NUMBER.fullmatch(text) is None:
-        raise BadValueError(
-            Fault(
-                found=shown(text),
-                expected=f"a whole number from {least} to {most}",
-                next_step="write only digits, without a unit",
-            )
-        )
+    if not _check_number(name, text, f"a whole number from {least} to {most}"):
+        return text
     number = int(text)
     nearest = min(max(number, least), most)
     if nearest != number:
@@ -132,6 +136,22 @@ def _limit_to_range(bounds: tuple[int, int], name: str, text: str, draft: Proper
             f"{nearest} is used"
         )
     return str(nearest)
+
+
+def _check_number(name: str, text: str, expected: str) -> bool:
+    """Return whether a number is whole; `linger.ms` may be a fraction, to librdkafka alone. Raises
+    BadValueError for what is no number."""
+    if _NUMBER.fullmatch(text):
+        return True
+    if name == _LINGER and _FRACTION.fullmatch(text):
+        return False
+    raise BadValueError(
+        Fault(
+            found=shown(text),
+            expected=expected,
+            next_step="write only digits, without a unit",
+        )
+    )
 
 
 def _host_verification(text: str) -> str:

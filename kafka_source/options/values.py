@@ -241,8 +241,7 @@ class RangeChoice:
         "endingTimestamp",
         _timestamp,
         "End a batch query before the first record of each partition with this time or a later "
-        "one; without such a record, at the latest offset. With read_committed, a read whose end "
-        "has passed waits for open transactions before it.",
+        "one; without such a record, at the latest offset.",
         unset="`endingOffsetsByTimestamp` applies",
         sister=_END,
         only=QueryKind.BATCH,

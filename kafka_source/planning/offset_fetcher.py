@@ -109,7 +109,8 @@ class _Frozen:
 
 class OffsetFetcher:
     """Fetches topics and offsets for one query. Not thread-safe. The constructor sends no request.
-    `monotonic` is a clock in seconds, `sleep` waits for seconds."""
+    `monotonic` is a clock in seconds, `sleep` waits for seconds. `whole_logs`: offsets by time are
+    found among the records of open transactions as well, and so are those of `fetch_bounds`."""
 
     def __init__(
         self,
@@ -118,8 +119,10 @@ class OffsetFetcher:
         *,
         monotonic: Callable[[], float],
         sleep: Callable[[float], None],
+        whole_logs: bool = False,
     ) -> None:
         self._options = options
+        self._whole_logs = whole_logs
         self._service = service
         self._monotonic = monotonic
         self._sleep = sleep
@@ -194,9 +197,8 @@ class OffsetFetcher:
         return answer
 
     def fetch_bounds(self, bounds: Mapping[SystemStreamPartition, OffsetSpec]) -> Offsets:
-        """Fetch the offset of each partition's spec: None for a time later than every record's. The
-        records of open transactions count. Partitions that are absent do not exist, which is
-        confirmed."""
+        """Fetch the offset of each partition's spec: None for a time later than every record's.
+        Partitions that are absent do not exist, which is confirmed."""
         return self.confirm(
             lambda: self._offsets_at(bounds),
             lambda answers: [
@@ -205,14 +207,13 @@ class OffsetFetcher:
         )
 
     def _offsets_at(self, bounds: Mapping[SystemStreamPartition, OffsetSpec]) -> Offsets:
-        """Fetch them once, by one request for each different spec. Whether a transaction is open
-        does not change where a time is in the log."""
+        """Fetch them once, by one request for each different spec."""
         wanted: dict[OffsetSpec, list[SystemStreamPartition]] = {}
         for ssp, spec in bounds.items():
             wanted.setdefault(spec, []).append(ssp)
         answers: dict[SystemStreamPartition, int | None] = {}
         for spec, ssps in wanted.items():
-            answers |= self._service.list_offsets(ssps, spec, uncommitted=True)
+            answers |= self._service.list_offsets(ssps, spec, uncommitted=self._whole_logs)
         return answers
 
     def _new(self, doubts: Iterable[str]) -> list[str]:

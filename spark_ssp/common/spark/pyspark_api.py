@@ -30,7 +30,12 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import StructType
 
-from spark_ssp.common.errors import IncompatibleStateError, SspError, UnsupportedError
+from spark_ssp.common.errors import (
+    IncompatibleStateError,
+    InvalidRowsError,
+    SspError,
+    UnsupportedError,
+)
 from spark_ssp.common.spark.reader_status import StatusFile
 
 if TYPE_CHECKING:
@@ -392,13 +397,14 @@ def record_batches(
     rows: Iterable[Row], schema: StructType, used: Collection[int]
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of the rows, with the columns of `schema` at their positions. Columns whose
-    index is not in `used` contain only nulls: their types need no counterpart in Arrow."""
+    index is not in `used` contain only nulls: their types need no counterpart in Arrow. Raises
+    InvalidRowsError for text that is not UTF-8, which Spark has decoded to make the rows."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_type
 
     names = [field.name for field in schema.fields]
     types = {index: to_arrow_type(schema.fields[index].dataType) for index in used}
-    remaining = iter(rows)
+    remaining = _decoded(rows)
     while chunk := list(islice(remaining, BATCH_ROWS)):
         arrays = [
             pa.array([_plain(row[index]) for row in chunk], types[index])
@@ -407,6 +413,19 @@ def record_batches(
             for index in range(len(names))
         ]
         yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+def _decoded(rows: Iterable[Row]) -> Iterator[Row]:
+    try:
+        yield from rows
+    except UnicodeDecodeError:
+        raise InvalidRowsError(
+            "rows",
+            found="a string column with bytes that are not UTF-8",
+            expected="strings in UTF-8",
+            next_step="write the bytes as BINARY, or encode them, for example by base64(...); or "
+            "use PySpark 4.1 or newer, where only the columns that are written need be text",
+        ) from None
 
 
 def _plain(value: Any) -> Any:

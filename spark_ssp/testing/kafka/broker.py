@@ -355,7 +355,13 @@ def free_ports(host: str, count: int) -> list[int]:
     one might take a port while its server is restarted, and receive the requests for it. Raises
     OSError if `host` is no address of this machine."""
     with socket.socket() as probe:
-        probe.bind((host, 0))
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise OSError(
+                f"host {host} is not available ({error}); expected an IPv4 address of this "
+                "machine, or a name of one, such as 127.0.0.1"
+            ) from error
     found: list[int] = []
     while len(found) < count:
         port = random.SystemRandom().randrange(20_000, 32_000)

@@ -76,7 +76,7 @@ _LIMITED_BY_SHARD = frozenset({"GetRecords", "GetShardIterator", "PutRecord", "P
 class KinesisState(ServiceState):
     """The state of the embedded service, with the operations of its API."""
 
-    operations = OPERATIONS
+    _operations = OPERATIONS
 
     def call(self, operation: str, body: Mapping[str, Any]) -> Answer:
         """Carry out one request of the Kinesis API; `body` by the API's field names.

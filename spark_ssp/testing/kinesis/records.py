@@ -29,6 +29,7 @@ from spark_ssp.testing.kinesis.state.request import (
     decimal_value,
     invalid_value,
     missing,
+    required,
 )
 from spark_ssp.testing.kinesis.state.service_state import ServiceState
 from spark_ssp.testing.kinesis.state.stream import Distribution, Record, Shard, Stream, StreamStatus
@@ -78,9 +79,9 @@ def put_record(state: ServiceState, request: Request) -> Json:
 
 def put_records(state: ServiceState, request: Request) -> Json:
     stream = _writable(state, request)
-    raw = request.body.get("Records")
+    raw = required("Records", request.body.get("Records"))
     if not isinstance(raw, list):
-        raise missing("Records")
+        raise serialization("Records: expected a list.")
     if not 1 <= len(raw) <= _MAX_BATCH_RECORDS:
         raise invalid_value("records", f"must have length from 1 to {_MAX_BATCH_RECORDS}")
     entries = [_entry(body, stream, f"records.{i + 1}.member.") for i, body in enumerate(raw)]
@@ -117,7 +118,9 @@ def _entry(body: Any, stream: Stream, prefix: str) -> _Entry:
     key = body.get("PartitionKey")
     if key is None and stream.distribution is Distribution.USER_PARTITION_KEY:
         raise missing(f"{prefix}partitionKey")
-    if key is not None and not (isinstance(key, str) and 1 <= len(key) <= _MAX_KEY_CHARACTERS):
+    if key is not None and not isinstance(key, str):
+        raise serialization(f"{prefix}partitionKey: expected a string.")
+    if key is not None and not 1 <= len(key) <= _MAX_KEY_CHARACTERS:
         raise invalid_value(
             f"{prefix}partitionKey", f"must have length from 1 to {_MAX_KEY_CHARACTERS}"
         )

@@ -509,7 +509,12 @@ def respond(
     extra: list[tuple[bytes, bytes]] = []
     status = 200
     try:
-        operation, request = _parse(headers, body)
+        try:
+            operation, request = _parse(headers, body)
+        except KinesisError as error:
+            with state.lock:
+                state.calls.refused[error.code] += 1
+            raise
         answer = state.call(operation, request)
         if isinstance(answer, Subscription):
             return answer

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_ssp.common.errors import UnsupportedError
+from spark_ssp.common.errors import InvalidRowsError, UnsupportedError
 from spark_ssp.common.spark.pyspark_api import (
     BATCH_ROWS,
     PlanningStreamReader,
@@ -317,3 +317,17 @@ def test_rows_are_passed_on_in_batches_and_not_ahead() -> None:
     assert [next(batches).num_rows, len(taken)] == [BATCH_ROWS, BATCH_ROWS]
     assert [batch.num_rows for batch in batches] == [BATCH_ROWS, 1]
     assert list(record_batches(iter(()), SCHEMA, {1})) == []
+
+
+def test_rows_whose_text_spark_cannot_decode_are_invalid() -> None:
+    """The error of the codec quotes the bytes."""
+
+    def rows() -> Iterator[Row]:
+        yield Row(value=b"1")
+        b"secret \xff".decode()
+
+    schema = StructType([StructField("value", BinaryType())])
+    with pytest.raises(InvalidRowsError) as caught:
+        list(record_batches(rows(), schema, {0}))
+    assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None

@@ -205,17 +205,59 @@ def test_an_end_that_was_not_reached_is_not_fixed(
     assert found.has_fixed_end == (end == 9 and transaction is None)
 
 
-def test_a_start_by_time_does_not_move_to_an_open_transaction(open_kafka: FakeKafka) -> None:
+BY_TIME = "startingOffsetsByTimestampStrategy"
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingTimestamp": "12000", "endingTimestamp": "16000"}, (6, 8)),
+        ({"startingTimestamp": "12000", "endingTimestamp": "12000"}, None),
+        ({"startingTimestamp": "30000", "endingTimestamp": "40000", BY_TIME: "latest"}, None),
+        (
+            {
+                "startingOffsets": '{"orders": {"0": 6, "1": 0}}',
+                "endingOffsets": '{"orders": {"0": 9, "1": 2}}',
+            },
+            (6, 9),
+        ),
+    ],
+)
+@pytest.mark.parametrize("fail", ["true", "false"])
+def test_a_start_does_not_move_to_an_open_transaction(
+    open_kafka: FakeKafka, options: dict[str, str], expected: tuple[int, int] | None, fail: str
+) -> None:
     """Else its records would be in the read before and in this one."""
 
+    def commit(now: float) -> None:
+        if now >= 1010:
+            open_kafka.log(ssp("orders", 0)).open_since = None
+
+    assert first_range(open_kafka, options | {"failOnDataLoss": fail}, commit) == expected
+
+
+def test_a_start_after_its_end_is_an_error_despite_an_open_transaction(
+    open_kafka: FakeKafka,
+) -> None:
     def commit(_: float) -> None:
         open_kafka.log(ssp("orders", 0)).open_since = None
 
-    given = {"startingTimestamp": "12000", "endingTimestamp": "16000"}
-    assert first_range(open_kafka, given, commit) == (6, 8)
-    open_kafka.log(ssp("orders", 0)).open_since = 4
-    later = {"startingTimestamp": "12000", "startingOffsetsByTimestampStrategy": "error"}
-    assert first_range(open_kafka, later) is None
+    with pytest.raises(InvalidOptionsError):
+        first_range(open_kafka, {"startingTimestamp": "16000", "endingTimestamp": "12000"}, commit)
+
+
+def test_a_start_in_an_open_transaction_is_no_time_without_records(open_kafka: FakeKafka) -> None:
+    """The read up to the latest offset ends before it."""
+    assert first_range(open_kafka, {"startingTimestamp": "12000"}) is None
+
+
+def test_a_topic_that_is_deleted_while_transactions_are_open(open_kafka: FakeKafka) -> None:
+    def delete(_: float) -> None:
+        open_kafka.topics.pop("orders", None)
+
+    with pytest.raises(ServiceUnavailableError) as caught:
+        first_range(open_kafka, {"endingTimestamp": "12000"}, delete)
+    assert "transaction" not in str(caught.value)
 
 
 def test_a_record_that_comes_while_the_read_is_planned_is_before_its_end(kafka: FakeKafka) -> None:

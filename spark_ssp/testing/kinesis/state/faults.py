@@ -7,8 +7,9 @@ injects into them.
     faults.add(FailSubscription(after_events=2), operation="SubscribeToShard", shard=shard_id)
 
 A fault is due in the `nth` call that matches it and in the `count - 1` matching calls after that
-(`count=None`: in all). A call that it cannot affect does not match. If several are due in one call,
-the first added of those that prevent an answer applies; the others take effect as well if possible.
+(`count=None`: in all). A call of an operation that it cannot affect does not match. If several are
+due in one call, the first added of those that prevent an answer applies; the others take effect as
+well if possible.
 
 Faults of single subscriptions are injected into calls of SubscribeToShard, which succeed.
 `after_events` is the number of events, empty ones included, that the subscription sends before the
@@ -45,7 +46,8 @@ class Call:
 class CallLog:
     """Counts every request of clients (direct calls of a test on the state are not counted).
     Requests count equally if they were answered, refused or dropped; `refused` counts the errors by
-    code: one for a refused request, and one for each record that PutRecords refuses."""
+    code: one for a refused request, also for one that could not be read, which is no call, and one
+    for each record that PutRecords refuses."""
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[str, str | None, str | None]] = Counter()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import binascii
 import hashlib
-import math
 import re
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -41,6 +40,8 @@ Effect = (
 """Faults that do not prevent an answer but change the operation."""
 
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,128}")
+_MOST_SECONDS = 1e15
+"""A bound of times, far beyond any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,9 @@ def decimal_value(field: str, text: object, digits: int) -> int | None:
 def time_value(field: str, value: object) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isinf(value * 1000):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise serialization(f"{field}: expected seconds since the epoch as a number.")
+    if not abs(value) < _MOST_SECONDS:
         raise serialization(f"{field}: expected seconds since the epoch as a number.")
     return round(value * 1000)
 

@@ -45,7 +45,7 @@ class Delays:
 class ServiceState:
     """One account's streams in one region."""
 
-    operations: ClassVar[Collection[str]]
+    _operations: ClassVar[Collection[str]]
     """The names of the operations that clients can call."""
 
     def __init__(
@@ -62,7 +62,7 @@ class ServiceState:
         self.delays = delays or Delays()
         self.answers = answers or UnusualAnswers()
         """May be replaced at any time, for the calls that follow."""
-        self.faults = Faults(self.operations)
+        self.faults = Faults(self._operations)
         self.calls = CallLog()
         self.rate_limiter = RateLimiter(limits or Limits())
         self.lock = threading.RLock()
