@@ -128,12 +128,13 @@ def trial(spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Pa
 
 
 def _end_jvm() -> None:
-    """Close the gateway: the JVM ends when its standard input does."""
+    """End the JVM, then the gateway. The JVM ends when its standard input does. While it lives, py4j
+    may wait for ever to close a connection that another thread reads."""
     gateway = SparkContext._gateway
     if gateway is None:
         return
     SparkContext._gateway = None
     SparkContext._jvm = None
-    gateway.shutdown()
     gateway.proc.stdin.close()
     gateway.proc.wait(timeout=30)
+    gateway.shutdown()

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from spark_ssp.common.errors import IncompatibleStateError
+from spark_ssp.common.errors import IncompatibleStateError, UnsupportedError
 from spark_ssp.common.spark.batch_plan import ADAPTIVE_STREAM, run_of_task
 from spark_ssp.common.spark.pyspark_api import WRITES_ARROW
 from tests.support.kafka.copying import copying
@@ -94,6 +94,32 @@ def test_batches_that_run_again_write_nothing_twice(
     query = start_patiently(copying(spark, options).start)
     assert IncompatibleStateError.kind in failure_of(query)
     assert _committed(spark, kafka_broker, target) == put
+
+
+@pytest.mark.core("Kafka sink")
+def test_a_write_in_foreach_batch_needs_an_id(
+    spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
+) -> None:
+    """Without one, a batch that runs again would be written twice."""
+    source, target = topics.create(), topics.create()
+    topics.put(source, [Record(value=b"a")])
+    options = {
+        **kafka_broker.options,
+        "topic": target,
+        "deliveryGuarantee": "exactly-once",
+        "transactionName": "copies",
+    }
+
+    def write(rows: DataFrame, _: int) -> None:
+        rows.write.format("kafka-ssp").options(**options).mode("append").save()
+
+    read = spark.readStream.format("kafka-ssp").options(**kafka_broker.options, subscribe=source)
+    rows = read.option("startingOffsets", "earliest").load().select("value")
+    writer = rows.writeStream.foreachBatch(write).option("checkpointLocation", str(tmp_path))
+    failure = failure_of(start_patiently(writer.trigger(availableNow=True).start))
+    assert UnsupportedError.kind in failure
+    assert "batchWriteId" in failure
+    assert not _committed(spark, kafka_broker, target)
 
 
 @pytest.mark.long

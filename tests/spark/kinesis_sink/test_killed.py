@@ -73,7 +73,7 @@ def test_a_task_whose_worker_is_killed_is_the_only_one_that_writes_again(
     repeated."""
     feed = EmbeddedFeed(kinesis)
     feed.create("orders", shards=2)
-    put = [feed.put_data("orders", f"key-{n}", b"%d," % n + b"x" * 500) for n in range(8_000)]
+    put = [feed.put_data("orders", f"key-{n}", b"%d," % n + b"x" * 500) for n in range(24_000)]
     target.state.create_stream("copies", shards=4)
     driver = Driver(
         tmp_path / "driver",
