@@ -96,6 +96,8 @@ def neighbour(url: str, shards: int) -> Iterator[Synchronized[int]]:
     process = context.Process(target=_greedy, args=(url, shards, calls, over), daemon=True)
     process.start()
     try:
+        while not calls.value and process.is_alive():
+            time.sleep(0.1)  # until it has loaded boto3
         yield calls
     finally:
         over.set()
