@@ -309,6 +309,23 @@ def describe_error(error: KafkaError, secrets: Iterable[str] = ()) -> str:
     return f"{error.name()} ({redact(message, secrets)})"
 
 
+class LastError:
+    """The text of the last error that a client has reported, if any. `secrets` are masked.
+
+    A client references its error callback. So that of a consumer is the method `record` of this
+    object, which does not reference the consumer: in a cycle, it and the tokens of its login would
+    stay until the garbage collector runs."""
+
+    def __init__(self, secrets: Iterable[str] = ()) -> None:
+        self._secrets = tuple(secrets)
+        self.text: str | None = None
+
+    def record(self, error: KafkaError) -> None:
+        """Record an error, unless it does not concern reading."""
+        if error_kind(error) is not ErrorKind.GROUP_ACCESS:
+            self.text = describe_error(error, self._secrets)
+
+
 def redact(text: str, secrets: Iterable[str] = ()) -> str:
     """Return `text` on one line of limited length, with `secrets`, the tokens of logins and
     secret-like parts masked."""

@@ -16,8 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
 from spark_ssp.kafka_source.client.error_translation import (
-    ErrorKind,
-    describe_error,
+    LastError,
     error_kind,
     kafka_error,
     to_error,
@@ -46,9 +45,13 @@ class ConfluentConsumer:
 
     def __init__(self, client: ClientProperties, settings: Mapping[str, str]) -> None:
         self._secrets = secrets_of(client)
-        self._last_error: str | None = None
+        self._last_error = LastError(self._secrets)
         self._consumer: Consumer = create_client(
-            Consumer, client, role=ClientRole.CONSUMER, on_error=self._on_error, overrides=settings
+            Consumer,
+            client,
+            role=ClientRole.CONSUMER,
+            on_error=self._last_error.record,
+            overrides=settings,
         )
         self._polled: list[Message] = []
         self._kept: list[Message] = []
@@ -70,7 +73,7 @@ class ConfluentConsumer:
     ) -> None:
         self._clear()
         self._counts_headers = headers
-        self._polled, self._last_error = [], None
+        self._polled, self._last_error.text = [], None
         with self._translated():
             if positions:
                 self._consumer.assign(
@@ -137,7 +140,7 @@ class ConfluentConsumer:
             if error.code() == KafkaError._PARTITION_EOF and offset is not None:
                 return PartitionEof(ssp=ssp, offset=offset)
         subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
-        self._on_error(error)
+        self._last_error.record(error)
         return ReadError(
             ssp=ssp,
             kind=error_kind(error),
@@ -192,12 +195,14 @@ class ConfluentConsumer:
         return records
 
     def last_error(self) -> str | None:
-        return self._last_error
+        return self._last_error.text
 
     def close(self) -> None:
         self._clear()
         self._polled = []
         self._consumer.close()
+        # It references the callback for the tokens of its login.
+        del self._consumer
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -210,11 +215,6 @@ class ConfluentConsumer:
 
     def _clear(self) -> None:
         self._kept, self._sizes, self._runs, self._buffered_bytes = [], [], [], 0
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error_kind(error) is ErrorKind.GROUP_ACCESS:
-            return
-        self._last_error = describe_error(error, self._secrets)
 
 
 def _size(message: Message) -> int:

@@ -23,8 +23,7 @@ from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client import client_config
 from spark_ssp.kafka_source.client.client_config import ClientRole, create_client, secrets_of
 from spark_ssp.kafka_source.client.error_translation import (
-    ErrorKind,
-    describe_error,
+    LastError,
     error_kind,
     to_error,
 )
@@ -88,7 +87,7 @@ class NativeConsumer:
     ) -> None:
         self._library = library
         self._secrets = secrets_of(client)
-        self._last_error: str | None = None
+        self._last_error = LastError(self._secrets)
         self._times = MessageTimes(library)
         self._header_lists = MessageHeaders(library)
         # A reference for as long as the library calls them.
@@ -97,7 +96,7 @@ class NativeConsumer:
             self._create_handle,
             client,
             role=ClientRole.CONSUMER,
-            on_error=self._on_error,
+            on_error=self._last_error.record,
             overrides=settings,
         )
         library.set_log_queue(self._handle, None)
@@ -119,7 +118,7 @@ class NativeConsumer:
         self._clear()
         self._counts_headers = headers
         self._topics.clear()
-        self._last_error = None
+        self._last_error.text = None
         with _PartitionList(self._library, positions) as places:
             self._check(self._library.assign(self._handle, places if positions else None))
 
@@ -185,7 +184,7 @@ class NativeConsumer:
             return PartitionEof(ssp=ssp, offset=int(words[OFFSET]))
         reason = ctypes.string_at(int(words[VALUE])) if words[VALUE] else None
         error = KafkaError(code, _text(reason))
-        self._on_error(error)
+        self._last_error.record(error)
         subject = "the brokers" if ssp is None else f"partition {kafka_name(ssp)}"
         return ReadError(
             ssp=ssp,
@@ -247,13 +246,14 @@ class NativeConsumer:
         return records
 
     def last_error(self) -> str | None:
-        return self._last_error
+        return self._last_error.text
 
     def close(self) -> None:
         self._clear()
         self._library.consumer_close(self._handle)
         self._library.queue_destroy(self._queue)
         self._library.destroy(self._handle)
+        self._callbacks.clear()
 
     def _create_handle(self, config: dict[str, Any]) -> int:
         """Create the client from the configuration of confluent-kafka's `Consumer(config)`."""
@@ -304,11 +304,6 @@ class NativeConsumer:
             deque(map(destroy, batch.addresses.tolist()), maxlen=0)
         self._batches, self._kept, self._addresses, self._sizes, self._runs = [], [], [], [], []
         self.buffered_rows = self.buffered_bytes = 0
-
-    def _on_error(self, error: KafkaError) -> None:
-        if error_kind(error) is ErrorKind.GROUP_ACCESS:
-            return
-        self._last_error = describe_error(error, self._secrets)
 
 
 def _name_of(words: Words, runs: Runs) -> NameOf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pickle
 import sys
@@ -38,8 +39,11 @@ from spark_ssp.kafka_source.options.login_tokens import (
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions, QueryKind
 from spark_ssp.kafka_source.pipeline_system import KafkaSystem
+from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
+from spark_ssp.kafka_source.reading.pool import ConsumerKey
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.operations.inspection.topics import topic_options
+from tests.support.kafka.reading import open_messages, open_native
 from tests.support.waiting import until
 
 CANARY = "Canary-wJalrXUtnFEMI"
@@ -66,6 +70,11 @@ def user(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     stop_token_refresh()
     yield made
     stop_token_refresh()
+
+
+def threads() -> int:
+    """Return the number of threads that renew tokens."""
+    return [one.name for one in threading.enumerate()].count("kafka-login-token")
 
 
 def failing(*_: object, **__: object) -> Token:
@@ -261,9 +270,6 @@ def test_of_many_logins_the_last_and_those_of_clients_are_renewed() -> None:
         calls[login] += 1
         return f"{login}-{calls[login]}", time.time() + lifetime_s
 
-    def threads() -> int:
-        return [one.name for one in threading.enumerate()].count("kafka-login-token")
-
     until(lambda: threads() == 0, "those of other tests end")
     used = callback(lambda: fetch("used", 0.02), "used")
     for number in range(3 * MAX_LOGINS):
@@ -275,6 +281,30 @@ def test_of_many_logins_the_last_and_those_of_clients_are_renewed() -> None:
     newest = f"idle {3 * MAX_LOGINS - 1}"
     assert callback(failing, newest)(None) == callback(failing, newest)("")
     assert calls[newest] == 1
+
+
+@pytest.fixture
+def _no_collector() -> Iterator[None]:
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("_no_collector")
+@pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
+def test_a_consumer_that_is_closed_keeps_no_login(
+    user: ModuleType, opened: Callable[[ConsumerKey], PartitionConsumer]
+) -> None:
+    """Also before the garbage collector runs."""
+    until(lambda: threads() == 0, "those of other tests end")
+    vars(user)["token"] = lambda password: ("one", LATER)
+    client = parse_options({**LOGIN, "subscribe": "orders"}).client
+    consumer = opened(ConsumerKey(client=client, group_id="group"))
+    for number in range(MAX_LOGINS):
+        callback(lambda: ("another", LATER), f"idle {number}")
+    assert threads() == 1 + MAX_LOGINS
+    consumer.close()
+    until(lambda: threads() == MAX_LOGINS, "the thread of its login ends", within_s=20)
 
 
 def test_a_failed_refresh_is_named_and_no_text_of_it_is_logged(
