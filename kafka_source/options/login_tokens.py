@@ -14,6 +14,7 @@ import json
 import logging
 import math
 import os
+import queue
 import re
 import threading
 import time
@@ -75,7 +76,9 @@ class _TokenRefresher:
         self.recent: deque[str] = deque(maxlen=2)
         """The last tokens, which no text may contain."""
         self._first: Future[None] = Future()
-        self._stop = threading.Event()
+        # The garbage collector may run the finalizer within any call of any thread, this one too:
+        # unlike an event's `set`, `put` is reentrant.
+        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
         # The thread references the tokens only while it fetches one, so that they end it.
         self._tokens = weakref.ref(tokens)
         weakref.finalize(tokens, _stop_in, os.getpid(), self._stop).atexit = False
@@ -94,7 +97,7 @@ class _TokenRefresher:
         return self._first.done() and self._first.exception() is not None
 
     def stop(self) -> None:
-        self._stop.set()
+        self._stop.put(None)
 
     def _run(self) -> None:
         try:
@@ -104,7 +107,7 @@ class _TokenRefresher:
             return
         self._first.set_result(None)
         pause_s = self._pause_s()
-        while not self._stop.wait(pause_s):
+        while not self._is_stopped_within(pause_s):
             slow = threading.Timer(PATIENCE_S, lambda: self._log(self._no_answer()))
             slow.daemon = True
             try:
@@ -116,6 +119,13 @@ class _TokenRefresher:
                 pause_s = max(min(self._pause_s(), _MAX_RETRY_S), _RETRY_S)
             finally:
                 slow.cancel()
+
+    def _is_stopped_within(self, pause_s: float) -> bool:
+        try:
+            self._stop.get(timeout=pause_s)
+        except queue.Empty:
+            return False
+        return True
 
     def _renew(self) -> None:
         tokens = self._tokens()
@@ -144,11 +154,11 @@ class _TokenRefresher:
         self._logger.log(logging.WARNING, "no new token, using the last one: %s", text)
 
 
-def _stop_in(process: int, stop: threading.Event) -> None:
-    # The thread runs only in the process that started it, and may have held the event's lock while
-    # another one was forked.
+def _stop_in(process: int, stop: queue.SimpleQueue[None]) -> None:
+    # The thread runs only in the process that started it, and may have held a lock of the queue
+    # while another one was forked.
     if os.getpid() == process:
-        stop.set()
+        stop.put(None)
 
 
 MAX_LOGINS: Final = 8

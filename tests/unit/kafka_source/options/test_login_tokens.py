@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import pickle
 import sys
@@ -305,6 +306,26 @@ def test_a_consumer_that_is_closed_keeps_no_login(
     assert threads() == 1 + MAX_LOGINS
     consumer.close()
     until(lambda: threads() == MAX_LOGINS, "the thread of its login ends", within_s=20)
+
+
+def test_a_thread_ends_wherever_it_is_when_its_tokens_are_collected() -> None:
+    """The collector may run in the thread itself, within any call."""
+    until(lambda: threads() == 0, "those of other tests end")
+    before = threading.gettrace()
+    for last in range(60):
+        kept: list[TokenCallback] = []
+        calls = itertools.count()
+
+        def trace(*_: object, kept: list[TokenCallback] = kept, last: int = last) -> None:
+            ours = threading.current_thread().name == "kafka-login-token"
+            if ours and kept and next(calls) == last:  # noqa: B023
+                kept.clear()
+
+        threading.settrace(trace)
+        kept.append(callback(lambda: ("one", 0.0)))
+        threading.settrace(before)
+        module._recent_logins.clear()
+        until(lambda: not kept and threads() == 0, f"it ends at its call {last}", within_s=20)  # noqa: B023
 
 
 def test_a_failed_refresh_is_named_and_no_text_of_it_is_logged(
