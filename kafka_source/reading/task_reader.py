@@ -321,9 +321,6 @@ class GenerationReader:
         assigned = set(progress.positions)
         deadline = self._reset_deadline()
         while not progress.done:
-            if finished := assigned - progress.positions.keys():
-                consumer.unassign(sorted(finished))
-                assigned -= finished
             advances = progress.advances
             for event in consumer.poll(self._limit(), _WAIT_S):
                 self._handle(event)
@@ -333,6 +330,10 @@ class GenerationReader:
             elif self.monotonic() > deadline:
                 self._on_timeout()
                 deadline = self._reset_deadline()
+            if progress.positions and (finished := assigned - progress.positions.keys()):
+                # Before a batch is passed to Spark, which may take long: fetches would continue.
+                consumer.unassign(sorted(finished))
+                assigned -= finished
             if self._is_batch_full():
                 yield from self._batches()
                 deadline = self._reset_deadline()

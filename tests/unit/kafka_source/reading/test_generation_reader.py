@@ -545,18 +545,23 @@ def test_services_beyond_the_last_are_kept_only_while_they_are_used() -> None:
 
 @dataclass
 class Large(Consumer):
-    """Has records of 1 MiB: 20 in the first poll, then as many as are asked for."""
+    """Has records of 1 MiB: 20 in the first poll, then as many as are asked for; and the end of a
+    second partition at once."""
 
+    unassigned: list[SystemStreamPartition] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
     at: int = 0
     taken: list[int] = field(default_factory=list)
+
+    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
+        self.unassigned += ssps
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         self.limits.append(limit)
         count = min(20 if self.at == 0 else limit, 100 - self.at)
         found = RecordRun(ssp=PLANNED.ssp, begin=0, offsets=range(self.at, self.at + count))
         self.at += count
-        return [found]
+        return [found, PartitionEof(ssp=SECOND.ssp, offset=100)]
 
     def keep(self, run: RecordRun, kept: slice) -> None:
         self.buffered_rows += kept.stop - kept.start
@@ -584,16 +589,19 @@ def test_records_of_unknown_size_are_polled_with_care_and_batches_are_cut_by_byt
     brokers, time = Brokers(["new"]), ManualTime()
     consumer = Large(brokers, time, 0, fault(ErrorKind.TRANSIENT))
     wave = GenerationReader(
-        task=task(PLANNED),
+        task=task(PLANNED, SECOND),
         options=kafka_options(),
         columns=ALL,
-        progress=RangeProgress((PLANNED,)),
+        progress=RangeProgress((PLANNED, SECOND)),
         consumer=consumer,
         service=lambda: brokers,
         monotonic=time.monotonic,
         sleep=time.sleep,
     )
-    offsets = [offset for batch in wave.read() for offset in batch.column("offset").to_pylist()]
+    offsets: list[int] = []
+    for batch in wave.read():
+        assert consumer.unassigned == [SECOND.ssp], "it is not fetched while Spark has a batch"
+        offsets += batch.column("offset").to_pylist()
     assert offsets == list(range(100))
     assert consumer.limits[0] == 64
     assert max(consumer.limits[1:]) <= POLL_BYTES >> 20
