@@ -152,9 +152,10 @@ def diagnose(
         return StallReason.DELETED
     if is_recreated(range_, topic):
         return StallReason.RECREATED
-    # Kafka deletes no single partition: with a known id, such an answer is outdated.
-    if topic.partition_count <= range_.ssp.partition and None in (range_.topic_id, topic.topic_id):
-        return StallReason.DELETED
+    if topic.partition_count <= range_.ssp.partition:
+        # Kafka deletes no single partition: with a known id, such an answer is outdated.
+        unknown = None in (range_.topic_id, topic.topic_id)
+        return StallReason.DELETED if unknown else StallReason.OK
     if status.earliest is not None and status.earliest > position:
         return StallReason.EXPIRED
     if status.end is not None and status.end < position:
