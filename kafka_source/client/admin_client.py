@@ -350,6 +350,9 @@ class KafkaAdminClient:
     def _unavailable_error(self, operation: str, exhausted: RetriesExhaustedError) -> SspError:
         timeout = seconds_text(self._retrier.policy.timeout_s)
         times = f", {exhausted.attempts} times" if exhausted.attempts > 1 else ""
+        # Before the first answer there is only one attempt.
+        is_retried = self._connection.has_responded
+        attempts = ", fetchOffset.numRetries the number of attempts" if is_retried else ""
         reason = self._connection.errors.connection_error()
         if reason is not None:
             subject = self._subject
@@ -366,8 +369,8 @@ class KafkaAdminClient:
             found=found,
             expected="an answer from the brokers",
             next_step="check kafka.bootstrap.servers, kafka.security.protocol and the network, or "
-            "wait for the brokers; kafka.request.timeout.ms sets the timeout of an attempt, "
-            "fetchOffset.numRetries the number of attempts",
+            "wait for the brokers; kafka.request.timeout.ms sets the timeout of an attempt"
+            + attempts,
         )
 
 

@@ -412,8 +412,8 @@ class KafkaOptions:
     poll_timeout_ms: int = option(
         "pollTimeout",
         duration(1, _DAY),
-        "Time that a task waits for records that the brokers reported, and a batch read for "
-        "transactions before its end, before it fails.",
+        "Time that a task waits for the brokers and for records that they reported, and a batch "
+        "read for transactions before its end, before it fails.",
         default="2m",
         sister=_ATTEMPTS,
         aliases=(

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from spark_ssp.common.columns import Column
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
-from spark_ssp.common.times import duration_text
+from spark_ssp.common.times import duration_text, seconds_text
 from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.client.admin_connection import run_in_thread
@@ -222,15 +222,21 @@ class TopicIdChecker:
     def _describe(
         self, topics: Subscribe, options: KafkaOptions
     ) -> Mapping[StreamName, TopicDescription]:
-        """Describe topics, and wait for brokers that are away as long as a task that is reading
-        does: a service that no broker has answered yet makes only one attempt."""
-        deadline = self.monotonic() + options.poll_timeout_ms / 1000
+        """Describe topics, and wait for brokers that are away at least as long as a task that is
+        reading does: a service that no broker has answered yet makes only one attempt."""
+        began = self.monotonic()
         while True:
             try:
                 return self.service(options).describe(topics)
-            except ServiceUnavailableError:
-                if self.monotonic() >= deadline:
-                    raise
+            except ServiceUnavailableError as error:
+                waited_s = self.monotonic() - began
+                if waited_s * 1000 >= options.poll_timeout_ms:
+                    raise ServiceUnavailableError(
+                        error.subject,
+                        found=f"{error.found}; tried for {seconds_text(waited_s)}",
+                        expected=error.expected,
+                        next_step=f"{error.next_step}; raise pollTimeout to wait longer",
+                    ) from None
                 self.sleep(CONFIRM_INTERVAL_S)
 
 

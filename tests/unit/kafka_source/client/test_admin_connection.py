@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException
 
-from spark_ssp.common.errors import AccessError
+from spark_ssp.common.errors import AccessError, ServiceUnavailableError
 from spark_ssp.grouping.identifiers import EpochMillis, StreamName
 from spark_ssp.kafka_source.client.admin_client import KafkaAdminClient
 from spark_ssp.kafka_source.client.admin_connection import (
@@ -23,7 +23,7 @@ from spark_ssp.kafka_source.client.admin_connection import (
     ClientErrors,
     run_in_thread,
 )
-from spark_ssp.kafka_source.client.retry import SendLimits
+from spark_ssp.kafka_source.client.retry import RetryPolicy, SendLimits
 from spark_ssp.kafka_source.model.topic import AtTime, Subscribe, partition_of
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
 
@@ -182,6 +182,20 @@ def test_a_request_that_waits_for_a_dead_broker_is_sent_by_a_new_client(way: str
     assert kafka.describe(topics).keys() == {"orders"}
     assert (dead.asked, live.asked) == (1, 2)
     assert kafka.retries() == 1
+
+
+@pytest.mark.parametrize("has_responded", [False, True])
+def test_attempts_are_a_remedy_only_after_the_first_answer(has_responded: bool) -> None:
+    """Before it there is one, whatever the option says."""
+    clock = Clock()
+    connection = ConnectionTo([DeadAdmin(clock, ends=True)] * 100)
+    connection.has_responded = has_responded
+    policy = RetryPolicy(attempts=2, timeout_s=5.0)
+    kafka = KafkaAdminClient(connection, policy=policy, monotonic=clock, sleep=clock.sleep)
+    with pytest.raises(ServiceUnavailableError) as caught:
+        kafka.describe(Subscribe(topics=(StreamName("orders"),)))
+    assert ("2 times" in caught.value.found) is has_responded
+    assert ("fetchOffset.numRetries" in caught.value.next_step) is has_responded
 
 
 def test_an_offset_that_no_leader_has_returned_is_not_an_answer() -> None:
