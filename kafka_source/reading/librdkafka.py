@@ -345,10 +345,14 @@ class MessageHeaders(VerifiedLayout):
             found = self.read_memory(addresses)
             if found is not None:
                 return found
-        expected = list(self.read_by_api(addresses.tolist(), name_of))
+        rest = self.read_by_api(addresses.tolist(), name_of)
+        first: list[Headers | None] = []
         if not self._mismatch and not self.is_verified():
-            self._compare(expected, addresses, words)
-        return headers_column(expected)
+            first = self._to_compare(rest, words)
+            self._compare(first, addresses[: len(first)], words[: len(first)])
+            if self.is_verified():
+                return self.of(addresses, words, name_of)
+        return headers_column([*first, *rest])
 
     def sizes(self, addresses: Words, name_of: NameOf) -> Words:
         """Return the bytes of each message's headers. Memory whose layout is not verified yet may
@@ -407,6 +411,17 @@ class MessageHeaders(VerifiedLayout):
         lengths = words.view(np.int32)[:, 0].astype(np.int64)
         return np.maximum(lengths, 0), words[:, 1]
 
+    def _to_compare(self, headers: Iterator[Headers | None], words: Words) -> list[Headers | None]:
+        """Return the first headers, as many as the layout needs to be verified."""
+        first: list[Headers | None] = []
+        missing = REQUIRED_MESSAGES - self._agreed
+        for is_known, found in zip(_have_known_ends(words).tolist(), headers, strict=True):
+            first.append(found)
+            missing -= is_known and found is not None
+            if missing <= 0:
+                break
+        return first
+
     def _compare(self, expected: list[Headers | None], addresses: Words, words: Words) -> None:
         """Compare the headers with those in memory. Names that the library cut at a zero byte are
         replaced by the whole names: they must not depend on the way of reading."""
@@ -418,7 +433,7 @@ class MessageHeaders(VerifiedLayout):
         )
         # An empty or null value has no address; its length takes one byte.
         behind = np.where(words[:, VALUE_LENGTH] > 0, values, keys + 1)
-        known = (words[:, VALUE_LENGTH] > 0) | (words[:, KEY_LENGTH] > 0)
+        known = _have_known_ends(words)
         sure = known & (begins == behind) & (lengths > 0)
         some: npt.NDArray[np.bool_] = np.array([headers is not None for headers in expected])
         if (some & known & ~sure).any():
@@ -437,6 +452,12 @@ class MessageHeaders(VerifiedLayout):
                 return
             expected[row] = pairs
         state._agreed += int(np.count_nonzero(some & sure))
+
+
+def _have_known_ends(words: Words) -> npt.NDArray[np.bool_]:
+    """Return which messages have a key or a value of at least a byte: their headers follow it."""
+    known: npt.NDArray[np.bool_] = (words[:, VALUE_LENGTH] > 0) | (words[:, KEY_LENGTH] > 0)
+    return known
 
 
 # --- Kafka's protocol -----------------------------------------------------------------------------

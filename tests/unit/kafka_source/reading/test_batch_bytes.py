@@ -48,6 +48,8 @@ class MemoryLibrary:
         bodies = [b"v" + encoded([(b"h", bytes(size))]) for size in sizes]
         self._bodies = np.frombuffer(b"".join(bodies), np.uint8)
         self._sizes, self._at_once, self._at = sizes, at_once, 0
+        self.asked = 0
+        """The messages whose headers were read by a function."""
         self._name = ctypes.create_string_buffer(b"h")
         lengths = np.array([len(body) for body in bodies])
         ends = np.cumsum(lengths)
@@ -79,6 +81,7 @@ class MemoryLibrary:
         return len(found)
 
     def message_headers(self, address: int, found: int) -> int:
+        self.asked += 1
         ctypes.c_void_p.from_address(found).value = address
         return 0
 
@@ -129,6 +132,36 @@ def no_service() -> KafkaService:
     raise AssertionError("nothing stands still")
 
 
+def read_all(consumer: PartitionConsumer) -> list[list[dict[str, Any]]]:
+    """Return the rows of each batch."""
+    time = ManualTime()
+    reader = GenerationReader(
+        task=task(ORDERS),
+        options=kafka_options(),
+        columns=COLUMNS,
+        progress=RangeProgress([ORDERS]),
+        consumer=consumer,
+        service=no_service,
+        monotonic=time.monotonic,
+        sleep=time.sleep,
+    )
+    return [batch.to_pylist() for batch in reader.read()]
+
+
+@pytest.mark.parametrize("is_mismatch", [False, True])
+def test_of_the_first_batch_only_the_headers_that_are_compared_are_read_both_ways(
+    is_mismatch: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MessageHeaders, "_agreed", 0)
+    monkeypatch.setattr(MessageHeaders, "_mismatch", False)
+    if is_mismatch:
+        monkeypatch.setattr(MessageHeaders, "read_memory", lambda *_: None)
+    library: Any = MemoryLibrary(SIZES, len(SIZES))
+    rows = [row for batch in read_all(NativeConsumer(library, CLIENT, {})) for row in batch]
+    assert [len(row["headers"][0]["value"]) for row in rows] == SIZES
+    assert library.asked == (len(SIZES) if is_mismatch else REQUIRED_MESSAGES)
+
+
 @pytest.mark.parametrize("at_once", [50, 10_000])
 @pytest.mark.parametrize(
     ("opened", "is_mismatch"),
@@ -143,18 +176,7 @@ def test_no_batch_is_larger_because_headers_have_grown(
 ) -> None:
     monkeypatch.setattr(MessageHeaders, "_agreed", REQUIRED_MESSAGES)
     monkeypatch.setattr(MessageHeaders, "_mismatch", is_mismatch)
-    time = ManualTime()
-    reader = GenerationReader(
-        task=task(ORDERS),
-        options=kafka_options(),
-        columns=COLUMNS,
-        progress=RangeProgress([ORDERS]),
-        consumer=opened(at_once),
-        service=no_service,
-        monotonic=time.monotonic,
-        sleep=time.sleep,
-    )
-    batches = [batch.to_pylist() for batch in reader.read()]
+    batches = read_all(opened(at_once))
     rows = [row for batch in batches for row in batch]
     assert [row["offset"] for row in rows] == list(range(len(SIZES)))
     assert [row["headers"] for row in rows] == [[{"key": "h", "value": bytes(n)}] for n in SIZES]
