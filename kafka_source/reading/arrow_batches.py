@@ -216,8 +216,9 @@ def headers_column(values: Sequence[Headers | None]) -> pa.Array:
 
 
 def header_bytes(headers: Headers | None) -> int:
-    """Return the bytes of the names and values of a record's headers."""
-    return sum(len(name.encode()) + len(value or b"") for name, value in headers or ())
+    """Return the least bytes that a record's headers take in Kafka's format: two for the sizes of a
+    name and its value. So a batch is limited even if headers are empty."""
+    return sum(2 + len(name.encode()) + len(value or b"") for name, value in headers or ())
 
 
 def unreadable_headers(record: str) -> InvalidRequestError:

@@ -12,6 +12,7 @@ from pyspark.sql.types import StructType
 
 from spark_ssp.kafka_source.reading.arrow_batches import (
     binary_column,
+    header_bytes,
     headers_column,
     headers_from_counts,
 )
@@ -77,6 +78,18 @@ def as_lists(memory: bytes, found: HeaderPositions) -> list[Headers]:
 @given(RECORDS)
 def test_headers_are_found_as_they_were_written(records: list[Headers]) -> None:
     assert found_in([encoded(headers) for headers in records]) == [list(one) for one in records]
+
+
+SHORT = st.tuples(st.text(max_size=15), st.none() | st.binary(max_size=63))
+
+
+@given(st.lists(SHORT, max_size=63))
+def test_headers_that_are_decoded_count_as_their_bytes(
+    headers: list[tuple[str, bytes | None]],
+) -> None:
+    """But for the byte of their number."""
+    pairs = [(name.encode(), value) for name, value in headers]
+    assert header_bytes(headers) == len(encoded(pairs)) - 1
 
 
 def test_a_record_of_an_old_format_has_no_bytes_for_headers() -> None:
