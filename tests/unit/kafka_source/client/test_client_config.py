@@ -167,7 +167,7 @@ def test_a_refusal_names_the_option(role: ClientRole, name: str, value: str, opt
 
 def test_a_refusal_names_the_option_as_it_was_written() -> None:
     option = "kafka.fetch.message.max.bytes"
-    raw = {option: "soon", "kafka.group.id": "g", "kafka.bootstrap.servers": "127.0.0.1:1"}
+    raw = {option: "-7", "kafka.group.id": "g", "kafka.bootstrap.servers": "127.0.0.1:1"}
     with pytest.raises(InvalidOptionsError) as caught:
         create_client(Consumer, read_properties(raw).properties, role=ClientRole.CONSUMER)
     assert [problem.option for problem in caught.value.problems] == [option]
