@@ -40,7 +40,10 @@ _log = logging.getLogger(__name__)
 PLAIN_LIFETIME_S: Final = 60.0
 """The age at which credentials that cannot refresh themselves are loaded again."""
 _REFUSALS_S: Final = 5.0
-"""The time after a change of keys within which refusals are those of calls with the former ones."""
+"""The time after a change of keys within which refusals may be those of calls with the former
+ones."""
+LOOK_PERIOD_S: Final = 1.0
+"""The least time between two loads within `_REFUSALS_S`."""
 _PAUSE_S: Final = 0.5
 """The time after which a source without keys is asked once more, before another one replaces it."""
 
@@ -88,6 +91,8 @@ class RenewedCredentials:
         self._renewing = threading.Lock()
         self._loaded_at = monotonic()
         self._loaded = load() if loaded is None else loaded
+        self._looked_at = monotonic()
+        """The time after the last load."""
         self._replaced_at: float | None = None
         """The time after the last load that led to other keys."""
 
@@ -107,12 +112,19 @@ class RenewedCredentials:
 
     def renew_refused(self) -> bool:
         """Load the credentials again after the service refused them, and return whether there are
-        other keys to try. Refusals of the former keys still arrive for some seconds, also of those
-        that were loaded again for their age."""
+        other keys to try.
+
+        Refusals of the former keys still arrive for some seconds after a change. But the current
+        ones may be refused too, as of a file that was read while a tool wrote it value by value. So
+        they are loaded from the same source now and then, not for each of many threads."""
+        # Also before the load of another thread, which may last.
+        are_just_replaced = self._are_just_replaced()
         with self._renewing:
-            if not self._are_just_replaced() and self._loaded.is_plain:
-                self._reload(are_refused=True)
-            return self._are_just_replaced()
+            are_just_replaced = are_just_replaced or self._are_just_replaced()
+            is_due = self._monotonic() - self._looked_at >= LOOK_PERIOD_S
+            if self._loaded.is_plain and (is_due or not are_just_replaced):
+                self._reload(are_refused=not are_just_replaced)
+            return are_just_replaced or self._are_just_replaced()
 
     def _are_just_replaced(self) -> bool:
         replaced_at = self._replaced_at
@@ -140,10 +152,11 @@ class RenewedCredentials:
             loaded = self._load_or_reason()
         if isinstance(loaded, Loaded) and not (are_refused or self._is_of_same_source(loaded)):
             loaded = f"{self.method} has none, and those of {loaded.method} may be another's"
+        # Not `loaded_at`: a slow load would use up the time of the refusals.
+        self._looked_at = self._monotonic()
         if isinstance(loaded, Loaded):
             if not _same_keys(self._loaded, loaded):
-                # Not `loaded_at`: a slow load would use up the time of the refusals.
-                self._replaced_at = self._monotonic()
+                self._replaced_at = self._looked_at
             self._loaded = loaded
         else:
             # The last ones may still be valid: the service decides.

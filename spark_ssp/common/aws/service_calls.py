@@ -31,7 +31,7 @@ from spark_ssp.common.aws.error_translation import (
     code_of,
     unreadable,
 )
-from spark_ssp.common.aws.provided_credentials import renew_refused
+from spark_ssp.common.aws.provided_credentials import LOOK_PERIOD_S, renew_refused
 from spark_ssp.common.errors import SspError
 from spark_ssp.common.logs import Detail
 from spark_ssp.common.options.endpoints import ConnectionOptions
@@ -202,7 +202,9 @@ class Retrier:
 
     def _wait(self, state: tenacity.RetryCallState) -> float:
         severity = self._severity_of(_error_of(state))
-        return backoff(self._settings, severity, state.attempt_number, self._random())
+        wait = backoff(self._settings, severity, state.attempt_number, self._random())
+        # A second refusal then loads the keys again.
+        return wait + LOOK_PERIOD_S if severity is Severity.PERMANENT else wait
 
 
 def _error_of(state: tenacity.RetryCallState) -> Exception:

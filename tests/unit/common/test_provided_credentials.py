@@ -33,6 +33,7 @@ from spark_ssp.common.aws.provided_credentials import (
     provided_credentials,
     renew_refused,
 )
+from spark_ssp.common.aws.service_calls import Retrier, RetrySettings
 
 CANARY = "Canary/wJalrXUtnFEMI"
 PATH = "my_company_aws:credentials"
@@ -241,6 +242,10 @@ def test_plain_credentials_are_renewed_by_one_thread_at_a_time() -> None:
 FILE, ROLE = "shared-credentials-file", "iam-role"
 
 
+def refusal(operation: str) -> ClientError:
+    return ClientError({"Error": {"Code": "UnrecognizedClientException"}}, operation)
+
+
 class Client:
     """A client whose credentials come from the sources of a chain, a list of (key, source): the
     next one at each load, which takes `load_s`, and the last one again."""
@@ -251,6 +256,7 @@ class Client:
         self._chain = list(chain)
         self._load_s = load_s
         self.now = 0.0
+        self.loads = 0
         self.pauses: list[float] = []
         self.credentials = RenewedCredentials(
             self._load, monotonic=lambda: self.now, sleep=self.pauses.append
@@ -259,12 +265,15 @@ class Client:
 
     def _load(self) -> Loaded:
         self.now += self._load_s
+        self.loads += 1
         key, source = self._chain.pop(0) if len(self._chain) > 1 else self._chain[0]
         return Loaded(Credentials(key, CANARY), True, source)
 
     def is_renewed(self, operation: str = "GetRecords") -> bool:
-        error = ClientError({"Error": {"Code": "UnrecognizedClientException"}}, operation)
-        return renew_refused(self, error)  # type: ignore[arg-type]
+        return renew_refused(self, refusal(operation))  # type: ignore[arg-type]
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
 
     @property
     def key(self) -> str:
@@ -294,6 +303,42 @@ def test_calls_with_the_former_keys_are_repeated_for_some_seconds(
     assert client.key == "LATTER"
     client.now += 30
     assert not client.is_renewed()
+
+
+def test_a_slow_load_does_not_fail_the_calls_that_wait_for_it() -> None:
+    client = Client(("FORMER", FILE), ("LATTER", FILE), load_s=20)
+    assert client.is_renewed()
+    client.now += 2
+    assert client.is_renewed()
+    assert client.loads == 3
+
+
+@pytest.mark.parametrize("by_age", [False, True])
+@pytest.mark.parametrize("between", [[], [("ROLE", ROLE)]], ids=["written", "empty for a moment"])
+def test_keys_that_were_read_while_a_tool_wrote_them_are_read_again(
+    between: list[tuple[str, str]], *, by_age: bool
+) -> None:
+    """With the shortest pauses, by a call among those of many threads."""
+    client = Client(("FORMER", FILE), ("MIXED", FILE), *between, ("LATTER", FILE))
+    if by_age:
+        client.now += PLAIN_LIFETIME_S
+
+    def call() -> str:
+        if client.key == "LATTER":
+            return "done"
+        for _ in range(128):
+            client.is_renewed()
+        raise refusal("GetRecords")
+
+    retrier = Retrier(
+        RetrySettings(max_attempts=8, max_backoff=10),
+        sleep=client.sleep,
+        random=lambda: 0.0,
+        severity_of=severity_of,
+    )
+    done = retrier.run(call, operation="GetRecords", subject="", client=client)  # type: ignore[arg-type]
+    assert done == "done"
+    assert client.loads == 3 + len(between)
 
 
 @pytest.mark.parametrize(
