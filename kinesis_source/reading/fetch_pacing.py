@@ -11,8 +11,8 @@ further one twice that share. So a small error costs few bytes beyond the end of
 large one few calls.
 
 After an empty page many more may follow, as in a shard that had no records for hours. Until a
-record comes, fetches request few records, and fewer if the records are known to be large, so that
-many shards can be followed through such gaps in little memory.
+record comes, fetches request few records, fewer if the records are known to be large, and one if
+their size is unknown, so that many shards can be followed through such gaps in little memory.
 
 A range's end is waited for, since the driver has seen it. `MillisBehindLatest` is not trusted: a
 shard without further records may occasionally return a value above 0, and an emulator may always do
@@ -148,7 +148,7 @@ class FetchSizer:
     _bytes: int = 0
     """The memory of those records."""
     _largest: int = 0
-    """The memory of the largest page."""
+    """The memory of the largest page, without those after an empty one, which have few records."""
     _overruns: int = 0
     """Answers after the expected number of records."""
     _in_gap: bool = False
@@ -162,7 +162,8 @@ class FetchSizer:
             left = self.expected.records - self.fetched
             wanted = left if left > 0 else max(_FEW, self._share_of(self.fetched))
         if self._in_gap:
-            fitting = int(MIN_RESERVED_BYTES / (self._mean_bytes() or 1.0))
+            mean = self._mean_bytes()
+            fitting = 1 if mean is None else int(MIN_RESERVED_BYTES / mean) - 1
             wanted = max(1, min(wanted, _FEW, fitting))
         return min(self.most, wanted + repeated)
 
@@ -170,7 +171,10 @@ class FetchSizer:
         return records >> max(0, 3 - self._overruns)
 
     def bytes_to_reserve(self, limit: int) -> int:
-        """Return how many bytes to reserve for an answer of up to `limit` records."""
+        """Return how many bytes to reserve for an answer of up to `limit` records. In a gap the
+        reservation is kept: a new iterator may then add the last record."""
+        if self._in_gap:
+            limit = self.record_limit(repeated=1)
         most, mean = MAX_PAGE_BYTES + ROW_OVERHEAD_BYTES * limit, self._mean_bytes()
         if self._largest and not self._in_gap:
             likely = 2 * self._largest
@@ -191,14 +195,15 @@ class FetchSizer:
 
     def record_page(self, records: int, memory_bytes: int) -> None:
         """Count the records of an answer, which takes `memory_bytes` of memory."""
-        self._in_gap = records == 0
+        was_in_gap, self._in_gap = self._in_gap, records == 0
         if self._in_gap:
             return
         if self.expected is not None and self.fetched >= self.expected.records:
             self._overruns += 1
         self.fetched += records
         self._bytes += memory_bytes
-        self._largest = max(self._largest, memory_bytes)
+        if not was_in_gap:
+            self._largest = max(self._largest, memory_bytes)
 
 
 LONGEST_STEP_S: Final = 10.0

@@ -82,31 +82,35 @@ def test_eight_attempts_outlast_the_five_seconds_after_a_full_answer() -> None:
 # --- Sizes ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("size", "most"), [(200, 100), (100_000, 10), (900_000, 1), (9 << 20, 1)])
+@pytest.mark.parametrize(("size", "most"), [(200, 100), (100_000, 9), (900_000, 1), (9 << 20, 1)])
 @pytest.mark.parametrize("is_expected", [False, True])
 @pytest.mark.parametrize("repeated", [0, 1])
 def test_what_is_requested_after_an_empty_page_fits_into_what_is_reserved(
     size: int, most: int, repeated: int, *, is_expected: bool
 ) -> None:
-    """Known by the driver, or from the pages before the gap."""
+    """Known by the driver, or from the pages before the gap; also by a new iterator in the gap,
+    which begins with the last record."""
     expected = ExpectedSize(records=5_000, size_bytes=5_000 * size if is_expected else None)
     sizer = FetchSizer(10_000, expected)
     if not is_expected:
         sizer.record_page(20, 20 * (size + ROW_OVERHEAD_BYTES))
     sizer.record_page(0, 0)
-    limit = sizer.record_limit(repeated=repeated)
-    assert limit == most + repeated
-    reserved = sizer.bytes_to_reserve(limit)
-    assert min(limit * size, MAX_PAGE_BYTES) <= reserved
-    assert reserved <= max(MIN_RESERVED_BYTES, limit * (size + ROW_OVERHEAD_BYTES))
+    assert sizer.record_limit(repeated=repeated) == most + repeated
+    reserved = sizer.bytes_to_reserve(most + repeated)
+    assert min((most + 1) * size, MAX_PAGE_BYTES) <= reserved
+    assert reserved <= max(MIN_RESERVED_BYTES, (most + 1) * (size + ROW_OVERHEAD_BYTES))
 
 
 @pytest.mark.parametrize("expected", [None, ExpectedSize(records=5_000)])
-def test_few_records_of_unknown_size_are_requested_after_an_empty_page(
+def test_a_record_of_unknown_size_is_requested_after_an_empty_page_and_shows_the_size(
     expected: ExpectedSize | None,
 ) -> None:
     sizer = FetchSizer(10_000, expected)
     assert sizer.bytes_to_reserve(sizer.record_limit(repeated=0)) > MAX_PAGE_BYTES
     sizer.record_page(0, 0)
-    assert sizer.record_limit(repeated=0) == 100
-    assert sizer.bytes_to_reserve(100) == MIN_RESERVED_BYTES
+    assert sizer.record_limit(repeated=0) == 1
+    assert sizer.bytes_to_reserve(1) == MIN_RESERVED_BYTES
+    sizer.record_page(1, 1_000)
+    limit = sizer.record_limit(repeated=0)
+    assert limit > 1_000
+    assert sizer.bytes_to_reserve(limit) == limit * 1_000

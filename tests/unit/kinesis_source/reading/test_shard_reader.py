@@ -15,6 +15,7 @@ from spark_ssp.common.errors import (
 )
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client.api import InvalidPositionError
+from spark_ssp.kinesis_source.model.ranges import ExpectedSize
 from spark_ssp.kinesis_source.model.shard import (
     CLOCK_UNCERTAINTY_MS,
     AfterRecord,
@@ -176,7 +177,8 @@ def test_each_stay_at_the_latest_record_has_a_new_wait() -> None:
     page = Page(9)
     shard.script = deque([page, page, page, show(1), page, page, page, show(0)])
     time = FakeTime()
-    rows = read(ScriptedService([shard]), shard_range(A, after(1), after(3)), time=time)
+    known = shard_range(A, after(1), after(3), expected=ExpectedSize(records=2, size_bytes=2))
+    rows = read(ScriptedService([shard]), known, time=time)
     assert sequences(rows) == [2, 3]
     assert time.waits == pytest.approx([0.4, 0.4, 0.8, 0.4, 0.4, 0.8])
 
