@@ -111,22 +111,25 @@ def _prepare(raw_options: Mapping[str, str], schema: StructType) -> tuple[SinkOp
 
 
 def _given_target(options: SinkOptions) -> Target | None:
-    """Return the stream that an option names, if one does, so that the tasks need not describe it
-    and list its shards."""
+    """Return the stream that an option names, if one does, with its current shards: the tasks need
+    not describe it, nor each notice a reshard."""
     if options.stream is None:
         return None
-    target = _target(options.stream, options, connect(options.connection))
+    service = connect(options.connection)
+    target = _target(options.stream, options, service, with_current_shards=True)
     if options.is_aggregating:
         target.check_aggregation()
     return target
 
 
-def _target(stream: StreamRef, options: SinkOptions, service: KinesisWriter) -> Target:
+def _target(
+    stream: StreamRef, options: SinkOptions, service: KinesisWriter, *, with_current_shards: bool
+) -> Target:
     return TARGETS.get(
         stream,
         options.connection,
         service,
-        with_current_shards=options.is_aggregating,
+        with_current_shards=with_current_shards,
         within=options.delivery_timeout_ms / 1000,
     )
 
@@ -142,7 +145,9 @@ def _write(
     service = connect(options.connection)
     writer = RecordWriter(
         service=service,
-        target_of=lambda stream: target or _target(stream, options, service),
+        target_of=lambda stream: (
+            target or _target(stream, options, service, with_current_shards=options.is_aggregating)
+        ),
         columns=columns,
         options=options,
         write_id=None if task is None else partial(_write_id, task),

@@ -117,7 +117,7 @@ class TargetCache:
         within: float | None = None,
     ) -> Target:
         """Return the target, described within the last minute. `with_current_shards`: its shards
-        are listed now, for aggregates; an outdated listing only affects the pace of other records.
+        are listed now. Aggregates need that; for other records it only affects the pace.
         `within`: the seconds for which throttling of each call is waited out. Raises the errors of
         `KinesisService.describe`."""
         place = (connection, stream)

@@ -191,7 +191,7 @@ def test_a_task_that_fails_writes_its_rows_again(
 
 
 @pytest.mark.core("Kinesis sink")
-def test_the_output_mode_complete_writes_the_whole_result(
+def test_each_batch_of_the_output_mode_complete_writes_the_whole_result_and_lists_the_shards_once(
     spark: SparkSession, kinesis: EmbeddedKinesis, tmp_path: Path
 ) -> None:
     feed = EmbeddedFeed(kinesis)
@@ -203,7 +203,7 @@ def test_the_output_mode_complete_writes_the_whole_result(
         source.groupBy("partitionKey").count().withColumn("data", F.col("count").cast("string"))
     )
     written = []
-    for keys in (2, 3):
+    for keys in (2, 3, 4):
         feed.put("orders", 6, keys=keys)
         query = (
             _copying(counts, options | {"streamName": "counts"}, tmp_path)
@@ -212,4 +212,5 @@ def test_the_output_mode_complete_writes_the_whole_result(
         )
         await_end(start_patiently(query.start))
         written.append(len(_records(kinesis, "counts")))
-    assert written == [2, 2 + 3]
+    assert written == [2, 2 + 3, 2 + 3 + 4]
+    assert kinesis.calls.count("ListShards", stream="counts") == 3

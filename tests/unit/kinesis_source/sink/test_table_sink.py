@@ -70,14 +70,13 @@ def called_by(worker: str, call: Callable[[], KinesisStreamWriter]) -> KinesisSt
     return made
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "again"), [("false", []), ("true", ["list"])], ids=["records", "aggregates"]
-)
-def test_the_stream_is_looked_up_for_a_batch_and_not_for_its_commit(
-    service: Service, aggregation: str, again: list[str]
+@pytest.mark.parametrize("aggregation", ["false", "true"])
+def test_the_shards_are_listed_for_a_batch_and_not_for_its_commit(
+    service: Service, aggregation: str
 ) -> None:
-    """A failed call would repeat a batch whose rows are all stored."""
-    for expected in (["describe", "list"], again):
+    """Tasks that begin with former shards would each list them. A failed call for the commit would
+    repeat a batch whose rows are all stored."""
+    for expected in (["describe", "list"], ["list"]):
         called_by("write_into_data_source", lambda: stream_writer(aggregation=aggregation))
         assert service.calls == expected
         service.calls.clear()
