@@ -101,6 +101,15 @@ def has_aggregate_magic(data: bytes) -> bool:
     return data.startswith(MAGIC) and len(data) > _ENVELOPE_BYTES
 
 
+def sealed_message(data: bytes) -> bytes | None:
+    """Return the message of an aggregate; None if `data` has no magic, or another digest."""
+    if not has_aggregate_magic(data):
+        return None
+    message = data[len(MAGIC) : -_DIGEST_BYTES]
+    digest = hashlib.md5(message, usedforsecurity=False).digest()
+    return message if digest == data[-_DIGEST_BYTES:] else None
+
+
 def split(data: bytes, stragglers: KeyFilter | None = None) -> tuple[UserRecord, ...] | None:
     """Return the user records in the Kinesis record `data`, without those that are `stragglers`.
     Return None if `data` is not an aggregate, or a faulty one, and must be delivered whole. An
@@ -135,10 +144,8 @@ def last_sub(data: bytes) -> int:
 
 def open_aggregate(data: bytes) -> Aggregate | None:
     """Parse the aggregate in `data`; return None for a record that must be delivered whole."""
-    if not has_aggregate_magic(data):
-        return None
-    message = data[len(MAGIC) : -_DIGEST_BYTES]
-    if hashlib.md5(message, usedforsecurity=False).digest() != data[-_DIGEST_BYTES:]:
+    message = sealed_message(data)
+    if message is None:
         return None
     # Imported here, since most streams have no aggregates and protobuf is slow to import.
     from spark_ssp.kinesis_source.model import kpl_proto

@@ -42,6 +42,7 @@ from spark_ssp.kinesis_source.model.deaggregation import (
     WriteId,
     has_aggregate_magic,
     open_aggregate,
+    sealed_message,
     tags_of,
 )
 from spark_ssp.kinesis_source.model.shard import Shard
@@ -217,16 +218,18 @@ def take_record(
 
     There is a row, and all are predicted for one shard. A row is put unchanged if it is the only
     one, or too large to share an aggregate. With `write`, such a row is an aggregate as well, with
-    its repeat keys, if the stream's limit allows it. A row that begins like an aggregate is never
-    put unchanged; `check_wrapping` has refused those that are too large for that.
+    its repeat keys, if the stream's limit allows it. So is a row that begins like an aggregate;
+    `check_wrapping` has refused those that readers would split if they were put unchanged.
     """
     message, count = _encode(rows, limits, write)
-    if write is not None and _FIXED_BYTES + len(message) > limits.record_bytes:
+    most = limits.record_bytes - _FIXED_BYTES
+    if write is not None and len(message) > most:
         write = None  # no room for the repeat keys of the only row
         message, _ = _encode([rows[0]], limits, write)
     taken = [rows.popleft() for _ in range(count)]
     first = taken[0]
-    if count == 1 and write is None and not has_aggregate_magic(first.data):
+    is_wrapped = has_aggregate_magic(first.data) and len(message) <= most
+    if count == 1 and write is None and not is_wrapped:
         return PackedRecord(
             data=first.data,
             partition_key=first.partition_key,
@@ -245,13 +248,13 @@ def take_record(
 
 
 def check_wrapping(rows: Rows, max_bytes: int, numbers: Iterable[int]) -> None:
-    """Raise RecordTooLargeError for a row that begins like an aggregate and that no aggregate of at
-    most `max_bytes` has room for: readers would split it if it were put unchanged. `numbers` are
-    those of the rows in the task."""
+    """Raise RecordTooLargeError for a row that is an aggregate and that no other one of at most
+    `max_bytes` has room for: readers would split it if it were put unchanged. `numbers` are those
+    of the rows in the task."""
     limits = AggregateLimits(record_bytes=max_bytes)
     for place in np.flatnonzero(rows.sizes > max_bytes - _MOST_WRAPPING_BYTES).tolist():
         data = rows.data[place].as_py()
-        if not has_aggregate_magic(data):
+        if sealed_message(data) is None:
             continue
         hash_key = None if rows.hash_keys is None else rows.hash_keys[place].as_py()
         message, _ = _encode([Row(rows.keys[place].as_py(), hash_key, data)], limits, None)

@@ -10,7 +10,7 @@ import pytest
 
 from spark_ssp.common.errors import InvalidRowsError, ServiceUnavailableError
 from spark_ssp.grouping.identifiers import EpochMillis
-from spark_ssp.kinesis_source.model.deaggregation import MAGIC, WriteId, open_aggregate
+from spark_ssp.kinesis_source.model.deaggregation import WriteId, open_aggregate
 from spark_ssp.kinesis_source.model.shard import (
     PutEntries,
     PutOutcome,
@@ -19,6 +19,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
 )
 from spark_ssp.kinesis_source.sink.delivery import StreamDelivery
+from tests.support.kcl.kpl import seal
 from tests.support.kinesis.sink_writer import NAMED, ORDERS, SHARD, Entry, batch, entries_of, writer
 
 
@@ -118,7 +119,7 @@ def test_an_aggregate_that_has_no_room_in_another_one_is_over_the_limit(
     """It would be read as its user records if it were put unchanged."""
     write = WriteId(source="q", stream=ORDERS.name, batch=0, task=0)
     write_id = (lambda _: write) if with_repeat_keys else None
-    part = batch([b"x", MAGIC + bytes(980)], ["k"] * 2)
+    part = batch([b"x", seal(bytes(964))], ["k"] * 2)
     for limit in (1_000, 1_016):
         service = Service(1_000, limit)
         aggregating = writer(service, is_aggregating=True, write_id=write_id)
