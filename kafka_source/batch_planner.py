@@ -600,12 +600,13 @@ def plan_read(
     stored = None if store is None else store.read()
     known = NO_ASSIGNMENT if stored is None else stored.assignment
     fetcher, context = _fetch(options, service, clock, known)
+    bound = options.end or LogicalOffset.LATEST
+    check_names_exactly(option_name(bound, "ending"), bound, context.partitions)
     held = _await_transactions(options, context, fetcher, service, clock)
     if held is not None:
         # Starts and the oldest records may have moved meanwhile, too.
         fetcher, context = _fetch(options, service, clock, known)
     positions = context.start_positions.positions
-    bound = options.end or LogicalOffset.LATEST
     ends, end_losses = _find_ends(bound, context, fetcher, service, held or {})
     losses = (*context.start_positions.losses, *end_losses)
     report_data_loss(

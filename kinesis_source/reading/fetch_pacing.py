@@ -185,13 +185,15 @@ class FetchSizer:
         return max(MIN_RESERVED_BYTES, min(likely, most))
 
     def _mean_bytes(self) -> float | None:
-        """Return the memory of a record: the mean so far, or else the expected one. None: nothing
-        is known of it."""
+        """Return the memory of a record: the mean so far, or the expected one; the larger of both
+        until a page outside of gaps has shown it. None: nothing is known of it."""
+        means: list[float] = []
         if self.fetched:
-            return self._bytes / self.fetched
-        if self.expected is None or self.expected.size_bytes is None:
-            return None
-        return self.expected.size_bytes / max(self.expected.records, 1) + ROW_OVERHEAD_BYTES
+            means.append(self._bytes / self.fetched)
+        if not self._largest and self.expected is not None and self.expected.size_bytes is not None:
+            mean = self.expected.size_bytes / max(self.expected.records, 1)
+            means.append(mean + ROW_OVERHEAD_BYTES)
+        return max(means, default=None)
 
     def record_page(self, records: int, memory_bytes: int) -> None:
         """Count the records of an answer, which takes `memory_bytes` of memory."""

@@ -130,6 +130,7 @@ def _target(
         options.connection,
         service,
         with_current_shards=with_current_shards,
+        needs_shards=options.is_aggregating,
         within=options.delivery_timeout_ms / 1000,
     )
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Generic, Self, TypeVar
 import pyarrow as pa
 
 from spark_ssp.common import structs
-from spark_ssp.common.errors import SspError, StreamNotFoundError
+from spark_ssp.common.errors import ServiceUnavailableError, SspError, StreamNotFoundError
 from spark_ssp.grouping.identifiers import ShardId, StreamName
 from spark_ssp.kinesis_source.client.api import KinesisWriter, ThrottledError, UnreachableError
 from spark_ssp.kinesis_source.model.deaggregation import WriteId
@@ -114,10 +114,12 @@ class TargetCache:
         service: KinesisWriter,
         *,
         with_current_shards: bool = False,
+        needs_shards: bool = True,
         within: float | None = None,
     ) -> Target:
         """Return the target, described within the last minute. `with_current_shards`: its shards
-        are listed now. Aggregates need that; for other records it only affects the pace.
+        are listed now; if the service does not answer and they are not needed, the kept ones are
+        returned. Aggregates need them; for other records they only affect the pace.
         `within`: the seconds for which throttling of each call is waited out. Raises the errors of
         `KinesisService.describe`."""
         place = (connection, stream)
@@ -134,9 +136,14 @@ class TargetCache:
                 if len(self._kept) > _MAX_TARGETS:
                     del self._kept[next(iter(self._kept))]
                 return target
-        if with_current_shards:
+        if not with_current_shards:
+            return target
+        try:
             return replace(target, shards=service.list_shards(stream, within=within))
-        return target
+        except ServiceUnavailableError:
+            if needs_shards:
+                raise
+            return target
 
 
 TARGETS = TargetCache()

@@ -128,8 +128,8 @@ def trial(spark: SparkSession, feed: Feed, options: dict[str, str], tmp_path: Pa
 
 
 def _end_jvm() -> None:
-    """End the JVM, then the gateway. The JVM ends when its standard input does. While it lives, py4j
-    may wait for ever to close a connection that another thread reads."""
+    """End the JVM, then the gateway. The JVM ends when its standard input does. While it lives,
+    py4j may wait for ever to close a connection that another thread reads."""
     gateway = SparkContext._gateway
     if gateway is None:
         return

@@ -203,8 +203,10 @@ class Retrier:
     def _wait(self, state: tenacity.RetryCallState) -> float:
         severity = self._severity_of(_error_of(state))
         wait = backoff(self._settings, severity, state.attempt_number, self._random())
-        # A second refusal then loads the keys again.
-        return wait + LOOK_PERIOD_S if severity is Severity.PERMANENT else wait
+        if severity is not Severity.PERMANENT:
+            return wait
+        # A second refusal then loads the keys again, if the longest pause allows it.
+        return min(wait + LOOK_PERIOD_S, self._settings.max_backoff)
 
 
 def _error_of(state: tenacity.RetryCallState) -> Exception:

@@ -341,6 +341,26 @@ def test_keys_that_were_read_while_a_tool_wrote_them_are_read_again(
     assert client.loads == 3 + len(between)
 
 
+def test_no_pause_is_longer_than_the_longest() -> None:
+    """Which the calls of a lease agent need: each has a third of the failover time."""
+    client = Client(("FORMER", FILE), ("LATTER", FILE))
+    slept: list[float] = []
+
+    def call() -> str:
+        if client.key == "LATTER":
+            return "done"
+        raise refusal("UpdateItem")
+
+    retrier = Retrier(
+        RetrySettings(max_attempts=2, max_backoff=0.1),
+        sleep=slept.append,
+        random=lambda: 1.0,
+        severity_of=severity_of,
+    )
+    assert retrier.run(call, operation="UpdateItem", subject="", client=client) == "done"  # type: ignore[arg-type]
+    assert slept == [0.1]
+
+
 @pytest.mark.parametrize(
     ("second", "expected"), [(("LATTER", FILE), "LATTER"), (("ROLE", ROLE), "ROLE")]
 )

@@ -251,6 +251,14 @@ def test_a_start_in_an_open_transaction_is_no_time_without_records(open_kafka: F
     assert first_range(open_kafka, {"startingTimestamp": "12000"}) is None
 
 
+def test_an_end_that_lacks_a_partition_is_refused_without_a_wait(open_kafka: FakeKafka) -> None:
+    def never(_: float) -> None:
+        raise AssertionError("the plan waited")
+
+    with pytest.raises(InvalidOptionsError, match="orders-1"):
+        first_range(open_kafka, {"endingOffsets": '{"orders": {"0": 9}}'}, never)
+
+
 def test_a_topic_that_is_deleted_while_transactions_are_open(open_kafka: FakeKafka) -> None:
     def delete(_: float) -> None:
         open_kafka.topics.pop("orders", None)

@@ -89,6 +89,15 @@ def test_the_shards_are_listed_for_a_batch_and_not_for_its_commit(
         service.is_down = False
 
 
+def test_former_shards_do_while_the_service_lists_none(service: Service) -> None:
+    """Without aggregates: they only affect the pace."""
+    called_by("write_into_data_source", stream_writer)
+    service.is_down = True
+    called_by("write_into_data_source", stream_writer)
+    with pytest.raises(ServiceUnavailableError):
+        called_by("write_into_data_source", lambda: stream_writer(aggregation="true"))
+
+
 def test_a_stream_that_cannot_be_written_to_fails_before_there_is_data(service: Service) -> None:
     service.is_down = True
     with pytest.raises(ServiceUnavailableError):
