@@ -343,7 +343,7 @@ def test_a_broker_that_refuses_goes_away_and_comes_back() -> None:
 
 
 def test_what_librdkafka_refuses_names_the_option(kafka_broker: KafkaBroker) -> None:
-    options = _options(kafka_broker, "orders", kafka_retries="many")
+    options = _options(kafka_broker, "orders", kafka_retries="-7")
     with pytest.raises(InvalidOptionsError, match=r"kafka\.retries"):
         producing.acquire_producer(options.client)
 
