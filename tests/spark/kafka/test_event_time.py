@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from pyspark.sql import SparkSession
 
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
@@ -13,6 +14,7 @@ from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBroker
 
 
+@pytest.mark.long
 def test_no_row_is_late_for_the_watermark_through_expansions(
     spark: SparkSession, kafka_broker: KafkaBroker, topics: KafkaTopics, tmp_path: Path
 ) -> None:

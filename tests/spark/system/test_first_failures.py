@@ -143,6 +143,7 @@ def test_options_and_access(
         assert job.run(right) == done
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("spark_environment")
 def test_a_deleted_stream_and_a_torn_file(
     feed: EmbeddedFeed, kinesis: EmbeddedKinesis, right: dict[str, str], tmp_path: Path

@@ -356,6 +356,7 @@ def test_owners_of_shards_share_a_consumer_that_remains(
     assert [each.name for each in registered] == [tmp_path.name]
 
 
+@pytest.mark.long
 def test_a_table_that_is_out_of_reach(
     spark: SparkSession,
     kinesis: EmbeddedKinesis,
