@@ -88,7 +88,7 @@ class FetchBuffer:
                 raise StoppedError
             if self._queue or (self._held and self._held + size > self._limit):
                 self._is_refused = True
-                self._changed.notify_all()
+                self._wake()
                 return None
             self._is_refused = False
             self._held += size
@@ -104,7 +104,7 @@ class FetchBuffer:
             if size < reservation.size:
                 self._held -= reservation.size - size
                 reservation.size = size
-                self._changed.notify_all()
+                self._wake()
 
     def finished(self, error: BaseException | None) -> None:
         """Record that a thread is done, with all its shards or because of `error`. The first error
@@ -144,7 +144,7 @@ class FetchBuffer:
         """Release the bytes of rows that Spark has taken."""
         with self._changed:
             self._held -= size
-            self._changed.notify_all()
+            self._wake()
 
     def close(self) -> None:
         """Stop the threads: those that wait for memory now or later get `StoppedError`."""
@@ -188,6 +188,12 @@ class FetchBuffer:
                 self._buffered.append(chunk)
                 self._buffered_rows += len(chunk)
                 self._buffered_bytes += chunk.memory_bytes
+            self._wake()
+
+    def _wake(self) -> None:
+        """Wake the threads that wait, if one of them may go on. With thousands of small pages,
+        waking the consumer for each of them would be a large part of the work."""
+        if self._queue or self._worth_taking():
             self._changed.notify_all()
 
     def _worth_taking(self) -> bool:
