@@ -160,7 +160,7 @@ class BatchPlanner:
         """Losses that failOnDataLoss=false tolerated, topics that went missing among them."""
         self._missing: frozenset[SystemStreamPartition] = frozenset()
         self._missing_subjects: frozenset[str] = frozenset()
-        """Those of the losses, if what is missing does not exist any more."""
+        """Those of the losses, if the missing ones do not exist any more."""
 
     # --- Called by Spark -------------------------------------------------------------------------
 
@@ -716,7 +716,7 @@ def _await_transactions(
     pollTimeout, if failOnDataLoss tolerates that.
 
     To readers of committed records the log ends at the oldest open transaction. If the end moved
-    there, the read that starts where this one should end would leave out what is in between.
+    there, the read that starts where this one should end would leave out the records in between.
     """
     bound = options.end or LogicalOffset.LATEST
     if options.isolation_level is not IsolationLevel.READ_COMMITTED:
@@ -770,7 +770,7 @@ def _fixed_ends(
 def _offsets(
     fetcher: OffsetFetcher, points: Mapping[SystemStreamPartition, OffsetSpec], what: str
 ) -> Mapping[SystemStreamPartition, int | None]:
-    """Return the offset of each of `points`; without one of them, that `what` is unknown."""
+    """Return the offset of each of `points`; an unknown one is an error about `what`."""
     answers = fetcher.fetch_bounds(points)
     unknown = [
         ssp

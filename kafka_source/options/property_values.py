@@ -140,7 +140,7 @@ def _limit_to_range(bounds: tuple[int, int], name: str, text: str, draft: Proper
 
 def _check_number(name: str, text: str, expected: str) -> bool:
     """Return whether a number is whole; `linger.ms` may be a fraction, to librdkafka alone. Raises
-    BadValueError for what is no number."""
+    BadValueError if it is no number."""
     if _NUMBER.fullmatch(text):
         return True
     if name == _LINGER and _FRACTION.fullmatch(text):

@@ -1,4 +1,4 @@
-"""Stored documents with one value changed, and what is stored in another order."""
+"""Stored documents with one value changed, or with another order."""
 
 from __future__ import annotations
 

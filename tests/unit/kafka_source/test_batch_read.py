@@ -1,4 +1,4 @@
-"""What a batch query reads, from its options and what brokers answer."""
+"""The ranges that a batch query reads, by its options and the answers of brokers."""
 
 from __future__ import annotations
 
