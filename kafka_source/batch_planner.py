@@ -600,14 +600,12 @@ def plan_read(
     stored = None if store is None else store.read()
     known = NO_ASSIGNMENT if stored is None else stored.assignment
     fetcher, context = _fetch(options, service, clock, known)
-    bound = options.end or LogicalOffset.LATEST
-    check_names_exactly(option_name(bound, "ending"), bound, context.partitions)
     held = _await_transactions(options, context, fetcher, service, clock)
     if held is not None:
         # Starts and the oldest records may have moved meanwhile, too.
         fetcher, context = _fetch(options, service, clock, known)
     positions = context.start_positions.positions
-    ends, end_losses = _find_ends(bound, context, fetcher, service, held or {})
+    ends, end_losses = _find_ends(_end_of(options), context, fetcher, service, held or {})
     losses = (*context.start_positions.losses, *end_losses)
     report_data_loss(
         losses,
@@ -655,7 +653,7 @@ def has_fixed_end(end: Bound | None, now_ms: int) -> bool:
 def _describe_read(options: KafkaOptions, context: BatchContext, tasks: Sequence[TaskRange]) -> str:
     """Return the line for the plan."""
     begin = describe_bound(options.start)
-    end = describe_bound(options.end or LogicalOffset.LATEST, "ending")
+    end = describe_bound(_end_of(options), "ending")
     topics = describe_topics(context.partitions) or "no topics"
     read = [part for task in tasks for part in task.partitions]
     offsets = sum(part.end - part.start for part in read)
@@ -682,7 +680,7 @@ def _check_order(options: KafkaOptions, context: BatchContext, ends: Ends) -> No
     if not wrong:
         return
     problem = OptionProblem(
-        option=option_name(options.end or LogicalOffset.LATEST, "ending"),
+        option=option_name(_end_of(options), "ending"),
         found=abbreviate(wrong),
         expected="an end that is not before its start",
         next_step="choose a later end or an earlier start",
@@ -690,18 +688,27 @@ def _check_order(options: KafkaOptions, context: BatchContext, ends: Ends) -> No
     raise InvalidOptionsError("kafka-ssp", [problem])
 
 
+def _end_of(options: KafkaOptions) -> Bound:
+    return options.end or LogicalOffset.LATEST
+
+
 def _fetch(
     options: KafkaOptions, service: KafkaService, clock: BatchClock, known: TaskAssignment
 ) -> tuple[OffsetFetcher, BatchContext]:
+    """Fetch the partitions to read. Raises the errors of `OffsetFetcher.fetch`, and
+    InvalidOptionsError for an end that names other partitions."""
     fetcher = OffsetFetcher(
         options, service, monotonic=clock.monotonic, sleep=clock.sleep, whole_logs=True
     )
     snapshot = fetcher.fetch(BEFORE_FIRST_BATCH, known)
-    return fetcher, BatchContext(
+    context = BatchContext(
         start=BEFORE_FIRST_BATCH,
         metadata=snapshot.metadata,
         initial_positions=snapshot.initial_positions,
     )
+    bound = _end_of(options)
+    check_names_exactly(option_name(bound, "ending"), bound, context.partitions)
+    return fetcher, context
 
 
 def _await_transactions(
@@ -718,10 +725,10 @@ def _await_transactions(
     To readers of committed records the log ends at the oldest open transaction. If the end moved
     there, the read that starts where this one should end would leave out the records in between.
     """
-    bound = options.end or LogicalOffset.LATEST
+    bound = _end_of(options)
     if options.isolation_level is not IsolationLevel.READ_COMMITTED:
         return None
-    ends = {ssp: offsets_of(context.metadata, ssp).end for ssp in context.partitions}
+    ends = _log_ends(context)
     goals = _fixed_ends(bounds_by_partition(bound, context.partitions), ends, fetcher, clock.now_ms)
     if not (held := {ssp: goal for ssp, goal in goals.items() if ends[ssp] < goal}):
         return None
@@ -752,11 +759,15 @@ def _await_transactions(
     return held
 
 
+def _log_ends(context: BatchContext) -> dict[SystemStreamPartition, int]:
+    return {ssp: offsets_of(context.metadata, ssp).end for ssp in context.partitions}
+
+
 def _fixed_ends(
     bounds: PartitionBounds, ends: Ends, fetcher: OffsetFetcher, now_ms: int
 ) -> dict[SystemStreamPartition, int]:
-    """Return the ends that no later record moves, if they may be behind `ends`: an offset as far as
-    the log has it, and for a time that has passed its offset, or else the end of the log."""
+    """Return the ends that later records do not move, except those up to `ends`: an offset as far
+    as the log has it, and for a time that has passed its offset, or else the end of the log."""
     passed = {ssp: at for ssp, at in times_in(bounds).items() if at.time_ms <= now_ms}
     by_time = _offsets(fetcher, passed, "offset by time")
     named = {**{ssp: at for ssp, at in bounds.items() if isinstance(at, int)}, **by_time}
@@ -787,13 +798,11 @@ def _find_ends(
 ) -> tuple[Ends, list[DataLoss]]:
     """Return the first offset that is not read in each partition, and the losses. A time later than
     every record's means the latest offset. `held` are ends that open transactions hold back."""
-    partitions, option = context.partitions, option_name(bound, "ending")
-    check_names_exactly(option, bound, partitions)
-    bounds = bounds_by_partition(bound, partitions)
+    bounds = bounds_by_partition(bound, context.partitions)
     answers = _offsets(fetcher, times_in(bounds), "offset by time")
     named = {ssp: at for ssp, at in bounds.items() if isinstance(at, int)}
     requested = {**answers, **held, **named}
-    ends = {ssp: offsets_of(context.metadata, ssp).end for ssp in partitions}
+    ends = _log_ends(context)
     beyond = {ssp: at for ssp, at in requested.items() if at is not None and at > ends[ssp]}
     doubtful = {ssp: at for ssp, at in beyond.items() if ssp not in held}
     ends |= _confirmed_ends(doubtful, fetcher, service)
@@ -802,7 +811,7 @@ def _find_ends(
             subject=f"partition {kafka_name(ssp)}",
             found=f"an end at {ends[ssp]}, before the requested end {at}"
             + (", with an open transaction" if ssp in held else ""),
-            expected=f"{option} within the partitions",
+            expected=f"{option_name(bound, 'ending')} within the partitions",
         )
         for ssp, at in beyond.items()
         if at > ends[ssp] and (ssp in held or ssp in named)

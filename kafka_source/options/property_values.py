@@ -89,7 +89,7 @@ _NUMERIC_ENDINGS: Final = (
     "retries",
     ".flight",
 )
-"""The ends of the names of librdkafka's numbers, as far as they can be given with a unit."""
+"""Suffixes of the names of numeric properties that a user could give with a unit."""
 # Nineteen digits hold every long of Java.
 _NUMBER: Final = re.compile("[+-]?[0-9]{1,19}")
 _FRACTION: Final = re.compile(r"[0-9]{1,5}\.[0-9]+")

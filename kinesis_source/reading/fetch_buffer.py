@@ -191,8 +191,8 @@ class FetchBuffer:
             self._wake()
 
     def _wake(self) -> None:
-        """Wake the threads that wait, if one of them may go on. With thousands of small pages,
-        waking the consumer for each of them would be a large part of the work."""
+        """Wake the waiting threads if one of them can continue. To wake the consumer for each of
+        thousands of small pages would be a large part of the work."""
         if self._queue or self._worth_taking():
             self._changed.notify_all()
 

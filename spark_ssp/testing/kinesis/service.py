@@ -38,7 +38,7 @@ class EmbeddedKinesis:
     `limits`: `Limits.strict()` for those of the service; default: no limits.
     `delays`: the durations of creating, resharding and deleting; default: 0.
     `answers`: `UnusualAnswers.all()` for rare but allowed answers; default: none. `port`: 0 for any
-    free one. `dynamodb`: start moto's DynamoDB as well (needs moto), with tables of its own.
+    free one. `dynamodb`: start moto's DynamoDB as well (needs moto), with separate tables.
     `host`: another address of this machine to listen on; every program that reaches it can read
     and write.
     """

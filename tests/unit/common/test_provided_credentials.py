@@ -258,6 +258,7 @@ class Client:
         self.now = 0.0
         self.loads = 0
         self.pauses: list[float] = []
+        self.slept: list[float] = []
         self.credentials = RenewedCredentials(
             self._load, monotonic=lambda: self.now, sleep=self.pauses.append
         )
@@ -273,11 +274,20 @@ class Client:
         return renew_refused(self, refusal(operation))  # type: ignore[arg-type]
 
     def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
         self.now += seconds
 
     @property
     def key(self) -> str:
         return str(self.credentials.get_frozen_credentials().access_key)
+
+
+def retried(
+    client: Client, call: Callable[[], str], settings: RetrySettings, *, draw: float
+) -> str:
+    """Call with retries, whose pauses are drawn as `draw`."""
+    retrier = Retrier(settings, sleep=client.sleep, random=lambda: draw, severity_of=severity_of)
+    return retrier.run(call, operation="GetRecords", subject="", client=client)  # type: ignore[arg-type]
 
 
 def test_a_refusal_loads_only_the_keys_of_its_client() -> None:
@@ -330,35 +340,21 @@ def test_keys_that_were_read_while_a_tool_wrote_them_are_read_again(
             client.is_renewed()
         raise refusal("GetRecords")
 
-    retrier = Retrier(
-        RetrySettings(max_attempts=8, max_backoff=10),
-        sleep=client.sleep,
-        random=lambda: 0.0,
-        severity_of=severity_of,
-    )
-    done = retrier.run(call, operation="GetRecords", subject="", client=client)  # type: ignore[arg-type]
-    assert done == "done"
+    assert retried(client, call, RetrySettings(max_attempts=8, max_backoff=10), draw=0.0) == "done"
     assert client.loads == 3 + len(between)
 
 
 def test_no_pause_is_longer_than_the_longest() -> None:
     """Which the calls of a lease agent need: each has a third of the failover time."""
     client = Client(("FORMER", FILE), ("LATTER", FILE))
-    slept: list[float] = []
 
     def call() -> str:
         if client.key == "LATTER":
             return "done"
         raise refusal("UpdateItem")
 
-    retrier = Retrier(
-        RetrySettings(max_attempts=2, max_backoff=0.1),
-        sleep=slept.append,
-        random=lambda: 1.0,
-        severity_of=severity_of,
-    )
-    assert retrier.run(call, operation="UpdateItem", subject="", client=client) == "done"  # type: ignore[arg-type]
-    assert slept == [0.1]
+    assert retried(client, call, RetrySettings(max_attempts=2, max_backoff=0.1), draw=1.0) == "done"
+    assert client.slept == [0.1]
 
 
 @pytest.mark.parametrize(

@@ -129,9 +129,11 @@ def decimal_value(field: str, text: object, digits: int) -> int | None:
 def time_value(field: str, value: object) -> int | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise serialization(f"{field}: expected seconds since the epoch as a number.")
-    if not abs(value) < _MOST_SECONDS:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not abs(value) < _MOST_SECONDS  # nor for NaN
+    ):
         raise serialization(f"{field}: expected seconds since the epoch as a number.")
     return round(value * 1000)
 

@@ -81,7 +81,12 @@ class Brokers:
         *,
         uncommitted: bool = False,
     ) -> Mapping[SystemStreamPartition, int | None]:
-        return dict.fromkeys(partitions, 0 if point is LogicalOffset.EARLIEST else 100)
+        logs = {ssp: self.log(ssp) for ssp in partitions}
+        return {ssp: log[0 if point is LogicalOffset.EARLIEST else 1] for ssp, log in logs.items()}
+
+    def log(self, ssp: SystemStreamPartition) -> tuple[int, int]:
+        """Return the begin and the end of a partition's log."""
+        return 0, 100
 
     def first_records(
         self, partitions: Collection[SystemStreamPartition], since_ms: EpochMillis
@@ -143,16 +148,9 @@ class Paused(Brokers):
     growth: int = 0
     """Records that it accepts before each request: it is not behind then, but was truncated."""
 
-    def list_offsets(
-        self,
-        partitions: Collection[SystemStreamPartition],
-        point: OffsetSpec,
-        *,
-        uncommitted: bool = False,
-    ) -> Mapping[SystemStreamPartition, int | None]:
+    def log(self, ssp: SystemStreamPartition) -> tuple[int, int]:
         is_stale = self.stale is None or self.looks <= self.stale
-        end = 15 + self.growth * self.looks if is_stale else 100
-        return dict.fromkeys(partitions, 0 if point is LogicalOffset.EARLIEST else end)
+        return 0, 15 + self.growth * self.looks if is_stale else 100
 
 
 def read(
@@ -283,15 +281,8 @@ class Trimmed(Brokers):
         (name, _), *_ = super().describe(selection).items()
         return {name: TopicDescription(topic_id=TopicId("new"), partition_count=2)}
 
-    def list_offsets(
-        self,
-        partitions: Collection[SystemStreamPartition],
-        point: OffsetSpec,
-        *,
-        uncommitted: bool = False,
-    ) -> Mapping[SystemStreamPartition, int | None]:
-        first = {PLANNED.ssp: 0, SECOND.ssp: 50}
-        return {ssp: first[ssp] if point is LogicalOffset.EARLIEST else 100 for ssp in partitions}
+    def log(self, ssp: SystemStreamPartition) -> tuple[int, int]:
+        return {PLANNED.ssp: 0, SECOND.ssp: 50}[ssp], 100
 
 
 def test_records_that_were_fetched_before_they_were_deleted_are_not_lost(
@@ -350,15 +341,8 @@ class Standing(Consumer):
 class Shortened(Trimmed):
     """The log of the first partition ends within its range."""
 
-    def list_offsets(
-        self,
-        partitions: Collection[SystemStreamPartition],
-        point: OffsetSpec,
-        *,
-        uncommitted: bool = False,
-    ) -> Mapping[SystemStreamPartition, int | None]:
-        ends = {PLANNED.ssp: 50, SECOND.ssp: 100}
-        return {ssp: 0 if point is LogicalOffset.EARLIEST else ends[ssp] for ssp in partitions}
+    def log(self, ssp: SystemStreamPartition) -> tuple[int, int]:
+        return 0, {PLANNED.ssp: 50, SECOND.ssp: 100}[ssp]
 
 
 def test_a_range_that_is_given_up_after_the_timeout_is_read_no_more(
