@@ -379,44 +379,61 @@ class GroupOffsets:
         raise to_error(reason or error, subject=subject, secrets=secrets)
 
 
+class _Answers:
+    """The answers to a client. They do not refer to it: a closed client in a cycle keeps its login
+    until the garbage collector runs."""
+
+    def __init__(self) -> None:
+        self.errors = ClientErrors()
+        self.received: list[KafkaError | None] = []
+        """Those to the present request."""
+
+    def on_commit(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
+        """Take the answer to a commit."""
+        self.received.append(_error_of(error, places))
+
+    def on_error(self, error: KafkaError) -> None:
+        """Take an error of the client."""
+        self.errors.record(error)
+        if error_kind(error) is ErrorKind.GROUP_ACCESS:
+            self.received.append(error)  # the commit only waits for a coordinator
+
+
 class _Link:
     """A consumer in a group, which belongs to its process."""
 
     def __init__(self, properties: ClientProperties, group: str) -> None:
-        self.errors = ClientErrors()
-        self._answers: list[KafkaError | None] = []
+        self._answers = _Answers()
         self._consumer: Any = create_group_client(
-            properties, group, on_error=self._on_error, on_commit=self._on_commit
+            properties, group, on_error=self._answers.on_error, on_commit=self._answers.on_commit
         )
         _links.add(self)
 
+    @property
+    def errors(self) -> ClientErrors:
+        """The errors of the client."""
+        return self._answers.errors
+
     def commit(self, places: Sequence[TopicPartition], timeout_s: float) -> KafkaError | None:
         """Return the error of a request, or the first one of a partition that exists."""
-        self._answers.clear()
+        answers = self._answers.received
+        answers.clear()
         until = time.monotonic() + timeout_s
         try:
             self._consumer.commit(offsets=list(places), asynchronous=True)
             # In this thread: a client that another one polls may not return from `commit`.
-            while not self._answers and (left := until - time.monotonic()) > 0:
+            while not answers and (left := until - time.monotonic()) > 0:
                 message = self._consumer.poll(min(left, _POLL_S))
                 if message is not None and message.error() is not None:
-                    self._on_error(message.error())
+                    self._answers.on_error(message.error())
         except KafkaException as exception:
             return kafka_error(exception)
-        return self._answers[0] if self._answers else KafkaError(KafkaError._TIMED_OUT)
+        return answers[0] if answers else KafkaError(KafkaError._TIMED_OUT)
 
     def close(self) -> Future[None]:
         """Close the consumer, which may take long while a broker is away. After it, none of its
         commits is sent."""
         return run_in_thread(self._consumer.close)
-
-    def _on_commit(self, error: KafkaError | None, places: Sequence[TopicPartition]) -> None:
-        self._answers.append(_error_of(error, places))
-
-    def _on_error(self, error: KafkaError) -> None:
-        self.errors.record(error)
-        if error_kind(error) is ErrorKind.GROUP_ACCESS:
-            self._answers.append(error)  # the commit only waits for a coordinator
 
 
 _links: Final = weakref.WeakSet[_Link]()

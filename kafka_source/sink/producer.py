@@ -39,6 +39,29 @@ _MAX_REFRESHED_TOPICS: Final = 16
 requests would cost more than fresh partition counts are worth."""
 
 
+class _Faults:
+    """The faults that a client reports. They do not refer to it: a discarded client in a cycle
+    keeps its login and its connections until the garbage collector runs."""
+
+    def __init__(self) -> None:
+        self.delivery: tuple[KafkaError, str] | None = None
+        """The first record that was not delivered: the error and the destination."""
+        self.access: KafkaError | None = None
+
+    def on_delivery(self, fault: KafkaError | None, message: Message) -> None:
+        """Take the report of a record."""
+        if fault is not None and self.delivery is None:
+            partition = message.partition()
+            known = partition is not None and partition >= 0
+            place = f"topic {message.topic()}" + (f", partition {partition}" if known else "")
+            self.delivery = (fault, place)
+
+    def on_error(self, fault: KafkaError) -> None:
+        """Take an error of the client."""
+        if error_kind(fault) is ErrorKind.ACCESS:
+            self.access = fault
+
+
 class RecordProducer:
     """Produces the records of one task at a time. Not thread-safe."""
 
@@ -57,8 +80,7 @@ class RecordProducer:
         self._timeout_s = int(properties.config()[DELIVERY_TIMEOUT]) / 1_000
         self._monotonic = monotonic
         self._sleep = sleep
-        self._delivery_failure: tuple[KafkaError, str] | None = None
-        self._access_error: KafkaError | None = None
+        self._faults = _Faults()
         self._checked: set[str] = set()
         own: dict[str, str] = {}
         if transactional_id is not None:
@@ -71,11 +93,11 @@ class RecordProducer:
             Producer,
             properties,
             role=ClientRole.PRODUCER,
-            on_error=self._on_error,
+            on_error=self._faults.on_error,
             # Reports of success would cost as much as producing.
             overrides={
                 "delivery.report.only.error": True,
-                "on_delivery": self._on_delivery_failure,
+                "on_delivery": self._faults.on_delivery,
                 **own,
             },
         )
@@ -94,7 +116,7 @@ class RecordProducer:
         """Prepare for a task: discard errors since the last one, and expect that topics may have
         been expanded."""
         self._producer.poll(0)
-        self._access_error = None
+        self._faults.access = None
         if len(self._checked) <= _MAX_REFRESHED_TOPICS:
             self._checked.clear()
 
@@ -182,28 +204,17 @@ class RecordProducer:
 
     # --- Errors ----------------------------------------------------------------------------------
 
-    def _on_delivery_failure(self, fault: KafkaError | None, message: Message) -> None:
-        if fault is not None and self._delivery_failure is None:
-            partition = message.partition()
-            known = partition is not None and partition >= 0
-            place = f"topic {message.topic()}" + (f", partition {partition}" if known else "")
-            self._delivery_failure = (fault, place)
-
-    def _on_error(self, fault: KafkaError) -> None:
-        if error_kind(fault) is ErrorKind.ACCESS:
-            self._access_error = fault
-
     def _raise_delivery_failure(self) -> None:
         self._raise_access_error()
-        if self._delivery_failure is not None:
-            fault, place = self._delivery_failure
+        if self._faults.delivery is not None:
+            fault, place = self._faults.delivery
             self._fail(fault, place)
 
     def _raise_access_error(self) -> None:
         """Raise the error of a login that the brokers refused: no retry helps, and a timeout would
         hide the reason."""
-        if self._access_error is not None:
-            raise to_error(self._access_error, subject="the brokers", secrets=self._secrets)
+        if self._faults.access is not None:
+            raise to_error(self._faults.access, subject="the brokers", secrets=self._secrets)
 
     def _fail(self, fault: KafkaError, subject: str, record_bytes: int | None = None) -> NoReturn:
         raise _delivery_error(fault, subject, record_bytes, self._secrets) from None

@@ -27,6 +27,7 @@ from spark_ssp.kafka_source.client.client_config import (
     client_config,
 )
 from spark_ssp.kafka_source.client.error_translation import redact
+from spark_ssp.kafka_source.group_committer import GroupOffsets
 from spark_ssp.kafka_source.options import login_tokens as module
 from spark_ssp.kafka_source.options.client_properties import ClientProperties, TokenProvider
 from spark_ssp.kafka_source.options.login_tokens import (
@@ -43,6 +44,7 @@ from spark_ssp.kafka_source.pipeline_system import KafkaSystem
 from spark_ssp.kafka_source.reading.consumer_api import PartitionConsumer
 from spark_ssp.kafka_source.reading.pool import ConsumerKey
 from spark_ssp.kafka_source.sink.parse import parse_sink_options
+from spark_ssp.kafka_source.sink.producer import RecordProducer
 from spark_ssp.operations.inspection.topics import topic_options
 from tests.support.kafka.reading import open_messages, open_native
 from tests.support.waiting import until
@@ -291,20 +293,39 @@ def _no_collector() -> Iterator[None]:
     gc.enable()
 
 
+def _reader(opened: Callable[[ConsumerKey], PartitionConsumer]) -> Callable[[], None]:
+    client = parse_options({**LOGIN, "subscribe": "orders"}).client
+    return opened(ConsumerKey(client=client, group_id="group")).close
+
+
+def _committer() -> Callable[[], None]:
+    group = GroupOffsets(parse_options({**LOGIN, "subscribe": "orders"}).client, "group")
+    group.connect()
+    return group.close
+
+
+def _producer() -> Callable[[], None]:
+    return RecordProducer(parse_sink_options(LOGIN).client).purge
+
+
 @pytest.mark.usefixtures("_no_collector")
-@pytest.mark.parametrize("opened", [open_native, open_messages], ids=["native", "messages"])
-def test_a_consumer_that_is_closed_keeps_no_login(
-    user: ModuleType, opened: Callable[[ConsumerKey], PartitionConsumer]
+@pytest.mark.parametrize(
+    "opened",
+    [partial(_reader, open_native), partial(_reader, open_messages), _committer, _producer],
+    ids=["native", "messages", "committer", "producer"],
+)
+def test_a_client_that_is_discarded_keeps_no_login(
+    user: ModuleType, opened: Callable[[], Callable[[], None]]
 ) -> None:
     """Also before the garbage collector runs."""
     until(lambda: threads() == 0, "those of other tests end")
-    vars(user)["token"] = lambda password: ("one", LATER)
-    client = parse_options({**LOGIN, "subscribe": "orders"}).client
-    consumer = opened(ConsumerKey(client=client, group_id="group"))
+    vars(user)["token"] = lambda **_: ("one", LATER)
+    close = opened()
     for number in range(MAX_LOGINS):
         callback(lambda: ("another", LATER), f"idle {number}")
     assert threads() == 1 + MAX_LOGINS
-    consumer.close()
+    close()
+    del close
     until(lambda: threads() == MAX_LOGINS, "the thread of its login ends", within_s=20)
 
 
