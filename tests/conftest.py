@@ -58,7 +58,9 @@ def pytest_report_header() -> str:
 def nothing_left_running() -> Iterator[None]:
     """Fail if processes are left. Set up before every other fixture, thus torn down last."""
     yield
-    left = processes.leftovers(patience_seconds=30)
+    # The guards of batch reads all begin when Spark's JVM ends, and each asks a service that has
+    # ended for up to 23 seconds.
+    left = processes.leftovers(patience_seconds=60)
     assert not left, "processes were still running at the end:\n" + "\n".join(left)
 
 
