@@ -33,7 +33,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from spark_ssp.common.errors import AccessError, InvalidOptionsError, OptionProblem, shown
 from spark_ssp.common.local_processes import check_private, make_private, private_folder
-from spark_ssp.common.spark.reader_status import Status, parsed, session_of, source_statuses
+from spark_ssp.common.spark.reader_status import ReaderStatus, parsed, session_of, source_statuses
 from spark_ssp.kinesis_source.model.offset import is_offset
 
 if TYPE_CHECKING:
@@ -240,24 +240,24 @@ def _batch(progress: Any) -> tuple[Any, ...]:
     return progress["batchId"], progress["timestamp"]
 
 
-def _has_reported(progress: Any, statuses: Sequence[Sequence[Status]]) -> bool:
+def _has_reported(progress: Any, sources: Sequence[Sequence[ReaderStatus]]) -> bool:
     """Return whether all Kinesis readers have reported: after a batch that is replayed, which needs
     no planning, Spark has not called them yet. A source is recognized by its offset; its
     description is the same for all Python sources."""
     return all(
         found or not is_offset(parsed(source["endOffset"]))
-        for source, found in zip(progress["sources"], statuses, strict=True)
+        for source, found in zip(progress["sources"], sources, strict=True)
     )
 
 
-def _tokens(statuses: Iterable[Iterable[Status]]) -> frozenset[str]:
+def _tokens(sources: Iterable[Iterable[ReaderStatus]]) -> frozenset[str]:
     """Return the drain tokens of the readers of a query's sources. Readers with leases and equal
     end offsets hold no shard: to drain all of them affects no other query."""
     entries = [
         entry
-        for found in statuses
-        for status in found
-        for entry in status.values()
+        for readers in sources
+        for reader in readers
+        for entry in reader.newest.values()
         if isinstance(entry, dict)
     ]
     return frozenset(entry[DRAIN_TOKEN] for entry in entries if DRAIN_TOKEN in entry)

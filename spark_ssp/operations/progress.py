@@ -173,7 +173,7 @@ class ProgressListener(StreamingQueryListener):
 
     def _read_statuses(self, progress: Any) -> Statuses:
         found = source_statuses(self._session, progress)
-        return [one[0] if one else None for one in found]
+        return [one[0].at_end if one else None for one in found]
 
     def _publish_later(self, run_id: str, progress: Any, statuses: Statuses) -> None:
         """Publish a report with the statuses that were read, or a later report that waits for

@@ -6,9 +6,9 @@ or the task that reads one is its `task`. A value that a report does not contain
 
 A report contains the end offset of each source, which has the shards with their slots, or the
 partitions with their tasks; and, from PySpark 4.2 on, the status of the source's reader: lag,
-counts and states. Before, the status comes from `query_lag`; without any, the snapshot has the
-shards and tasks only. The status is as of the batch planned last, which may be later than the batch
-of the report, so a shard may be only in one of the two.
+counts and states. Before, the status comes from a file of the reader; without any, the snapshot has
+the shards and tasks only. Until a report's own status is read, it has that of the report before, so
+a shard may be only in one of the two.
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ that machine, and never run, returns the statuses as the name of a column:
 A user knows a source's end offset from the progress, also through Spark Connect. Readers of equal
 end offsets are equally far, so they have the same lag; with leases they have no shard in common. A
 reader that was there some batches ago is another query's that is ahead, if there is a nearer one.
+
+A report is of a batch before the one that runs. The lag after the latter is smaller by its records,
+which nobody has committed: so a file has a status for each of the recent end offsets.
 """
 
 from __future__ import annotations
@@ -21,13 +24,12 @@ import json
 import logging
 import os
 import uuid
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from spark_ssp.common.errors import AccessError
 from spark_ssp.common.local_processes import check_private, make_private, private_folder
@@ -47,6 +49,16 @@ _log = logging.getLogger(__name__)
 
 Status = dict[str, Any]
 """The JSON document that a reader of this package reports: in the progress under `latestOffset`."""
+
+
+class ReaderStatus(NamedTuple):
+    """The statuses of one reader that was found by an end offset."""
+
+    newest: Status
+    """After the batch planned last."""
+    at_end: Status
+    """After the batch with that end offset."""
+
 
 _MARKS: Final = ("maxMillisBehindLatest", "maxOffsetsBehindLatest")
 
@@ -135,15 +147,17 @@ class StatusFile:
         self._folder = self._base / "readers"
         self._path = self._folder / f"{uuid.uuid4().hex}.json"
         self._lock: int | None = None
-        self._recent: deque[str] = deque(maxlen=_RECENT)
+        self._recent: dict[str, Status] = {}
         self._warned = False
 
     def publish(self, end: Any, status: Status) -> None:
         """Write the status after `end` was planned. Never raises: a failure is logged once."""
         newest = digest(end)
-        if newest not in self._recent:
-            self._recent.append(newest)
-        content = {"ends": list(self._recent), "status": status}
+        self._recent.pop(newest, None)
+        self._recent[newest] = status
+        if len(self._recent) > _RECENT:
+            del self._recent[next(iter(self._recent))]
+        content = list(self._recent.items())
         try:
             if self._lock is None:
                 self._create()
@@ -181,18 +195,18 @@ class StatusFile:
 
 def find_statuses(options: Mapping[str, str], *, folder: Path | None = None) -> str | None:
     """Return the statuses that a batch read requests by its options, as JSON: for each digest the
-    list of the statuses of its readers, that of the reader with the fewest newer end offsets first,
-    and among equals that with the largest lag. None if it requests none. Raises AccessError if
-    other users can access the folder of the files."""
+    list of its readers as pairs, `ReaderStatus`, the reader with the fewest newer end offsets
+    first, and among equals that with the largest lag. None if it requests none. Raises AccessError
+    if other users can access the folder of the files."""
     wanted = {name.lower(): value for name, value in options.items()}.get(STATUS_OF.lower())
     if wanted is None:
         return None
-    found: dict[str, list[tuple[int, int, Status]]] = {one: [] for one in wanted.split(",")}
-    for content in _contents(folder or private_folder()):
-        status = content["status"]
-        for newer, end in enumerate(reversed(content["ends"])):
+    found: dict[str, list[tuple[int, int, ReaderStatus]]] = {one: [] for one in wanted.split(",")}
+    for recent in _contents(folder or private_folder()):
+        _, newest = recent[-1]
+        for newer, (end, status) in enumerate(reversed(recent)):
             if end in found:
-                found[end].append((newer, -_lag(status), status))
+                found[end].append((newer, -_lag(newest), ReaderStatus(newest, status)))
     ordered = {end: sorted(each, key=itemgetter(0, 1)) for end, each in found.items()}
     return json.dumps([[each[2] for each in ordered[one]] for one in wanted.split(",")])
 
@@ -208,7 +222,8 @@ def status_request(ends: Sequence[Any]) -> str:
     return ",".join(map(digest, ends))
 
 
-def _contents(base: Path) -> Iterator[dict[str, Any]]:
+def _contents(base: Path) -> Iterator[list[tuple[str, Status]]]:
+    """Yield for each reader its recent end offsets with their statuses, the newest last."""
     folder = base / "readers"
     try:
         check_private(base)
@@ -271,7 +286,7 @@ def query_lag(query: StreamingQuery, *, spark: SparkSession | None = None) -> li
     if progress is None:
         return []
     found = source_statuses(session_of(query, spark), progress)
-    return [each[0] if each else None for each in found]
+    return [each[0].newest if each else None for each in found]
 
 
 def session_of(query: StreamingQuery, spark: SparkSession | None) -> SparkSession:
@@ -281,18 +296,21 @@ def session_of(query: StreamingQuery, spark: SparkSession | None) -> SparkSessio
     return spark or getattr(query, "_session", None) or SparkSession.active()
 
 
-def source_statuses(session: SparkSession, progress: Any) -> list[list[Status]]:
-    """Return the statuses of the readers of each source of a progress report: normally one, none if
-    it has not reported or is of another package, several if readers had equal end offsets: the
-    nearest first, whose lag is the source's."""
+def source_statuses(session: SparkSession, progress: Any) -> list[list[ReaderStatus]]:
+    """Return the readers of each source of a progress report: normally one, none if it has not
+    reported or is of another package, several if readers had equal end offsets: the nearest first,
+    whose lag is the source's."""
     sources = progress["sources"]
     ends = [parsed(source["endOffset"]) for source in sources]
     latest = [parsed(source["latestOffset"]) for source in sources]
-    known = [[one] if is_status(one) else [] for one in latest]
+    known = [[ReaderStatus(one, one)] if is_status(one) else [] for one in latest]
     open_ends = [end for end, status in zip(ends, known, strict=True) if not status and end]
     # From PySpark 4.2 on a source that has reported nothing has no latest offset.
     if not open_ends or not any(one == end for one, end in zip(latest, ends, strict=True) if end):
         return known
     read = session.read.format("kinesis-ssp").option(STATUS_OF, status_request(open_ends))
     found = iter(json.loads(read.load().columns[0]))
-    return [status or (next(found) if end else []) for end, status in zip(ends, known, strict=True)]
+    return [
+        status or ([ReaderStatus(*one) for one in next(found)] if end else [])
+        for end, status in zip(ends, known, strict=True)
+    ]

@@ -43,8 +43,12 @@ def test_a_status_is_found_by_the_recent_ends_in_any_order_of_keys(base: Path) -
     assert _find(base, {"v": 1}) == [[]]
     for end in range(10):
         reader.publish({"v": 1, "at": end}, LAG | {"end": {"n": end}})
-    newest = LAG | {"end": {"n": 9}}
-    assert _find(base, {"at": 9, "v": 1}, {"v": 1, "at": 2}) == [[newest], [newest]]
+    newest, third = (LAG | {"end": {"n": end}} for end in (9, 2))
+    # Beside the newest, that of the end offset.
+    assert _find(base, {"at": 9, "v": 1}, {"v": 1, "at": 2}) == [
+        [[newest, newest]],
+        [[newest, third]],
+    ]
     assert _find(base, {"v": 1, "at": 1}) == [[]], "an end of ten batches ago"
     reader.remove()
     assert _find(base, {"v": 1, "at": 9}) == [[]]
@@ -56,7 +60,7 @@ def test_readers_of_equal_ends_are_all_found(base: Path) -> None:
     one.publish({}, {"one": {}})
     other.publish({}, {"other": {}})
     (found,) = json.loads(find_statuses({STATUS_OF: status_request([{}])}, folder=base) or "")
-    assert sorted(map(str, found)) == ["{'one': {}}", "{'other': {}}"]
+    assert sorted(str(newest) for newest, _ in found) == ["{'one': {}}", "{'other': {}}"]
 
 
 def test_the_nearest_reader_comes_first(base: Path) -> None:
@@ -66,10 +70,22 @@ def test_the_nearest_reader_comes_first(base: Path) -> None:
         for end in range(1 + number // 2):
             lag = 1000 - 100 * end + number % 2
             reader.publish({"at": end}, {"orders": {"maxMillisBehindLatest": lag}})
-    assert _find(base, {"at": 0}, {"at": 2}) == [
+    found = json.loads(
+        find_statuses({STATUS_OF: status_request([{"at": 0}, {"at": 2}])}, folder=base) or ""
+    )
+    assert [[newest for newest, _ in readers] for readers in found] == [
         [{"orders": {"maxMillisBehindLatest": lag}} for lag in lags]
         for lags in ([1001, 1000, 901, 900, 801, 800, 701, 700], [801, 800, 701, 700])
     ]
+
+
+def test_a_status_that_is_published_again_is_the_newest(base: Path) -> None:
+    """After triggers without records."""
+    reader = StatusFile(folder=base)
+    for end, lag in ((1, 5), (2, 6), (2, 7)):
+        reader.publish({"at": end}, {"orders": {"maxMillisBehindLatest": lag}})
+    five, seven = ({"orders": {"maxMillisBehindLatest": lag}} for lag in (5, 7))
+    assert _find(base, {"at": 1}, {"at": 2}) == [[[seven, five]], [[seven, seven]]]
 
 
 def _killed(base: Path) -> None:
@@ -97,7 +113,7 @@ def test_the_files_of_a_killed_process_are_stale(
     _killed(base)
     reader = StatusFile(folder=base)
     reader.publish({"v": 3}, LAG)
-    assert _find(base, {"v": 1}, {"v": 3}) == [[], [LAG]]
+    assert _find(base, {"v": 1}, {"v": 3}) == [[], [[LAG, LAG]]]
     assert caplog.records == []
     reader.remove()
     assert not (base / "readers").exists()

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.listener import (
 )
 
 from spark_ssp import InvalidOptionsError, UnsupportedError, publish_metrics, serve_live_page
+from spark_ssp.common.spark.reader_status import ReaderStatus
 from spark_ssp.operations.metrics.catalogue import Metric
 from spark_ssp.operations.metrics.readings import MetricsPublisher, Output, QueryStates
 from spark_ssp.operations.progress import ProgressListener, Statuses, StatusPoller
@@ -262,14 +263,15 @@ def test_a_failing_output_warns_once_and_the_others_go_on(
 def test_before_pyspark_4_2_the_status_follows_from_a_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A report then repeats the end offset; the status comes by a read that Spark plans."""
+    """A report then repeats the end offset; the status comes by a read that Spark plans. The batch
+    that runs has been planned meanwhile: its records are not committed."""
     end = end_offset(1)
     fetched = threading.Event()
 
-    def statuses(session: object, progress: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    def statuses(session: object, progress: dict[str, Any]) -> list[list[ReaderStatus]]:
         assert json.loads(progress["sources"][0]["endOffset"]) == end
         assert threading.current_thread() is not threading.main_thread()
-        return [[status({0: 9})]]
+        return [[ReaderStatus(newest=status({0: 0}), at_end=status({0: 9}))]]
 
     monkeypatch.setattr("spark_ssp.operations.progress.source_statuses", statuses)
     states = QueryStates(series=1)
