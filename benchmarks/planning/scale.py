@@ -271,7 +271,7 @@ def drivers_table() -> list[str]:
                     f"{found.agent_ms:,.0f} ms/s" if found.has_leases else "no leases",
                 )
             )
-    heading = ("shards", "trigger", "streams", "drivers", "shards a driver", "binds")
+    heading = ("shards", "trigger", "streams", "drivers", "shards a driver", "limit")
     return _table((*heading, "planning a trigger", "offsets kept", "agent's CPU"), rows)
 
 

@@ -13,6 +13,8 @@ SOURCE = {
     "startingPosition": "trim_horizon",
     # The driver merges: its memory holds the newest change of each key of a batch.
     "maxRecordsPerTrigger": "100000",
+    # PySpark 4.0 and 4.1 allow a limit only with this, and not with availableNow or once.
+    "trigger": "processingTime",
 }
 # One for each checkpoint: the table remembers the last batch that was merged under this name.
 APPLICATION = "plane-changes-1"

@@ -19,3 +19,8 @@ def test_every_suite_is_there_and_has_a_defect_that_it_must_find() -> None:
     for suite in SUITES.values():
         for path in suite:
             assert (ROOT / path).exists()
+
+
+def test_the_guide_has_their_number() -> None:
+    guide = (ROOT / "docs" / "guide" / "evidence.md").read_text(encoding="utf-8")
+    assert f"| {len(DEFECTS)} defects planted into" in guide
