@@ -254,9 +254,11 @@ class BatchPlanner:
             grouping,
             earliest=earliest | {ssp: at for ssp, at in answers.items() if at is not None},
             selection=self._options.selection,
+            dropped=dropped,
             stored=self._stored(),
         )
         report_data_loss(batch.losses, fail=self._options.fail_on_data_loss)
+        self.losses += len(batch.losses)
         return self._ranges(batch.start, batch.end)
 
     def _ranges(self, start: Offset, end: Offset) -> tuple[TaskRange, ...]:

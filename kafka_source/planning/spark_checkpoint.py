@@ -12,7 +12,7 @@ changed to this source.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -124,13 +124,16 @@ def to_batch(
     *,
     earliest: Mapping[SystemStreamPartition, int],
     selection: Selection | None = None,
+    dropped: Collection[StreamName] = (),
     stored: TaskAssignment = NO_ASSIGNMENT,
 ) -> PlannedBatch:
     """Return the batch from `start` to `end`, each of this source or of Spark's.
 
     As in Spark, a partition that is new in a batch starts at its oldest record. `earliest` has that
     offset for `new_partitions_in_batch`; a missing partition no longer exists. The caller raises or
-    logs the losses. `stored` is as for `to_start_offset`.
+    logs the losses, among them those that the two offsets show: Spark's source logs a batch before
+    it fails because of these. Topics in `dropped` have none of them. `stored` is as for
+    `to_start_offset`.
 
     Raises IncompatibleStateError if the batch is unknown: the first one of Spark's source, whose
     start is stored in a file that only that source reads, and a batch of Spark's source after one
@@ -141,8 +144,11 @@ def to_batch(
         return PlannedBatch(start=first, end=end)
     if isinstance(start, Offset):
         raise _first_batch() if start == BEFORE_FIRST_BATCH else _mixed()
-    explicit_starts: dict[SystemStreamPartition, int] = {}
-    losses: list[DataLoss] = []
+    losses = list(_losses_between(first.positions, end.positions, dropped))
+    # As in Spark, nothing is read from a partition that ends before its start.
+    explicit_starts = {
+        ssp: stop for ssp, stop in end.positions.items() if stop < first.positions.get(ssp, 0)
+    }
     expanded = topics_read_whole(first, selection)
     for ssp in new_partitions_in_batch(start, end):
         oldest, position = earliest.get(ssp), end.positions[ssp]
@@ -153,6 +159,36 @@ def to_batch(
     return PlannedBatch(
         start=first, end=_offset(end.positions, explicit_starts, assignment), losses=tuple(losses)
     )
+
+
+def _losses_between(
+    start: Positions, end: Positions, dropped: Collection[StreamName]
+) -> Iterator[DataLoss]:
+    """Yield the losses that the two offsets of Spark's source show."""
+    kept = {ssp.stream for ssp in end}
+    found = "a batch that Spark's Kafka source had planned without it"
+    for topic in sorted({ssp.stream for ssp in start} - kept - set(dropped)):
+        yield DataLoss(
+            subject=f"topic {topic}",
+            found=found,
+            expected="every topic of the checkpoint",
+            unread=topic,
+        )
+    for ssp in sorted(one for one in start if one.stream in kept - set(dropped)):
+        subject = f"partition {kafka_name(ssp)}"
+        position, stop = start[ssp], end.get(ssp)
+        if stop is None:
+            yield DataLoss(
+                subject=subject, found=found, expected="every partition of the checkpoint"
+            )
+        elif stop < position:
+            yield DataLoss(
+                subject=subject,
+                found=f"an end at {stop}, before the position {position}, in a batch that Spark's "
+                "Kafka source had planned: the log was truncated, or the topic was deleted and "
+                "created again",
+                expected=f"an end at {position} or after it",
+            )
 
 
 def _expired_start(ssp: SystemStreamPartition, oldest: int | None) -> DataLoss:

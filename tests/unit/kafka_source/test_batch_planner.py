@@ -677,6 +677,37 @@ def test_a_new_partition_of_sparks_batch_is_deleted_only_if_no_answer_has_it(
     assert query.time.slept == [1.0] * 4
 
 
+@pytest.mark.parametrize(
+    ("begin", "end", "lost"),
+    [
+        ({"orders": 5, "clicks": 9}, {"orders": 6}, "topic clicks"),
+        ({"orders": 5, "clicks": 9}, {"orders": 6, "clicks": 2}, "partition clicks-0"),
+    ],
+)
+def test_what_sparks_source_reported_as_lost_is_reported_again(
+    kafka: FakeKafka, begin: dict[str, int], end: dict[str, int], lost: str
+) -> None:
+    """Spark's source logs a batch before it fails because of its losses."""
+    start, stop = (
+        SparkOffset(positions={ssp(topic, 0): at for topic, at in sorted(positions.items())})
+        for positions in (begin, end)
+    )
+    with pytest.raises(DataLossError) as caught:
+        FakeQuery(kafka, _from_spark()).planner.ranges(start, stop)
+    assert caught.value.subject == lost
+    for tolerant in (_from_spark(failOnDataLoss="false"), _from_spark(dropTopics="clicks")):
+        (task,) = FakeQuery(kafka, tolerant).planner.ranges(start, stop)
+        assert [(part.ssp, part.start, part.end) for part in task.partitions] == [
+            (ssp("orders", 0), 5, 6)
+        ]
+
+
+def _from_spark(**changed: str) -> KafkaOptions:
+    """Return options as they were those of Spark's source."""
+    given = {"kafka.bootstrap.servers": "broker:9092", "subscribePattern": "orders|clicks"}
+    return parse_options(given | changed)
+
+
 def test_planned_batches_of_ours_need_no_broker(kafka: FakeKafka) -> None:
     kafka.fill("orders", 5, 5)
     query = FakeQuery(kafka)

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.errors import DataLossError, IncompatibleStateError
-from spark_ssp.grouping.assignment import NO_ASSIGNMENT
-from spark_ssp.grouping.fixed_tasks import PartitionCountError
-from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.grouping.assignment import NO_ASSIGNMENT, GroupBySystemStreamPartition
+from spark_ssp.grouping.fixed_tasks import FixedTasks, OnPartitionCountChange, PartitionCountError
+from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, decode, encode
 from spark_ssp.kafka_source.model.ranges import plan_ranges
 from spark_ssp.kafka_source.model.topic import Assign, Selection, Subscribe, TopicId
 from spark_ssp.kafka_source.planning.spark_checkpoint import (
+    PlannedBatch,
     SparkOffset,
     decode_any,
     new_partitions_in_batch,
@@ -32,6 +33,19 @@ C0 = ssp("clicks", 0)
 
 # As Spark 4 writes it: no blanks, topics and partitions in the order of a hash map.
 TEXT = '{"orders":{"1":9,"0":23},"clicks":{"0":5}}'
+
+
+BY_SSP = FixedTasks(
+    grouper=GroupBySystemStreamPartition(), on_count_change=OnPartitionCountChange.REGROUP
+)
+
+
+def ranges_of(batch: PlannedBatch) -> list[tuple[SystemStreamPartition, int, int]]:
+    return [
+        (one.ssp, one.start, one.end)
+        for task in plan_ranges(batch.start, batch.end)
+        for one in task.partitions
+    ]
 
 
 def spark(text: str) -> SparkOffset:
@@ -221,6 +235,27 @@ def test_lost_records_of_new_partitions_are_reported() -> None:
         ("partition orders-3", "the partition deleted"),
     ]
     assert batch.end.explicit_starts == {C0: 9, O1: 2, O2: 3, O3: 7}
+
+
+def test_partitions_that_sparks_batch_lacks_are_reported() -> None:
+    start = spark('{"orders":{"0":5,"1":5},"clicks":{"0":9,"1":9},"views":{"0":3}}')
+    end = spark('{"orders":{"0":6}}')
+    batch = to_batch(start, end, BY_SSP, earliest={}, dropped={StreamName("views")})
+    assert [(loss.subject, loss.unread) for loss in batch.losses] == [
+        ("topic clicks", "clicks"),
+        ("partition orders-1", None),
+    ]
+    assert ranges_of(batch) == [(O0, 5, 6)]
+
+
+def test_an_end_before_its_start_is_reported_and_nothing_is_read() -> None:
+    start = spark('{"orders":{"0":10,"1":5},"clicks":{"0":9}}')
+    end = spark('{"orders":{"0":4,"1":7},"clicks":{"0":2}}')
+    batch = to_batch(start, end, BY_PARTITION, earliest={}, dropped={StreamName("clicks")})
+    (loss,) = batch.losses
+    assert (loss.subject, loss.expected) == ("partition orders-0", "an end at 10 or after it")
+    assert "an end at 4" in loss.found
+    assert ranges_of(batch) == [(O1, 5, 7)]
 
 
 @pytest.mark.parametrize(
