@@ -317,7 +317,8 @@ class BatchPlanner:
         moved = positions_in(offset, topics)
         wrong = self._fetcher.confirm(
             lambda: different_offsets(
-                moved, self._service.list_offsets(moved.keys(), LogicalOffset.LATEST)
+                moved,
+                self._service.list_offsets(moved.keys(), LogicalOffset.LATEST, uncommitted=True),
             ),
             lambda differences: differences,
         )
@@ -807,7 +808,8 @@ def _find_ends(
     ends = _log_ends(context)
     beyond = {ssp: at for ssp, at in requested.items() if at is not None and at > ends[ssp]}
     doubtful = {ssp: at for ssp, at in beyond.items() if ssp not in held}
-    ends |= _confirmed_ends(doubtful, fetcher, service)
+    for ssp, end in _confirmed_ends(doubtful, fetcher, service).items():
+        ends[ssp] = max(ends[ssp], end)  # a start after an open transaction is an end as well
     losses = [
         DataLoss(
             subject=f"partition {kafka_name(ssp)}",

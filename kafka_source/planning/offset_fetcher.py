@@ -7,7 +7,8 @@ One fetch requests, in this order:
 2. the earliest offsets: of new partitions, and of all partitions whenever the topics are
    requested, so that records lost to retention are detected before a task meets the gap, and no
    limit is spent on it. In between, the task that meets a gap reports it, as with Spark's source;
-3. the ends, newest partitions first;
+3. the ends, newest partitions first; with read_committed, also those of whole logs where an end is
+   before the position;
 4. the offsets of a start by time, in a query's first fetch.
 
 An answer that means a loss or a missing topic is confirmed by `fetchOffset.numRetries` fetches in a
@@ -32,6 +33,7 @@ from spark_ssp.grouping.identifiers import StreamName, SystemStreamPartition
 from spark_ssp.kafka_source.client.api import KafkaService, OffsetSpec
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset, Positions
 from spark_ssp.kafka_source.model.topic import (
+    IsolationLevel,
     LogicalOffset,
     NoMatch,
     Subscribe,
@@ -246,6 +248,11 @@ class OffsetFetcher:
         first = self._is_first(start)
         bounds = bounds_by_partition(self._options.start, partitions) if first else {}
         ends = self._ends(partitions, known, recreated, first=first)
+        if self._options.isolation_level is IsolationLevel.READ_COMMITTED:
+            named = {ssp: at for ssp, at in bounds.items() if isinstance(at, int)}
+            positions = {**named, **self._starts_of(start), **start.positions}
+            valid = {ssp: at for ssp, at in positions.items() if ssp.stream not in recreated}
+            ends = self._beyond_transactions(ends, valid)
         # After the ends: a partition without a record at its start time begins at its end, before
         # any record that comes in between.
         times = self._offsets_at(times_in(bounds))
@@ -372,6 +379,21 @@ class OffsetFetcher:
         ends |= self._listed(generations[1:])
         self._frozen = replace(frozen, ends=ends)
         return ends
+
+    def _beyond_transactions(self, ends: Offsets, positions: Positions) -> Offsets:
+        """Return the ends that read_committed has listed, but each that is before its position at
+        the position, if the whole log reaches it, or else at the end of that: a query that has read
+        uncommitted records waits after the start of an open transaction."""
+        behind = {
+            ssp: end for ssp, end in ends.items() if end is not None and end < positions.get(ssp, 0)
+        }
+        if not behind:
+            return ends
+        whole = self._service.list_offsets(behind, LogicalOffset.LATEST, uncommitted=True)
+        moved = {
+            ssp: max(end, min(positions[ssp], whole.get(ssp) or 0)) for ssp, end in behind.items()
+        }
+        return {**ends, **moved}
 
     def _ends_together(self, generations: Sequence[Partitions]) -> Offsets:
         """Return the ends; for aligned batches listed at about one time. While the leader of some

@@ -185,8 +185,8 @@ def _losses_between(
             yield DataLoss(
                 subject=subject,
                 found=f"an end at {stop}, before the position {position}, in a batch that Spark's "
-                "Kafka source had planned: the log was truncated, or the topic was deleted and "
-                "created again",
+                "Kafka source had planned: the log was truncated, the topic was deleted and "
+                "created again, or an open transaction held back its committed records",
                 expected=f"an end at {position} or after it",
             )
 

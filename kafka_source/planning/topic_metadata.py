@@ -50,7 +50,8 @@ from spark_ssp.kafka_source.planning.data_loss import DataLoss
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionOffsets:
     """One partition's log: the offset of its oldest record, None if it was not requested, and its
-    end: the offset after the newest record or, with read_committed, the last stable offset."""
+    end: the offset after the newest record. With read_committed the end is the last stable offset,
+    or the position if only an open transaction is before it."""
 
     earliest: int | None = None
     end: int
@@ -293,8 +294,7 @@ def _ends_before(ssp: SystemStreamPartition, position: int, end: int) -> DataLos
     return DataLoss(
         subject=f"partition {kafka_name(ssp)}",
         found=f"an end at {end}, before the position {position}: the log was truncated, or the "
-        "topic was deleted and created again, or it is the last stable offset of read_committed, "
-        "before a transaction that is still open",
+        "topic was deleted and created again",
         expected=f"an end at {position} or after it",
     )
 

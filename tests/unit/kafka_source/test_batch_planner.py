@@ -583,14 +583,90 @@ def test_a_topic_created_again_with_another_count_is_named_as_another(
         query.batch()
 
 
-def test_a_position_behind_an_open_transaction_is_explained(kafka: FakeKafka) -> None:
+# --- Open transactions ----------------------------------------------------------------------------
+
+
+def _committed(**changed: str) -> KafkaOptions:
+    return kafka_options(kafka_isolation_level="read_committed", **changed)
+
+
+@pytest.fixture
+def held(kafka: FakeKafka) -> FakeQuery:
+    """A query that read all records, two of an open transaction among them, and is to read
+    committed ones."""
     kafka.fill("orders", 5, 5)
     query = FakeQuery(kafka)
     query.batch()
     kafka.isolation = IsolationLevel.READ_COMMITTED
     kafka.log(ssp("orders", 0)).open_since = 3
-    with pytest.raises(DataLossError, match=r"an end at 3.*a transaction that is still open"):
-        query.batch()
+    query.restart(_committed())
+    return query
+
+
+@pytest.mark.parametrize("changed", [{}, {"failOnDataLoss": "false"}])
+@pytest.mark.parametrize("to_latest", [False, True])
+def test_a_position_after_an_open_transaction_waits_for_its_end(
+    kafka: FakeKafka, held: FakeQuery, changed: dict[str, str], to_latest: bool
+) -> None:
+    held.restart(_committed(**changed))
+    if to_latest:
+        held.planner.stop_at_latest()
+    kafka.fill("orders", 2, 1)
+    assert held.counts() == ([] if to_latest else [1])
+    assert held.planner.losses == 0
+    assert not held.time.slept
+    held.restart()
+    kafka.log(ssp("orders", 0)).open_since = 6
+    assert [read for read in held.batch() or [] if read[1] == ssp("orders", 0)] == [
+        ("Partition 0", ssp("orders", 0), 5, 6)
+    ]
+    kafka.log(ssp("orders", 0)).open_since = None
+    assert sum(held.counts()) == 1
+    kafka.calls.clear()
+    held.batch()
+    assert kafka.calls.count("offsets latest") == 1
+
+
+def test_what_waits_for_a_transaction_takes_no_share_of_a_limit(
+    kafka: FakeKafka, held: FakeQuery
+) -> None:
+    _put_times(kafka, 0, range(20))
+    _put_times(kafka, 1, range(20))
+    for options in (
+        _committed(maxOffsetsPerTrigger="4"),
+        _committed(maxOffsetsPerTrigger="4", alignBatches="true"),
+    ):
+        held.restart(options)
+        (read,) = held.batch() or []
+        assert read[1] == ssp("orders", 1)
+        assert 3 <= read[3] - read[2] <= 4
+
+
+@pytest.mark.parametrize(("options", "start"), [({}, None), ({"failOnDataLoss": "false"}, 4)])
+def test_a_log_that_was_truncated_is_lost_despite_an_open_transaction(
+    kafka: FakeKafka, held: FakeQuery, options: dict[str, str], start: int | None
+) -> None:
+    """The query reads on at the end of the whole log, after what it has read before."""
+    del kafka.log(ssp("orders", 0)).records[4:]
+    held.restart(_committed(**options))
+    if start is None:
+        with pytest.raises(DataLossError, match="an end at 4, before the position 5"):
+            held.batch()
+        return
+    assert held.batch() == []
+    assert held.offset.positions[ssp("orders", 0)] == start
+
+
+def test_a_first_batch_starts_after_an_open_transaction_if_the_options_do(
+    kafka: FakeKafka,
+) -> None:
+    kafka.fill("orders", 5, 5)
+    kafka.isolation = IsolationLevel.READ_COMMITTED
+    kafka.log(ssp("orders", 0)).open_since = 3
+    query = FakeQuery(kafka, _committed(startingOffsets='{"orders": {"0": 4, "1": 0}}'))
+    assert query.counts() == [5]
+    kafka.log(ssp("orders", 0)).open_since = None
+    assert query.batch() == [("Partition 0", ssp("orders", 0), 4, 5)]
 
 
 # --- Checkpoints of Spark's own source ------------------------------------------------------------

@@ -236,6 +236,20 @@ def test_a_start_does_not_move_to_an_open_transaction(
     assert first_range(open_kafka, options | {"failOnDataLoss": fail}, commit) == expected
 
 
+@pytest.mark.parametrize("fail", ["true", "false"])
+@pytest.mark.parametrize("ends", [{}, {"endingOffsets": '{"orders": {"0": 12, "1": 2}}'}])
+def test_a_start_after_an_open_transaction_reads_nothing_before_it(
+    open_kafka: FakeKafka, ends: dict[str, str], fail: str
+) -> None:
+    """Only an end that no transaction holds back is a loss."""
+    start = {"startingOffsets": '{"orders": {"0": 10, "1": 0}}', "failOnDataLoss": fail}
+    if ends and fail == "true":
+        with pytest.raises(DataLossError, match="an end at 10, before the requested end 12"):
+            first_range(open_kafka, start | ends)
+    else:
+        assert first_range(open_kafka, start | ends) is None
+
+
 def test_a_start_after_its_end_is_an_error_despite_an_open_transaction(
     open_kafka: FakeKafka,
 ) -> None:

@@ -7,7 +7,7 @@ import pytest
 from spark_ssp.common.errors import DataLossError, IncompatibleStateError
 from spark_ssp.grouping.fixed_tasks import PartitionCountError
 from spark_ssp.kafka_source.model.offset import BEFORE_FIRST_BATCH, Offset
-from spark_ssp.kafka_source.model.topic import LogicalOffset
+from spark_ssp.kafka_source.model.topic import IsolationLevel, LogicalOffset
 from spark_ssp.kafka_source.options.parse import parse_options
 from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.kafka_source.planning.spark_checkpoint import decode_any
@@ -173,6 +173,22 @@ def test_an_accepted_id_with_nothing_new_to_read_is_recorded(kafka: FakeKafka) -
     assert query.batch() == []
     query.restart()
     assert query.batch() is None
+
+
+def test_an_accepted_topic_may_have_a_transaction_open_before_the_position(
+    kafka: FakeKafka,
+) -> None:
+    kafka.fill("orders", 5, 5)
+    query = FakeQuery(kafka)
+    query.batch()
+    query.kafka = copy = moved_to(2, 7, 5)
+    copy.isolation = IsolationLevel.READ_COMMITTED
+    copy.log(ssp("orders", 0)).open_since = 3
+    options = {"acceptTopicIds": '{"orders": "id-2"}', "kafka_isolation_level": "read_committed"}
+    query.restart(kafka_options(**options))
+    assert query.batch() == []
+    copy.log(ssp("orders", 0)).open_since = None
+    assert query.counts() == [2]
 
 
 @pytest.mark.parametrize(
