@@ -455,14 +455,17 @@ class BatchPlanner:
         _log.log(level, "%s", _describe_aligned(aligned, unread))
 
     def _update_lag(self, context: BatchContext, positions: Positions) -> None:
-        """Keep the offsets behind `positions`. How far a missing partition reaches is unknown."""
+        """Keep the offsets behind `positions`, those of open transactions and behind them included.
+        How far a missing partition reaches is unknown."""
+        whole = self._fetcher.whole_ends(context.partitions)
         self._lag = {}
         for ssp in context.assigned:
             self._lag.setdefault(ssp.stream, {})[ssp.partition] = None
         for ssp in context.partitions:
             log = offsets_of(context.metadata, ssp)
             position = positions.get(ssp, log.earliest or 0)
-            self._lag[ssp.stream][ssp.partition] = max(0, log.end - position)
+            end = max(log.end, whole.get(ssp) or 0)
+            self._lag[ssp.stream][ssp.partition] = max(0, end - position)
 
 
 def describe_topics(partitions: Iterable[SystemStreamPartition]) -> str:

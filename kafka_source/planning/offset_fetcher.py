@@ -135,6 +135,9 @@ class OffsetFetcher:
         self._denied: AccessError | None = None
         self._listing_s = 0.0
         """The time that the last listing of ends took."""
+        self._whole: Offsets = {}
+        self._whole_at: float | None = None
+        """The time of the request for the topics after which `_whole` was requested."""
         self._confirmed: frozenset[str] = frozenset()
         """The answers that the last fetch left unconfirmed, after all attempts."""
         self._selection_confirmed = False
@@ -184,6 +187,24 @@ class OffsetFetcher:
     @property
     def frozen(self) -> bool:
         return self._frozen is not None
+
+    def whole_ends(self, partitions: Partitions) -> Offsets:
+        """Return the ends of whole logs with read_committed, which otherwise lists those before
+        open transactions. They are requested once after each request for the topics; in a run that
+        stops at the latest offsets, only after the first. A failure leaves the former ones."""
+        is_due = self._whole_at is None or (
+            self._frozen is None and self._whole_at != self._described_at
+        )
+        is_needed = self._options.isolation_level is IsolationLevel.READ_COMMITTED
+        if is_due and is_needed and partitions:
+            self._whole_at = self._described_at
+            try:
+                self._whole = self._service.list_offsets(
+                    partitions, LogicalOffset.LATEST, uncommitted=True
+                )
+            except ServiceUnavailableError as error:
+                _log.warning("could not list the ends for the lag: %s", Detail(error))
+        return self._whole
 
     def confirm(self, request: Callable[[], T], doubts: Callable[[T], Collection[str]]) -> T:
         """Repeat a request until its answer has no `doubts`, and return the answer: after all

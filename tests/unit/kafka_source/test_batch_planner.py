@@ -43,6 +43,10 @@ def store(tmp_path: Path) -> AssignmentStore:
     return open_assignment_store(f"file://{tmp_path}/assignment")
 
 
+def _committed(**changed: str) -> KafkaOptions:
+    return kafka_options(kafka_isolation_level="read_committed", **changed)
+
+
 # --- How much -------------------------------------------------------------------------------------
 
 
@@ -546,6 +550,59 @@ def test_the_lag_of_a_delayed_batch_is_that_of_its_start(recreated: bool, unread
     assert query.planner.lag() == {"orders": {0: unread}}
 
 
+def test_records_behind_an_open_transaction_count_for_the_lag(kafka: FakeKafka) -> None:
+    """Also those behind it that are committed. Asked for with the topics only."""
+    kafka.isolation = IsolationLevel.READ_COMMITTED
+    kafka.fill("orders", 9, 3)
+    kafka.log(ssp("orders", 0)).open_since = 4
+    query = FakeQuery(kafka, _committed())
+    assert query.counts() == [7]
+    assert query.planner.lag() == {"orders": {0: 5, 1: 0}}
+    kafka.fill("orders", 6, 2)
+    kafka.calls.clear()
+    assert query.counts() == [2]
+    assert query.planner.lag() == {"orders": {0: 5, 1: 0}}
+    assert set(kafka.calls) == {"offsets latest"}
+    assert len(kafka.calls) == 2
+    query.pass_time()
+    assert query.batch() is None
+    assert query.planner.lag() == {"orders": {0: 11, 1: 0}}
+    kafka.log(ssp("orders", 0)).open_since = None
+    assert query.counts() == [11]
+    assert query.planner.lag() == {"orders": {0: 0, 1: 0}}
+
+
+def test_the_lag_of_available_now_is_that_of_its_start(kafka: FakeKafka) -> None:
+    kafka.isolation = IsolationLevel.READ_COMMITTED
+    kafka.fill("orders", 9, 3)
+    kafka.log(ssp("orders", 0)).open_since = 4
+    query = FakeQuery(kafka, _committed(maxOffsetsPerTrigger="5"))
+    query.planner.stop_at_latest()
+    query.batch()
+    kafka.fill("orders", 6, 2)
+    query.pass_time()
+    query.counts()
+    assert query.planner.lag() == {"orders": {0: 5, 1: 0}}
+
+
+def test_ends_that_only_the_lag_needs_are_not_required(
+    kafka: FakeKafka, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka.isolation = IsolationLevel.READ_COMMITTED
+    kafka.fill("orders", 9, 3)
+    kafka.log(ssp("orders", 0)).open_since = 4
+    query = FakeQuery(kafka, _committed())
+    away = ServiceUnavailableError("orders-0", found="no leader", expected="one", next_step="wait")
+    kafka.faults += [None, None, None, away]
+    assert query.counts() == [7]
+    assert query.planner.lag() == {"orders": {0: 0, 1: 0}}
+    (message,) = caplog.messages
+    assert "orders-0" in message
+    query.pass_time()
+    assert query.batch() is None
+    assert query.planner.lag() == {"orders": {0: 5, 1: 0}}
+
+
 # --- Losses ---------------------------------------------------------------------------------------
 
 
@@ -584,10 +641,6 @@ def test_a_topic_created_again_with_another_count_is_named_as_another(
 
 
 # --- Open transactions ----------------------------------------------------------------------------
-
-
-def _committed(**changed: str) -> KafkaOptions:
-    return kafka_options(kafka_isolation_level="read_committed", **changed)
 
 
 @pytest.fixture
