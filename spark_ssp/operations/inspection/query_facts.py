@@ -16,6 +16,7 @@ from spark_ssp.common.errors import SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.kafka_source.client.admin_client import connect
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
+from spark_ssp.kafka_source.model.topic import IsolationLevel
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.operations.health import Finding, Limits, Part, Query, Verdict, unknown, unreadable
@@ -129,9 +130,10 @@ def _read_source(
     if not around.kafka:
         reason = f"{_no_delay(source)}no brokers were named"
         return [], [unknown(reason, "give --bootstrap-servers")]
-    topics = sorted({ssp.stream for ssp in newest.positions})
+    options = topic_options(sorted({ssp.stream for ssp in newest.positions}), around.kafka)
     return kafka_parts(
-        connect(topic_options(topics, around.kafka)),
+        # With read_committed, a log would end at an open transaction.
+        connect(replace(options, isolation_level=IsolationLevel.READ_UNCOMMITTED)),
         source,
         earlier,
         retention_ms=around.kafka_retention_ms,

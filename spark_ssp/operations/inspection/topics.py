@@ -88,12 +88,13 @@ def describe_topics(
 def latest_offsets(
     partitions: Iterable[SystemStreamPartition], options: Mapping[str, str]
 ) -> dict[SystemStreamPartition, int]:
-    """Return the offset after the newest record of each partition that has a leader."""
+    """Return the offset after the newest record of each partition that has a leader, with any
+    isolation level: an open transaction is no end of a log."""
     wanted = sorted(partitions)
     if not wanted:
         return {}
     parsed = topic_options(sorted({ssp.stream for ssp in wanted}), options)
-    found = connect(parsed).list_offsets(wanted, LogicalOffset.LATEST)
+    found = connect(parsed).list_offsets(wanted, LogicalOffset.LATEST, uncommitted=True)
     return {ssp: offset for ssp, offset in found.items() if offset is not None}
 
 

@@ -14,11 +14,13 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from spark_ssp.common.options.endpoints import ConnectionOptions
+from spark_ssp.kafka_source.options.values import KafkaOptions
 from spark_ssp.operations.commands.status import EXIT_CODES
 from spark_ssp.operations.health import Verdict
 from spark_ssp.operations.inspection.checkpoint_folder import open_folder
 from tests.architecture.layers import ROOT
 from tests.support.fakes.kafka_fake import FakeKafka
+from tests.support.kafka.partitions import ssp
 from tests.support.kafka.topics import Record
 from tests.support.operations.checkpoints import WrittenCheckpoint
 from tests.support.operations.command import run
@@ -85,6 +87,31 @@ def test_the_delay_of_partitions(
     assert "orders-1 is " in text.out
     assert "(1 offsets)" in text.out
     assert "s3cr3t" not in found.out + text.out
+
+
+@pytest.mark.parametrize("since", [7, 5])
+def test_an_open_transaction_is_no_end_of_a_log(
+    checkpoint: WrittenCheckpoint, monkeypatch: pytest.MonkeyPatch, since: int
+) -> None:
+    """With the options of a query of committed records, at the transaction or after its start."""
+
+    def connect(options: KafkaOptions) -> FakeKafka:
+        kafka = FakeKafka(options.isolation_level)
+        kafka.create(2, name="orders")
+        kafka.fill("orders", 7, 7)
+        kafka.put("orders", [Record(value=b"", partition=1, time_ms=NOW - 40 * 60_000)])
+        kafka.log(ssp("orders", 1)).open_since = since
+        return kafka
+
+    monkeypatch.setattr("spark_ssp.operations.inspection.query_facts.connect", connect)
+    found = run(
+        *("status", str(checkpoint.path), "--json", "--stuck-after=2h"),
+        *("--bootstrap-servers=localhost:9092", "--property=kafka.isolation.level=read_committed"),
+        now_ms=NOW,
+    )
+    (query,) = found.document()["queries"]
+    assert (found.code, query["committedDelay"]["offsets"]) == (1, 1)
+    assert [finding["verdict"] for finding in query["findings"]] == ["BEHIND"]
 
 
 def test_a_query_is_judged_as_it_is_when_it_is_measured(
