@@ -77,7 +77,8 @@ class KafkaSystem:
     `replication_factor` and `topic_config` apply to topics created here; the default is the
     brokers'. A topic that fills tables keeps all its records, despite any retention in
     `topic_config`, since a stage that is added later reads it from its first record.
-    `table_topic_config` overrides both for topics that only fill tables, and may enable compaction.
+    `table_topic_config` overrides both for topics that only fill tables, without a function that
+    keeps state, and may enable compaction.
 
     Raises InvalidOptionsError if options name topics, set repeat headers or regroup, or enable
     compaction of a topic of events; the first call raises for other invalid options. `timeout_s`

@@ -33,8 +33,10 @@ from spark_ssp.planner.graph.operators import (
     SendToTable,
     SideInput,
     Source,
+    StateKind,
     StreamId,
     TableName,
+    Transform,
     by_name,
     consumers,
     reached,
@@ -222,9 +224,13 @@ def _passed(
 
 
 def uses(graph: Graph) -> dict[StreamId, StreamUse]:
-    """Return the purpose of each intermediate stream, within the stages that read it."""
+    """Return the purpose of each intermediate stream, within the stages that read it. A function
+    with state needs every record, also on the way to a table."""
     fills = _leading_to(graph, SendToTable, SideInput)
-    carries = _leading_to(graph, Join, JoinTable, Output, PartitionBy)
+    stateful = [
+        o for o in graph.operators if isinstance(o, Transform) and o.state is not StateKind.NONE
+    ]
+    carries = _leading_to(graph, Join, JoinTable, Output, PartitionBy) | _before(graph, stateful)
     found: dict[StreamId, StreamUse] = {}
     for operator in graph.operators:
         if isinstance(operator, PartitionBy):
@@ -243,12 +249,16 @@ def side_inputs(graph: Graph) -> frozenset[StreamId]:
 
 def _leading_to(graph: Graph, *kinds: type[Operator]) -> frozenset[OperatorName]:
     """Return operators whose rows reach one of these kinds before a repartition."""
+    return _before(graph, [o for o in graph.operators if isinstance(o, kinds)])
+
+
+def _before(graph: Graph, ends: Iterable[Operator]) -> frozenset[OperatorName]:
+    """Return operators whose rows reach one of `ends` before a repartition."""
     named = by_name(graph)
 
     def back(name: OperatorName) -> tuple[OperatorName, ...]:
         return () if isinstance(named[name], PartitionBy) else upstreams(named[name])
 
-    ends = [operator for operator in graph.operators if isinstance(operator, kinds)]
     return frozenset(reached([name for end in ends for name in upstreams(end)], back))
 
 

@@ -24,7 +24,7 @@ from spark_ssp.planner.graph.operators import SystemKind
 from spark_ssp.planner.graph.systems import StreamUse, UnknownSystemError
 from spark_ssp.planner.planning.plan_history import PlanConflictError
 from tests.support.fakes.pipeline_services import MemorySystem
-from tests.support.pipelines.examples import stream_id
+from tests.support.pipelines.examples import same, stream_id
 
 MADE = "delays-flights-by-carrier"
 
@@ -68,6 +68,9 @@ def test_streams_are_created_for_what_they_are_read_for(pipeline: Pipeline) -> N
     sent.output("kafka", "out")
     joined = b.partition_by("k", name="joined").join_table(t)
     joined.partition_by("k", name="events").join_table(u).output("kafka", "more")
+    for name, state in (("mapped", "none"), ("counted", "shuffled")):
+        rows = a.partition_by("k", name=name).filter("k is not null")
+        rows.transform(same, state=state).transform(same).send_to_table(u)
     kafka = _kafka(out=1, more=1, carriers=3)
     pipeline.plan(_services(kafka)).apply(_services(kafka))
     assert kafka.uses == {
@@ -75,6 +78,8 @@ def test_streams_are_created_for_what_they_are_read_for(pipeline: Pipeline) -> N
         "p-sent": StreamUse.BOTH,
         "p-joined": StreamUse.EVENTS,
         "p-events": StreamUse.EVENTS,
+        "p-mapped": StreamUse.TABLE,
+        "p-counted": StreamUse.BOTH,
     }
 
 
