@@ -254,8 +254,9 @@ def _other_count(graph: Graph, stream: StreamPlan, now: int | None) -> Problem:
         stream,
         "no such stream" if now is None else _partitions(now),
         f"{stream.partitions} ({count_source(stream.count)}): an existing stream is not altered",
-        "plan again with the count of the stream, or delete it, so that it is created; or give "
-        "the intermediate stream another name with stream=",
+        "plan again with the count of the stream; or, if no stage has run with it and no other "
+        "program uses it, delete it, so that it is created, or give the intermediate stream "
+        "another name with stream=",
     )
 
 

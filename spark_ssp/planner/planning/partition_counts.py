@@ -272,7 +272,7 @@ def find_count_problems(
     context = _Context(graph, agreement, observed, recorded) if disagreements else None
     return (
         *(_disagreement(context, path) for path in disagreements if context is not None),
-        *_wishes_against_facts(graph, agreement, observed),
+        *_wishes_against_facts(graph, agreement, observed, recorded),
         *_unverified(graph, agreement),
         *_undecided(graph, agreement),
     )
@@ -436,19 +436,25 @@ def _all_of(streams: Sequence[StreamId]) -> str:
 
 
 def _made_by(context: _Context, stream: StreamId) -> str | None:
-    """Return the remedy for an intermediate stream. One that exists keeps its count."""
+    """Return the remedy for an intermediate stream, None if there is none. One that exists keeps
+    its count, and the stage of one that was planned before can write no other."""
     for operator in context.graph.operators:
         if isinstance(operator, PartitionBy) and operator.stream == stream:
             wish = f"leave out partitions={operator.partitions}"
             if context.counts[stream].origin is Origin.GIVEN:
                 return f"{wish} of {described(operator)}"
+            if stream in context.recorded:
+                return None
             and_wish = "" if operator.partitions is None else f", and {wish}"
             return f"name another stream for {described(operator)} with stream={and_wish}"
     return None
 
 
 def _wishes_against_facts(
-    graph: Graph, agreement: Agreement, observed: Mapping[StreamId, int | None]
+    graph: Graph,
+    agreement: Agreement,
+    observed: Mapping[StreamId, int | None],
+    recorded: Collection[StreamId],
 ) -> Iterator[Problem]:
     """Yield requested counts that differ from the current and the first count of an existing
     stream, which is never altered. Kinesis streams may have been resharded since."""
@@ -459,12 +465,13 @@ def _wishes_against_facts(
             found = observed.get(operator.stream)
             at_first = agreement.counts[operator.stream].partitions
             if found is not None and operator.partitions not in {found, at_first}:
+                new = operator.stream not in recorded
+                or_another = ", or name a new stream with stream=" if new else ""
                 yield problem_of(
                     operator,
                     f"{operator.stream} with {found} partitions",
                     f"{operator.partitions}, the value of partitions=",
-                    "leave partitions= out, or name a new stream with stream=; an existing stream "
-                    "is never altered",
+                    f"leave partitions= out{or_another}; an existing stream is never altered",
                 )
 
 

@@ -6,11 +6,16 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from spark_ssp.planner import Pipeline, PlanSettings, Services
-from spark_ssp.planner.graph.errors import InvalidPipelineError
+from spark_ssp.planner.graph.errors import (
+    InvalidPipelineError,
+    PartitionCountConflictError,
+    PlanContradictionError,
+)
 from spark_ssp.planner.graph.operators import SystemKind
 from spark_ssp.planner.graph.systems import UnknownSystemError
 from tests.support.fakes.pipeline_services import MemorySystem
@@ -192,6 +197,54 @@ def test_a_stream_that_came_meanwhile_is_planned_again() -> None:
     with pytest.raises(InvalidPipelineError, match="plan again with the count of the stream"):
         plan.apply(services)
     _made().plan(services).apply(services)
+
+
+def test_a_stream_that_grew_since_it_was_planned_is_planned_again(tmp_path: Path) -> None:
+    """Deleting it would lose its records, and its stage could not write another one."""
+    services, root = _services(a=4, out=1), str(tmp_path / "root")
+    plan = _made().plan(services, root=root)
+    plan.apply(services)
+    cast(MemorySystem, services["kafka"]).streams["p-made"] = 8
+    with pytest.raises(InvalidPipelineError) as caught:
+        plan.apply(services)
+    (problem,) = caught.value.problems
+    first, _, otherwise = problem.next_step.partition("; or, ")
+    assert first == "plan again with the count of the stream"
+    assert otherwise.startswith("if no stage has run with it")
+    _made().plan(services, root=root).apply(services)
+
+
+@pytest.mark.parametrize("wish", [None, 5])
+def test_a_stage_that_was_planned_before_is_not_advised_to_write_another_stream(
+    wish: int | None, tmp_path: Path
+) -> None:
+    def pipeline(
+        wish: int | None, *, joined: bool = True, cut: bool = False, stream: str | None = None
+    ) -> Pipeline:
+        pipeline = Pipeline("p")
+        a, b = topics(pipeline, "a", "b")
+        made = a.partition_by("k", name="made", partitions=wish, stream=stream)
+        made.output("kafka", "out")
+        b.output("kafka", "out-b")
+        if joined:
+            there = made.partition_by("k", name="again") if cut else made
+            there.join(b, both).output("kafka", "joined")
+        return pipeline
+
+    services, root = _services(**{"a": 4, "b": 8, "out": 1, "out-b": 1}), str(tmp_path / "root")
+    pipeline(6, joined=False).plan(services, root=root).apply(services)
+    with pytest.raises(PartitionCountConflictError) as caught:
+        pipeline(wish).plan(services, root=root)
+    steps = " ".join(problem.next_step for problem in caught.value.problems)
+    assert "stream=" not in steps
+    with pytest.raises(PlanContradictionError):
+        pipeline(None, stream="new").plan(services, root=root)
+    assert ("leave partitions= out" in steps) == (wish is not None)
+    assert "break the link" in steps
+    pipeline(None, cut=True).plan(services, root=root)
+    assert "agreement=" in steps
+    advise = PlanSettings(agreement="advise")
+    pipeline(None).plan(services, root=root, settings=advise)
 
 
 def test_a_system_that_is_missing_is_given_an_entry() -> None:

@@ -202,7 +202,7 @@ def test_an_existing_stream_of_another_count_is_refused_and_not_altered() -> Non
     assert re.search(rf"stream kafka/{MADE} \(\S*test_planned_pipeline\.py:\d", text)
     assert "found 4 partitions; expected 6 (inferred: as kafka/carriers" in text
     assert "an existing stream is not altered" in text
-    assert "plan again with the count of the stream, or delete it" in text
+    assert "plan again with the count of the stream; or, if no stage has run with it" in text
     assert kafka.streams[MADE] == 4
 
 
