@@ -128,7 +128,7 @@ def count_source(count: Count) -> str:
         case Origin.FOUND:
             return "found"
         case Origin.GIVEN:
-            return "given by partitions="
+            return "given by partitions=" if count.like is None else "given by an earlier plan"
         case Origin.JOINED:
             return f"inferred: as {count.like}, through {', '.join(count.through)}"
         case Origin.CONFIGURED:

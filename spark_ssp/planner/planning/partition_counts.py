@@ -62,7 +62,7 @@ class Origin(StrEnum):
     FOUND = "found"
     """Returned by the service."""
     GIVEN = "given"
-    """Given by the user for this stream."""
+    """Given by the user for this stream; or by an earlier plan, then `like` is the stream."""
     JOINED = "joined"
     """Taken from a linked stream."""
     CONFIGURED = "configured"
@@ -440,12 +440,13 @@ def _made_by(context: _Context, stream: StreamId) -> str | None:
     its count, and the stage of one that was planned before can write no other."""
     for operator in context.graph.operators:
         if isinstance(operator, PartitionBy) and operator.stream == stream:
+            wanted = operator.partitions is not None
             wish = f"leave out partitions={operator.partitions}"
-            if context.counts[stream].origin is Origin.GIVEN:
+            if wanted and context.counts[stream].origin is Origin.GIVEN:
                 return f"{wish} of {described(operator)}"
             if stream in context.recorded:
                 return None
-            and_wish = "" if operator.partitions is None else f", and {wish}"
+            and_wish = f", and {wish}" if wanted else ""
             return f"name another stream for {described(operator)} with stream={and_wish}"
     return None
 

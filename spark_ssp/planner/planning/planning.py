@@ -101,7 +101,8 @@ def make_plan(
     """Return the plan of `graph` for the observed counts (see `systems.observe`).
 
     `recorded` is the plan of an earlier run: a stream whose partitions have multiplied since keeps
-    its tasks. `find_contradictions` checks that the new plan can follow it.
+    its tasks, and a missing intermediate stream its count. `find_contradictions` checks that the
+    new plan can follow it.
 
     Raises InvalidPipelineError for an invalid graph, PartitionCountConflictError with every
     conflict of counts.
@@ -111,7 +112,7 @@ def make_plan(
     before = {s.stream: s.tasks for s in recorded.streams} if recorded is not None else {}
     tasks = {stream: _tasks(observed.get(stream), before.get(stream)) for stream in roles}
     settings = settings or PlanSettings()
-    agreement = _agreement(graph, observed, tasks, settings)
+    agreement = _agreement(graph, observed, tasks, _kept(recorded), settings)
     problems = find_count_problems(
         graph,
         agreement,
@@ -152,13 +153,25 @@ def _tasks(now: int | None, before: int | None) -> int | None:
     return before if before is not None and now is not None and not now % before else now
 
 
+def _kept(recorded: Plan | None) -> dict[StreamId, Count]:
+    """Return the counts with which intermediate streams are created again if they are gone: those
+    that an earlier plan has of them, unless their partitions had multiplied since the first one."""
+    return {
+        s.stream: Count(partitions=s.partitions, origin=Origin.GIVEN, like=s.stream)
+        for s in (() if recorded is None else recorded.streams)
+        if s.role is Role.INTERMEDIATE and s.tasks is not None and s.tasks == s.partitions
+    }
+
+
 def _agreement(
     graph: Graph,
     observed: Mapping[StreamId, int | None],
     tasks: Mapping[StreamId, int | None],
+    kept: Mapping[StreamId, Count],
     settings: PlanSettings,
 ) -> Agreement:
-    """Choose the partition counts. Outputs are not linked, but their counts contribute to the
+    """Choose the partition counts. Streams without a count that are not linked to one with a count
+    have that of an earlier plan, `kept`. Outputs are not linked, but their counts contribute to the
     fallback. Side inputs do not, as in Samza: a table is often read from a topic with many more
     partitions."""
     roles, aside = roles_of(graph), side_inputs(graph)
@@ -175,11 +188,14 @@ def _agreement(
         for stream, role in roles.items()
         if role is not Role.INTERMEDIATE and stream not in aside
     }
+    linked = CoPartitionGraph(graph)
+    known = {stream for group in linked.sets() if group & defined.keys() for stream in group}
+    defined |= {s: kept[s] for s in wishes if s in kept and s not in known | defined.keys()}
     return agree(
         defined,
         assignable=[s for s in wishes if s not in defined],
         unknown=[s for s in roles if roles[s] is Role.INPUT and s not in defined],
-        linked=CoPartitionGraph(graph),
+        linked=linked,
         otherwise=fallback(ends, settings.default_intermediate_partitions),
         required=settings.agreement == PartitionAgreement.REQUIRE,
     )
@@ -382,9 +398,7 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
             subject=f"stream {before.stream}",
             found="no such stream",
             expected=f"{was} partitions",
-            next_step=f"correct its name or its system, {_AFRESH}"
-            if before.role is Role.INPUT
-            else _START,
+            next_step=_to_restore(before, after.count.origin),
         )
     elif is_now % was:
         yield Problem(
@@ -397,6 +411,19 @@ def _of_stream(before: StreamPlan, after: StreamPlan) -> Iterator[Problem]:
             f"state depends on its tasks, expand it to {was * (is_now // was + 1)} partitions "
             "(records written since stay in partitions of other tasks)",
         )
+
+
+def _to_restore(before: StreamPlan, origin: Origin) -> str:
+    """Return the next step for an input or an intermediate stream that is missing. `origin` is that
+    of the count with which it would be created."""
+    if before.role is Role.INPUT:
+        return f"correct its name or its system, {_AFRESH}"
+    if origin is Origin.GIVEN and before.partitions == before.tasks:
+        return (
+            "leave partitions= out, so that it is created as it was, without its unread records; "
+            f"{_AFRESH}"
+        )
+    return _START
 
 
 def _part(stream: StreamPlan) -> str:

@@ -27,7 +27,7 @@ from spark_ssp.planner.graph.operators import (
 )
 from spark_ssp.planner.planning.co_partitioning import CoPartitionGraph, Link
 from spark_ssp.planner.planning.partition_counts import Agreement, Count, Origin, agree
-from spark_ssp.planner.planning.plan import from_text, to_text
+from spark_ssp.planner.planning.plan import Role, from_text, to_text
 from spark_ssp.planner.planning.planning import find_contradictions
 from spark_ssp.planner.planning.stages import order_stages
 from spark_ssp.planner.planning.validation import (
@@ -281,3 +281,26 @@ def test_once_created_the_streams_give_the_same_plan_and_may_multiply(
     assert {s.stream: s.tasks for s in more.plan.streams} == {
         s.stream: s.tasks for s in again.plan.streams
     }
+
+
+@given(pipelines(), st.integers(1, 5), st.sets(st.sampled_from(NAMES)), st.data())
+def test_streams_that_are_gone_are_created_again_as_they_were(
+    drawn: Drawn, factor: int, names: set[str], data: st.DataObject
+) -> None:
+    """Also if others have multiplied meanwhile."""
+    first = _plan(drawn)
+    if first is None:
+        return
+    made = [s for s in first.plan.streams if s.role is Role.INTERMEDIATE]
+    gone = data.draw(st.sets(st.sampled_from(made)) if made else st.just(set()))
+    event(f"gone: {len(gone)}")
+    counts = {
+        str(s.stream): s.partitions * (factor if s.stream.stream in names else 1)
+        for s in first.plan.streams
+        if s.partitions is not None and s not in gone
+    }
+    for recorded in (first.plan, planned(drawn.pipeline, counts, recorded=first.plan).plan):
+        again = planned(drawn.pipeline, counts, recorded=recorded)
+        assert find_contradictions(recorded, again.plan) == ()
+        for stream in gone:
+            assert again.plan.stream(stream.stream).partitions == stream.partitions

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spark_ssp.planner import PartitionCountConflictError, Pipeline, Plan
+from spark_ssp.planner.planning.partition_counts import Count, Origin
+from spark_ssp.planner.planning.plan import from_text, to_text
 from spark_ssp.planner.planning.planning import find_contradictions, find_doubts
 from tests.support.pipelines.examples import both, planned, stream_id, topics
 
@@ -60,6 +62,59 @@ def test_an_intermediate_stream_that_is_gone_has_no_count(expanded: bool, now: i
     wrong = "no such stream" if lost else "8 partitions"
     assert found == ([("stream kafka/p-made", wrong)] if expanded and now != 16 else [])
     assert doubts == (["stream kafka/p-made"] if lost else [])
+
+
+def _unlinked(wish: int | None = None) -> Pipeline:
+    pipeline = Pipeline("p")
+    (a,) = topics(pipeline, "a")
+    a.partition_by("k", name="made", partitions=wish).output("kafka", "out")
+    return pipeline
+
+
+@pytest.mark.parametrize("created", [True, False])
+@pytest.mark.parametrize(
+    ("counts", "default"), [({"a": 8, "out": 1}, None), ({"a": 4, "out": 9}, None), ({"a": 4}, 12)]
+)
+def test_an_intermediate_stream_that_is_gone_is_created_again_as_it_was(
+    counts: dict[str, int], default: int | None, created: bool
+) -> None:
+    """Regardless of the counts that others have now."""
+    recorded = planned(_unlinked(), {"a": 4}).plan
+    if created:
+        recorded = planned(_unlinked(), {"a": 4, "p-made": 4}, recorded=recorded).plan
+    plan = planned(_unlinked(), counts, default=default, recorded=recorded).plan
+    made = stream_id("p-made")
+    assert plan.stream(made).count == Count(partitions=4, origin=Origin.GIVEN, like=made)
+    assert find_contradictions(recorded, plan) == ()
+    assert [note.subject for note in find_doubts(recorded, plan)] == ["stream kafka/p-made"]
+    assert from_text(to_text(plan)) == plan
+
+    (problem,) = find_contradictions(
+        recorded, planned(_unlinked(6), counts, recorded=recorded).plan
+    )
+    assert (problem.subject, problem.found) == ("stream kafka/p-made", "no such stream")
+    assert problem.next_step.startswith("leave partitions= out")
+
+
+def test_streams_that_are_gone_disagree_by_the_counts_that_they_had() -> None:
+    def pipeline(*wishes: int, joined: bool) -> Pipeline:
+        pipeline = Pipeline("p")
+        (a,) = topics(pipeline, "a")
+        one, two = (
+            a.partition_by("k", name=name, partitions=wish)
+            for name, wish in zip(("one", "two"), wishes or (None, None), strict=True)
+        )
+        one.output("kafka", "out")
+        two.output("kafka", "out-two")
+        if joined:
+            one.join(two, both).output("kafka", "joined")
+        return pipeline
+
+    recorded = planned(pipeline(4, 6, joined=False), {"a": 4}).plan
+    with pytest.raises(PartitionCountConflictError, match="4 and 6 partitions") as caught:
+        planned(pipeline(joined=True), {"a": 4}, recorded=recorded)
+    (problem,) = caught.value.problems
+    assert problem.next_step.startswith("break the link")
 
 
 def test_a_new_stream_takes_the_tasks_of_one_that_multiplied(pipeline: Pipeline) -> None:
