@@ -600,12 +600,17 @@ class StreamAccess:
 
 
 def _with(options: Mapping[str, str], more: Mapping[str, str]) -> dict[str, str]:
-    """Return the options with `more`, which overrides names regardless of case."""
-    names = {name.lower() for name in more}
-    return {**{name: options[name] for name in options if name.lower() not in names}, **more}
+    """Return the options with `more`, which overrides names regardless of case and blanks."""
+    names = {_folded(name) for name in more}
+    return {**{name: options[name] for name in options if _folded(name) not in names}, **more}
 
 
 def _is_limit(option: str) -> bool:
     """Return whether it is an option such as `maxRecordsPerTrigger` or `minOffsetsPerTrigger`."""
-    name = option.lower()
+    name = _folded(option)
     return name.startswith(_LIMITS) and name.endswith("pertrigger")
+
+
+def _folded(option: str) -> str:
+    """Return the name of an option as the sources compare it."""
+    return option.strip().lower()

@@ -20,7 +20,9 @@ from spark_ssp.planner.running import SessionSettingError
 from spark_ssp.planner.running.dataframes import StreamAccess, Use, _Frames, stage_queries
 from spark_ssp.planner.running.start import RunSettings, prepare, root_for_spark, writing
 from tests.support.fakes.pipeline_services import MemorySystem
-from tests.support.pipelines.examples import both
+from tests.support.pipelines.examples import both, stream_id
+
+EXACTLY_ONCE: Final = {"deliveryGuarantee": "exactly-once"}
 
 
 class CountingFrame:
@@ -118,6 +120,31 @@ def test_a_table_is_filled_without_limits_by_the_stages_of_a_bootstrap_input(
     assert reading.uses == [Use.LINE, filling, Use.LINE, Use.TABLE]
 
 
+@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", " MaxOffsetsPerTrigger "])
+def test_a_side_input_is_read_without_limits_in_any_spelling(name: str) -> None:
+    """The sources accept names with blanks around them."""
+    session = CountingSession()
+    options = {"kafka.bootstrap.servers": "h:1", name: "1"}
+    kafka = KafkaSystem(options, writer=EXACTLY_ONCE)
+    reading = StreamAccess(spark=cast(SparkSession, session), services=Services({"kafka": kafka}))
+    for use in (Use.LINE, Use.SIDE_INPUT):
+        reading.read(stream_id("people"), use, keep_tasks=True)
+        reading.read_own(stream_id("p-people"), use)
+    limits = [[n for n in options if "PerTrigger" in n] for options in session.opened]
+    assert limits == [[name], [name], [], []]
+
+
+def test_an_intermediate_stream_is_read_with_options_that_replace_any_spelling() -> None:
+    session = CountingSession()
+    options = {"kafka.bootstrap.servers": "h:1", " Kafka.Isolation.Level ": "read_uncommitted"}
+    kafka = KafkaSystem(options, writer=EXACTLY_ONCE)
+    reading = StreamAccess(spark=cast(SparkSession, session), services=Services({"kafka": kafka}))
+    reading.read_own(stream_id("p-people"), Use.LINE)
+    (opened,) = session.opened
+    levels = {n: opened[n] for n in opened if "isolation" in n.lower()}
+    assert levels == {"kafka.isolation.level": "read_committed"}
+
+
 def test_a_query_of_too_many_sources_is_refused_before_any_is_opened(pipeline: Pipeline) -> None:
     line = pipeline.input("kafka", "rows")
     for _ in range(40):
@@ -169,9 +196,8 @@ def test_a_division_that_may_change_is_refused_before_a_query_starts(
     pipeline: Pipeline, modes: Mapping[str, str], setting: str
 ) -> None:
     pipeline.input("kafka", "rows").output("kafka", "out")
-    writer = {"deliveryGuarantee": "exactly-once"}
     cluster = {"kafka.bootstrap.servers": "localhost:1"}
-    known = Services({"kafka": KafkaSystem(cluster, writer=writer)})
+    known = Services({"kafka": KafkaSystem(cluster, writer=EXACTLY_ONCE)})
     settings = RunSettings(output_modes=modes)
 
     class Session(CountingSession):
