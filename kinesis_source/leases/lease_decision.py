@@ -619,6 +619,23 @@ def find_skipped(
     return frozenset(ancestors(listing, points) & below - set(points))
 
 
+def overtaken(rows: Mapping[ShardKey, Lease], listings: Listings) -> set[ShardKey]:
+    """Return the shards that are done because the row of a descendant, which the listing may lack,
+    has a processed record or the end: a shard is read after its ancestors. (A start may create such
+    a row too, but after those of the ancestors.)"""
+    found: set[ShardKey] = set()
+    for name, listing in listings.items():
+        begun = {
+            shard: row
+            for shard, row in _of(name, rows).items()
+            if isinstance(row.progress, Processed | ShardEnded)
+        }
+        parents = {parent for row in begun.values() for parent in row.parents}
+        above = parents | ancestors(listing, begun.keys() | parents)
+        found |= {ShardKey(stream=name, shard=shard) for shard in above}
+    return found
+
+
 def _drop_reason(key: ShardKey, table: LeaseTableView, verdict: Verdict) -> str:
     row = table.rows.get(key)
     if isinstance(verdict, NotRead):

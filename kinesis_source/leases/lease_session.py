@@ -44,6 +44,7 @@ from spark_ssp.kinesis_source.leases.lease_decision import (
     decide,
     inherited_caught_up_ms,
     offset_entries,
+    overtaken,
     proves,
     reached,
 )
@@ -147,6 +148,7 @@ class LeaseSession:
         self._ended: frozenset[ShardKey] = frozenset()
         """Shards whose end was reported."""
         self._proposed: dict[ShardKey, Lease] = {}
+        """Leases to create. Their positions do not change, however often the creation fails."""
         self._created: frozenset[ShardKey] = frozenset()
         """Of these, the leases in the last report."""
         self._listed: frozenset[LeaseKey] = frozenset()
@@ -191,7 +193,7 @@ class LeaseSession:
             self._discovery.refresh(self._streams[name])
         # Not released before the end is written: the next worker would read it again.
         waiting = [key for key in at_end if key not in ended]
-        status = self._report(start, listings, waiting, ended, leave=True)
+        status = self._report(start, listings, waiting, ended, create=False, leave=True)
         if status.released:
             if not self._worker.drain_signal.is_drained():
                 _log.info("worker %s has given back its shards, as requested", self._worker.id)
@@ -249,7 +251,8 @@ class LeaseSession:
     def _choose(self, start: Offset, listings: Listings) -> LeaseSnapshot:
         """Choose the shards of the next offset."""
         reading = set(start.states.keys() - self._ended)
-        table = self._exchange_view(start, listings, reading, {})
+        # A shard proposed before may have been read since, and its row deleted.
+        table = self._exchange_view(start, listings, reading, {}, create=False)
         reported: set[ShardKey] = set()
         dropped: dict[ShardKey, str] = {}
         listings, decision = self._confirmed(start, table, listings)
@@ -295,10 +298,11 @@ class LeaseSession:
         recreated = self._facts.recreated_shard(table.rows, listings)
         if recreated is not None:
             raise recreated_error(str(recreated), table=self._leases.table)
+        finished = overtaken(table.rows, listings) if self._proposed else set()
         self._proposed = {
             key: row
             for key, row in self._proposed.items()
-            if key not in table.rows and key.shard in listings[key.stream]
+            if key not in table.rows and key not in finished and key.shard in listings[key.stream]
         }
         now_ms = round(self._monotonic() * 1000)
         created = self._lease_keys().created
@@ -450,8 +454,10 @@ class LeaseSession:
         listings: Listings,
         reading: Collection[ShardKey],
         ended: Ended,
+        *,
+        create: bool = True,
     ) -> LeaseTableView:
-        status = self._report(start, listings, reading, ended)
+        status = self._report(start, listings, reading, ended, create=create)
         self._in_outage = bool(status.outage_ms)
         lease_keys = self._lease_keys()
         check_leases_match(status.rows.values(), lease_keys, listings, table=self._leases.table)
@@ -464,9 +470,11 @@ class LeaseSession:
         reading: Collection[ShardKey],
         ended: Ended,
         *,
+        create: bool = True,
         leave: bool = False,
     ) -> Status:
-        """Report the state of the reader; `leave`: give back all leases."""
+        """Report the state of the reader. `create`: with the leases to create, decided in this
+        trigger; `leave`: give back all leases."""
         lease_keys = self._lease_keys()
         # Only the lease of an expired shard may be cleaned up.
         shown = {
@@ -474,7 +482,7 @@ class LeaseSession:
         }
         shown |= self._facts.undecided
         listed = frozenset(lease_keys.key(key) for key in shown)
-        self._created = creatable_leases(self._proposed, listings)
+        self._created = creatable_leases(self._proposed, listings) if create else frozenset()
         report = Report(
             create=tuple(self._proposed[key] for key in sorted(self._created)),
             progress=self._progress(start, lease_keys),

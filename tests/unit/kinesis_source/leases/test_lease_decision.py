@@ -38,6 +38,7 @@ from spark_ssp.kinesis_source.leases.lease_decision import (
     Waiting,
     decide,
     find_skipped,
+    overtaken,
 )
 from spark_ssp.kinesis_source.leases.lease_session import (
     WAIT_FAILOVERS,
@@ -742,6 +743,23 @@ def test_a_row_is_created_once_those_of_its_ancestors_are_there() -> None:
     assert creatable_leases([key(0), key(4)], shards) == {key(0)}  # the generation between is there
     assert creatable_leases([key(3), key(4)], shards) == {key(3)}
     assert creatable_leases([key(4)], shards) == {key(4)}
+
+
+@pytest.mark.parametrize("progress", [processed(5), ShardEnded()])
+def test_a_shard_is_overtaken_once_a_descendant_was_read(progress: Progress) -> None:
+    assert overtaken({key(4): row(4, progress=progress)}, {ORDERS: listing(FAMILY)}) == {
+        key(0), key(1), key(3)
+    }  # fmt: skip
+    unlisted = row(4, progress=progress, parents=(key(1).shard, key(3).shard))
+    before = listing({0: (), 1: (), 3: (0,)})
+    assert overtaken({key(4): unlisted}, {ORDERS: before}) == {key(0), key(1), key(3)}
+
+
+@pytest.mark.parametrize(
+    "progress", [StartAtTrimHorizon(), StartAtTimestamp(at_ms=EpochMillis(5)), StartAtLatest()]
+)
+def test_a_start_below_a_shard_does_not_overtake_it(progress: Progress) -> None:
+    assert overtaken({key(4): row(4, progress=progress)}, {ORDERS: listing(FAMILY)}) == set()
 
 
 def test_a_generation_that_the_start_skips_is_left_out() -> None:

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_ssp.checkpoint.leases.conditional_writes import Create, Outcome, Write
 from spark_ssp.checkpoint.leases.lease import (
     Processed,
+    Progress,
     ShardEnded,
     StartAtLatest,
+    StartAtTimestamp,
     StartAtTrimHorizon,
 )
 from spark_ssp.checkpoint.leases.lease_serializer import encode
-from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, IncompatibleStateError
+from spark_ssp.common.errors import (
+    NEW_CHECKPOINT,
+    DataLossError,
+    IncompatibleStateError,
+    ServiceUnavailableError,
+    SspError,
+)
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -29,6 +39,7 @@ from spark_ssp.kinesis_source.model.shard import (
 from spark_ssp.kinesis_source.probing.batch_limits import Limits
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
 from tests.support.fakes.planner_world import HOUR_MS, World
+from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
 from tests.support.leases.values import lease
 from tests.support.leases.worlds import Company, LeaseWorld, Table, twice
@@ -404,6 +415,83 @@ def test_rows_of_parents_are_created_first(company: Company) -> None:
     created = [[row.shard[-2:] for row in report.create] for report in anne.agent.reports]
     assert created[:3] == [[], ["00", "01", "02", "03"], ["04", "05"]]
     assert sorted(company.work(anne, rounds=20)) == sorted(put)
+
+
+def fail_creations(
+    monkeypatch: pytest.MonkeyPatch, world: LeaseWorld, shard: str = _ROW_0
+) -> Callable[[], None]:
+    """Let this query's agent fail to create a lease; return what ends that."""
+    write = world.agent._write
+
+    def throttled(planned: Write) -> Outcome | SspError:
+        if isinstance(planned, Create) and planned.lease.shard == shard:
+            return ServiceUnavailableError(
+                "table", found="no answer", expected="an answer", next_step="wait"
+            )
+        return write(planned)
+
+    monkeypatch.setattr(world.agent, "_write", throttled)
+    return lambda: monkeypatch.setattr(world.agent, "_write", write)
+
+
+@pytest.mark.parametrize("runs_to_the_tip", [True, False])
+def test_a_lease_that_could_not_be_created_is_not_created_once_others_have_read_its_shard(
+    company: Company, monkeypatch: pytest.MonkeyPatch, runs_to_the_tip: bool
+) -> None:
+    """In a run to the tip, whose listing is from before the split, and in a query."""
+    anne = company.join("anne")
+    put = company.put(40)
+    if runs_to_the_tip:
+        anne.planner.stop_at_latest()
+    repair = fail_creations(monkeypatch, anne)
+    company.state.split("orders", _ROW_0)
+    end = anne.plan()
+    assert end is not None
+    repair()
+    put += company.put(40)
+    bert = company.join("bert")
+    read = company.work(bert, rounds=40)
+    company.pass_time(300_000)
+    read += company.work(bert, rounds=2)
+    assert _ROW_0 not in {row.shard for row in company.table.store.scan().leases}
+    read += anne.run(end).read
+    read += company.work(anne, bert, rounds=30)
+    anne.stop()
+    read += company.work(bert, rounds=10)
+    assert twice(read) == []
+    assert set(read) == set(put)
+    assert _ROW_0 not in {row.shard for row in company.table.store.scan().leases}
+
+
+@pytest.mark.parametrize("descendant", ["none", "at a time", "merged, at TRIM_HORIZON"])
+def test_a_lease_that_could_not_be_created_is_created_at_its_start_by_the_next_trigger(
+    company: Company, monkeypatch: pytest.MonkeyPatch, descendant: str
+) -> None:
+    """Also beside the row of a descendant that is no sign of a reader."""
+    company.put(40)
+    anne = company.join("anne", starting_position=StartingPosition(default=Latest()))
+    repair = fail_creations(monkeypatch, anne)
+    anne.trigger()
+    assert sorted(company.table.owners()) == ["01", "02", "03"]
+    put = company.put(40)
+    if descendant != "none":
+        progress: Progress = StartAtTrimHorizon()
+        parents = [shard_id(0)]
+        if descendant == "at a time":
+            progress = StartAtTimestamp(at_ms=EpochMillis(company.clock.now_ms()))
+            company.state.split("orders", _ROW_0)
+        else:
+            parents.append(shard_id(1))
+            company.state.merge("orders", *parents)
+        child = lease(shard_id(4), progress=progress, parents=tuple(parents))
+        company.table.store.put_item(encode(child))
+        put += company.put(40)
+    company.pass_time(60_000)
+    repair()
+    read = company.work(anne, rounds=1)
+    assert company.table.lease(0).holder == "anne"
+    read += company.work(anne, rounds=20)
+    assert sorted(read) == sorted(put)
 
 
 def test_a_start_by_shard_that_skips_a_generation_keeps_the_order(company: Company) -> None:
