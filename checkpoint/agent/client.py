@@ -339,7 +339,7 @@ class AgentClient:
                 return None
             # Another worker may have ended and deleted the shards of rows that were to be created
             # then. The reader's next report repeats those that are still missing.
-            answer = self._send_report(replace(self._last, create=()))
+            answer = self._send_report(replace(self._last, create=(), listed_before=True))
         except SspError as error:
             answer = error
         if not isinstance(answer, SspError):

@@ -221,8 +221,9 @@ class LeaseAgent:
         self._opened = opened
         if self._pending_report is not None:
             # The first scan asks for the streams that are read.
-            listed = Report(listed=self._pending_report[0].listed)
-            self._state = lease_coordinator.apply_report(self._state, listed, now)
+            report, _ = self._pending_report
+            listing = Report(listed=report.listed, listed_before=report.listed_before)
+            self._state = lease_coordinator.apply_report(self._state, listing, now)
         self._on_scan_completed(opened.rows, opened.kcl_rows, now)
         if self._pending_report is not None:
             report, _ = self._pending_report

@@ -191,9 +191,7 @@ def _is_same_for_others(before: ReportedByReader, after: ReportedByReader) -> bo
 
 
 def _listed_at(reported: ReportedByReader, report: Report, now: Monotonic) -> Monotonic | None:
-    if report.listed is None:
-        return reported.listed_at
-    return None if report.listed_before else now
+    return reported.listed_at if report.listed is None or report.listed_before else now
 
 
 def _is_own(state: State, key: LeaseKey) -> bool:

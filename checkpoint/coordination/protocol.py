@@ -59,8 +59,9 @@ class Report:
     no change. Leases of other streams are ignored; leases of shards that no longer exist are
     deleted."""
     listed_before: bool = False
-    """`listed` was reported to an earlier agent process. Shards may have been created since, so no
-    lease is deleted for being absent from it."""
+    """`listed` is of a listing from before the last batch. Shards may have been created since, so
+    leases seen first after the last report of a new listing to this agent process are not deleted
+    for being absent from it."""
     leave: bool = False
     """Release every lease that is not in `reading`, and take none. Cannot be undone."""
 

@@ -98,7 +98,7 @@ class ReportedByReader:
     """Held leases whose shards are read to their end, with the leases of the children."""
     listed: frozenset[LeaseKey] | None = None
     listed_at: Monotonic | None = None
-    """The time of the report of `listed`; None if an earlier process received it."""
+    """The time of the last report of a new listing; None if an earlier process received it."""
     streams: frozenset[str] | None = None
     """The streams of the listed shards, as in their keys; None: not known yet."""
     withheld: frozenset[LeaseKey] = frozenset()

@@ -482,6 +482,8 @@ class LeaseSession:
         }
         shown |= self._facts.undecided
         listed = frozenset(lease_keys.key(key) for key in shown)
+        # Until the service answers again, a listing is the same object.
+        before = {} if self._snapshot is None else self._snapshot.listings
         self._created = creatable_leases(self._proposed, listings) if create else frozenset()
         report = Report(
             create=tuple(self._proposed[key] for key in sorted(self._created)),
@@ -500,6 +502,7 @@ class LeaseSession:
                 for key, children in sorted(ended.items())
             },
             listed=None if listed == self._listed else listed,
+            listed_before=any(listings[name] is before.get(name) for name in listings),
             leave=leave,
         )
         status = self._exchange(report)

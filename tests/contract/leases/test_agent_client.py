@@ -171,17 +171,18 @@ def test_an_error_of_the_agent_is_raised_as_it_is_and_the_next_exchange_begins_a
 def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_gets_the_last_report(
     make: Clients, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Without the leases to create: they may have been finished and deleted since."""
-    created = tmp_path / "created"
+    """Without the leases to create, which may have been finished and deleted since, and with the
+    listing as an old one."""
+    told = tmp_path / "told"
     client = make(
         stand_in(
             f"""
-        with open({str(created)!r}, "a") as file:
-            print(len(value.create), file=file)
+        with open({str(told)!r}, "a") as file:
+            print(len(value.create), value.listed_before, file=file)
         """
         )
     )
-    client.exchange(Report(create=(lease(),)))
+    client.exchange(Report(create=(lease(),), listed=frozenset({lease().key})))
     assert client.pid is not None
     first = client.pid
     os.kill(first, signal.SIGKILL)
@@ -189,7 +190,7 @@ def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_gets_the_l
     assert not psutil.pid_exists(first)  # not even as a zombie
     # It was told the last report before, by the thread that reaps.
     assert client.exchange(Report()).outage_ms == 2
-    assert created.read_text().split() == ["1", "0", "0"]
+    assert told.read_text().splitlines() == ["1 False", "0 True", "0 False"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "status -9" in caplog.text
 

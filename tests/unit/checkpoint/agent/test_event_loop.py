@@ -15,6 +15,7 @@ from spark_ssp.checkpoint.agent.event_loop import (
     ReportReceived,
 )
 from spark_ssp.checkpoint.coordination.protocol import Report
+from spark_ssp.checkpoint.coordination.state import Settings
 from spark_ssp.checkpoint.leases.conditional_writes import Take
 from spark_ssp.checkpoint.leases.lease import (
     Lease,
@@ -22,6 +23,7 @@ from spark_ssp.checkpoint.leases.lease import (
     ShardEnded,
     StreamIdentifier,
 )
+from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.checkpoint.leases.lease_store import Rows
 from spark_ssp.checkpoint.leases.worker_metrics import KclRows, MetricRow, RowLocation
 from spark_ssp.common.aws.service_calls import RetrySettings
@@ -120,6 +122,17 @@ def test_an_agent_started_again_counts_only_leases_of_its_streams(world: World) 
     again = world.agent(ANNE, max_leases=1).exchange(listed)
     assert set(again.held) == {FIRST}
     assert again.asked_for == frozenset()
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_an_agent_started_again_deletes_no_row_by_an_old_listing(
+    world: World, before: bool
+) -> None:
+    ended = lease("shardId-new", owner=ANNE, progress=ShardEnded())
+    world.store.put_item(encode(ended))
+    world.agent(ANNE).exchange(Report(listed=KEYS, listed_before=before))
+    world.run(Settings(worker=ANNE).clean_up_interval_ms + FAILOVER_MS)
+    assert (ended.key in world.owners()) is before
 
 
 def test_an_agent_started_again_writes_what_was_committed(world: World, anne: ManualAgent) -> None:

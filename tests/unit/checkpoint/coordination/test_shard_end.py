@@ -9,7 +9,13 @@ import pytest
 from spark_ssp.checkpoint.coordination import lease_coordinator
 from spark_ssp.checkpoint.coordination.protocol import Report
 from spark_ssp.checkpoint.coordination.state import State
-from spark_ssp.checkpoint.leases.conditional_writes import Checkpoint, Create, Done, SetChildren
+from spark_ssp.checkpoint.leases.conditional_writes import (
+    Checkpoint,
+    Create,
+    Delete,
+    Done,
+    SetChildren,
+)
 from spark_ssp.checkpoint.leases.lease import (
     Lease,
     LeaseKey,
@@ -240,6 +246,22 @@ def test_a_list_says_nothing_of_rows_that_came_after_it(before: bool) -> None:
     again = Report(listed=frozenset({LeaseKey(LEFT)}))
     state = lease_coordinator.apply_report(state, again, INTERVAL)
     assert kinds(lease_coordinator.apply_report(state, Report(), INTERVAL), INTERVAL) == ["Delete"]
+
+
+def test_a_list_that_was_reported_before_keeps_its_time() -> None:
+    """With other keys: the reader adds those of rows that the listing lacks."""
+    older, newer = (
+        lease(shard, owner=ANNE, progress=ShardEnded(), counter=1)
+        for shard in ("shardId-older", "shardId-newer")
+    )
+    state = scan(holding(), older, now=0)
+    listed = frozenset({MINE.key})
+    state = lease_coordinator.apply_report(state, Report(listed=listed), 1)
+    state = scan(state, older, newer, now=5_000)
+    again = Report(listed=listed | {LeaseKey(LEFT)}, listed_before=True)
+    state = lease_coordinator.apply_report(state, again, 6_000)
+    state = scan(state, older, newer, now=INTERVAL)
+    assert [w.lease.key for w in writes(state, INTERVAL) if isinstance(w, Delete)] == [older.key]
 
 
 def test_of_other_streams_nothing_is_known() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ from spark_ssp.testing.kinesis.state.faults import InternalFailure
 from tests.support.fakes.planner_world import HOUR_MS, World
 from tests.support.kinesis.planning import shard_id
 from tests.support.kinesis.shards import key
-from tests.support.leases.values import lease
+from tests.support.leases.values import ANNE, BERT, lease
 from tests.support.leases.worlds import Company, LeaseWorld, Table, twice
 
 _ROW_0 = "shardId-000000000000"
@@ -550,6 +551,29 @@ def test_a_new_shard_is_left_to_the_next_available_now_run(company: Company, fai
     anne.stop()
     read += company.work(bert, rounds=40)
     assert sorted(read) == sorted(put)
+
+
+def test_the_row_of_a_shard_that_ended_after_the_listing_is_kept(company: Company) -> None:
+    """The run's listing is from before; of its other rows others have created one meanwhile."""
+    company.put(40)
+    anne = company.join("anne")
+    anne.planner.stop_at_latest()
+    for shard in (shard_id(0), shard_id(4)):
+        company.state.split("orders", shard)
+        company.clock.advance(60_000)
+    parents = (shard_id(0),)
+    left = lease(shard_id(4), parents=parents, owner=BERT, progress=ShardEnded(), counter=5)
+    left = replace(left, children=(shard_id(6), shard_id(7)))
+    right = lease(shard_id(5), parents=parents, owner=BERT, counter=1)
+    child = lease(shard_id(6), parents=(left.shard,), owner=ANNE, counter=1)
+    for rows in ((), (right,), (left, child)):
+        for row in rows:
+            company.table.store.put_item(encode(row))
+        company.pass_time(6_000)
+        assert anne.trigger(Limits(max_records=1)) is not None
+    company.pass_time(300_000)
+    assert company.table.lease(6).holder == "anne"
+    assert left.shard in {row.shard for row in company.table.store.scan().leases}
 
 
 @pytest.mark.parametrize("fail", [True, False])
