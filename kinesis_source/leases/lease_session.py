@@ -250,9 +250,12 @@ class LeaseSession:
 
     def _choose(self, start: Offset, listings: Listings) -> LeaseSnapshot:
         """Choose the shards of the next offset."""
-        reading = set(start.states.keys() - self._ended)
+        # An agent process that was replaced since does not know the ends reported before.
+        listed = [key for key in start.states if key.shard in listings[key.stream]]
+        at_end = children_of_ended([key for key in listed if key in self._ended], listings)
+        reading = set(start.states.keys() - at_end.keys())
         # A shard proposed before may have been read since, and its row deleted.
-        table = self._exchange_view(start, listings, reading, {}, create=False)
+        table = self._exchange_view(start, listings, reading, at_end, create=False)
         reported: set[ShardKey] = set()
         dropped: dict[ShardKey, str] = {}
         listings, decision = self._confirmed(start, table, listings)

@@ -5,14 +5,17 @@ of all queries run their due steps, as their own processes would."""
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from spark_ssp.checkpoint.coordination import lease_coordinator
 from spark_ssp.checkpoint.coordination.protocol import Report, Status
 from spark_ssp.checkpoint.coordination.state import Settings
-from spark_ssp.checkpoint.leases.conditional_writes import Outcome, Write
+from spark_ssp.checkpoint.leases.conditional_writes import Create, Outcome, Write
 from spark_ssp.checkpoint.leases.lease import Lease
 from spark_ssp.checkpoint.leases.worker_metrics import KclWorkers
 from spark_ssp.common.errors import ServiceUnavailableError, SspError
@@ -47,6 +50,12 @@ class Table:
         """Return the holders of shards that have not ended, by the last digits of the shard ids."""
         leases = self.store.scan().leases
         return {row.shard[-2:]: row.holder for row in leases if not row.has_ended}
+
+
+def _unavailable() -> SspError:
+    return ServiceUnavailableError(
+        "table", found="no answer", expected="an answer", next_step="wait"
+    )
 
 
 class InProcessAgent:
@@ -84,6 +93,25 @@ class InProcessAgent:
             self.work()
             self.alive = False
 
+    def be_replaced(self) -> None:
+        """Lose the process; another gets the last report, as from `AgentClient`."""
+        self._state = lease_coordinator.initial_state(self._state.settings)
+        last = replace(self.reports[-1], create=(), listed_before=True)
+        self._scan()
+        self._state = lease_coordinator.apply_report(self._state, last, self._now())
+        self.work()
+
+    def fail_creations(self, patch: pytest.MonkeyPatch, shard: str) -> Callable[[], None]:
+        """Fail to create the lease of a shard; return what ends that."""
+        write = self._write
+
+        def throttled(planned: Write) -> Outcome | SspError:
+            is_hit = isinstance(planned, Create) and planned.lease.shard == shard
+            return _unavailable() if is_hit else write(planned)
+
+        patch.setattr(self, "_write", throttled)
+        return lambda: patch.setattr(self, "_write", write)
+
     def work(self) -> None:
         """Run all steps that are due."""
         if self.busy:
@@ -117,11 +145,7 @@ class InProcessAgent:
         self._state = lease_coordinator.apply_scan(self._state, rows, KclWorkers(), self._now())
 
     def _failure(self) -> SspError | None:
-        if not self._table.down:
-            return None
-        return ServiceUnavailableError(
-            "table", found="no answer", expected="an answer", next_step="wait"
-        )
+        return _unavailable() if self._table.down else None
 
     def _now(self) -> int:
         return self._clock.now_ms()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from spark_ssp.checkpoint.leases.conditional_writes import Create, Outcome, Write
 from spark_ssp.checkpoint.leases.lease import (
     Processed,
     Progress,
@@ -19,13 +17,7 @@ from spark_ssp.checkpoint.leases.lease import (
     StartAtTrimHorizon,
 )
 from spark_ssp.checkpoint.leases.lease_serializer import encode
-from spark_ssp.common.errors import (
-    NEW_CHECKPOINT,
-    DataLossError,
-    IncompatibleStateError,
-    ServiceUnavailableError,
-    SspError,
-)
+from spark_ssp.common.errors import NEW_CHECKPOINT, DataLossError, IncompatibleStateError
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -418,23 +410,6 @@ def test_rows_of_parents_are_created_first(company: Company) -> None:
     assert sorted(company.work(anne, rounds=20)) == sorted(put)
 
 
-def fail_creations(
-    monkeypatch: pytest.MonkeyPatch, world: LeaseWorld, shard: str = _ROW_0
-) -> Callable[[], None]:
-    """Let this query's agent fail to create a lease; return what ends that."""
-    write = world.agent._write
-
-    def throttled(planned: Write) -> Outcome | SspError:
-        if isinstance(planned, Create) and planned.lease.shard == shard:
-            return ServiceUnavailableError(
-                "table", found="no answer", expected="an answer", next_step="wait"
-            )
-        return write(planned)
-
-    monkeypatch.setattr(world.agent, "_write", throttled)
-    return lambda: monkeypatch.setattr(world.agent, "_write", write)
-
-
 @pytest.mark.parametrize("runs_to_the_tip", [True, False])
 def test_a_lease_that_could_not_be_created_is_not_created_once_others_have_read_its_shard(
     company: Company, monkeypatch: pytest.MonkeyPatch, runs_to_the_tip: bool
@@ -444,7 +419,7 @@ def test_a_lease_that_could_not_be_created_is_not_created_once_others_have_read_
     put = company.put(40)
     if runs_to_the_tip:
         anne.planner.stop_at_latest()
-    repair = fail_creations(monkeypatch, anne)
+    repair = anne.agent.fail_creations(monkeypatch, _ROW_0)
     company.state.split("orders", _ROW_0)
     end = anne.plan()
     assert end is not None
@@ -471,7 +446,7 @@ def test_a_lease_that_could_not_be_created_is_created_at_its_start_by_the_next_t
     """Also beside the row of a descendant that is no sign of a reader."""
     company.put(40)
     anne = company.join("anne", starting_position=StartingPosition(default=Latest()))
-    repair = fail_creations(monkeypatch, anne)
+    repair = anne.agent.fail_creations(monkeypatch, _ROW_0)
     anne.trigger()
     assert sorted(company.table.owners()) == ["01", "02", "03"]
     put = company.put(40)

@@ -577,6 +577,35 @@ def test_a_shard_at_its_end_is_not_given_away_before_its_children_are_known(
     assert sorted(read) == sorted(put)
 
 
+def test_the_end_of_a_shard_is_not_forgotten_with_an_agent_that_is_lost(
+    company: Company, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The creation of a child fails, a new agent gets the last report, and another query requests
+    the lease before the next one."""
+    anne = company.join("anne")
+    put = company.put(40)
+    read = company.work(anne, rounds=4)
+    put += company.put(40)
+    company.state.split("orders", shard_id(0))
+    while not isinstance(anne.state_of(0).position, ShardEnd):
+        read += company.work(anne, rounds=1)
+    repair = anne.agent.fail_creations(monkeypatch, shard_id(4))
+    put += company.put(40)
+    end = anne.plan()
+    assert end is not None
+    assert LeaseKey(shard_id(0)) in anne.agent.reports[-1].ended
+    anne.agent.be_replaced()
+    repair()
+    bert = company.join("bert")
+    while company.table.lease(0).owner != "bert":
+        read += company.work(bert, rounds=1)
+    company.pass_time(FAILOVER_MS // 2)
+    read += anne.run(end).read
+    read += company.work(anne, bert, rounds=60)
+    assert isinstance(company.table.lease(0).progress, ShardEnded)
+    assert sorted(read) == sorted(put)
+
+
 # --- A lease with the position of another shard or stream -----------------------------------------
 
 
