@@ -125,11 +125,14 @@ def limited_start(
     start: ShardState, created: EpochMillis, now: EpochMillis, retention_ms: int
 ) -> Position:
     """Return the position where a batch under a limit starts to search for its first record:
-    `start`, or a margin after the horizon if the stream is older than its retention and the query
-    has read nothing of the shard."""
+    `start`, or a margin after the horizon if that is later, in a stream that is older than its
+    retention and a shard of which the query has read nothing."""
     spared = EpochMillis(now - retention_ms + START_MARGIN_MS)
-    aside = is_unpromised(start) and isinstance(start.position, TrimHorizon) and created < spared
-    return AtTimestamp(millis=spared) if aside else start.position
+    begin = start.position
+    if not is_unpromised(start) or created >= spared:
+        return begin
+    is_later = isinstance(begin, AtTimestamp) and begin.millis >= spared
+    return begin if is_later else AtTimestamp(millis=spared)
 
 
 def kept_since(

@@ -23,21 +23,26 @@ def write(orders: Scene, milliseconds: int) -> None:
             orders.world.put(STREAM, "key-1", into=life.shard)
 
 
-def full(scenes: ExitStack, shards: int = 2, **options: str) -> Scene:
-    """A stream with full retention, and a query that has just been started on it."""
+def full(scenes: ExitStack, shards: int = 2, since_ms: int | None = None, **options: str) -> Scene:
+    """A stream with full retention, and a query that has just been started on it: at the horizon,
+    or at the time `since_ms` ago."""
     orders = scene(scenes, shards, **options)
     write(orders, 25 * HOUR_MS)
+    if since_ms is not None:
+        time = orders.world.clock.now_ms() - since_ms
+        orders.options["startingPosition"] = f"at_timestamp {time}"
     orders.start()
     return orders
 
 
 @pytest.mark.parametrize("options", [{}, {"maxBytesPerShard": "0"}, {"maxRecordsPerTrigger": "20"}])
+@pytest.mark.parametrize("since_ms", [None, 24 * HOUR_MS])
 @pytest.mark.parametrize("delay_ms", [2_000, 40_000, 200_000])
 def test_a_query_that_starts_at_the_horizon_catches_up(
-    scenes: ExitStack, delay_ms: int, options: dict[str, str]
+    scenes: ExitStack, delay_ms: int, since_ms: int | None, options: dict[str, str]
 ) -> None:
     """However long after planning its first tasks begin."""
-    orders = full(scenes, 2, **options)
+    orders = full(scenes, 2, since_ms, **options)
 
     def meanwhile() -> None:
         write(orders, delay_ms)
