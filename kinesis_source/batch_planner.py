@@ -52,6 +52,7 @@ from spark_ssp.kinesis_source.planning.data_loss import (
     report_expired_shards,
     report_recreated_stream,
     report_skipped_batches,
+    warn_parent_expired,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import (
     Child,
@@ -557,6 +558,8 @@ class BatchPlanner:
         report_expired_shards(
             active.vanished, active.abandoned, fail=self._options.fail_on_data_loss
         )
+        for key in active.unread:
+            warn_parent_expired(key)
         resolved: set[ShardKey] = set()
         for name in sorted(self._streams.keys() - active.streams.keys()):
             position = (
@@ -696,7 +699,7 @@ class BatchPlanner:
 
 def _doubts(advanced: tuple[ActiveShards, set[StreamName]]) -> Doubts:
     active, _ = advanced
-    lost = {key.stream for key in (*active.vanished, *active.abandoned)}
+    lost = {key.stream for key in (*active.vanished, *active.abandoned, *active.unread)}
     return Doubts(lost=lost, outdated=active.outdated)
 
 

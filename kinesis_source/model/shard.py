@@ -76,10 +76,11 @@ class ShardState(msgspec.Struct, frozen=True, kw_only=True):
     TRIM_HORIZON or a timestamp, as the record that was found there and could not be read yet, and
     by the batch that reads the shard from there, as its first record: so a later batch, or a
     replay, notices that it has been trimmed. `resume_from`: set by the batch that took the shard
-    over from another worker (by a lease), or that cannot start at the position given, as its start,
-    with the `last_caught_up_ms` of that position; never SHARD_END. It overrides the previous offset
-    for that batch only. `follows`: the ancestors that the batch which admitted the shard reads to
-    their end, sorted; in that batch, one task reads them and then the shard.
+    over from another worker (by a lease), that cannot start at the position given, or that begins a
+    shard of whose parents no record was read, as its start, with the `last_caught_up_ms` of that
+    position; never SHARD_END. It overrides the previous offset for that batch only. `follows`: the
+    ancestors that the batch which admitted the shard reads to their end, sorted; in that batch, one
+    task reads them and then the shard.
     """
 
     position: Position

@@ -13,7 +13,9 @@ A listed shard that has no entry is *finished* if one of its descendants has an 
 * it is no longer listed: it expired with all its records.
 
 A new shard inherits its parents' latest `last_caught_up_ms`: they were open then
-(`with_last_caught_up`), so its records are younger.
+(`with_last_caught_up`), so its records are younger. Without one, its records are promised from the
+first on, unless no record was read of its parents (`is_unread`): then the query starts there, which
+the offset says by `resume_from`.
 
 An entry leaves the offset if it is at SHARD_END and every listed child has an entry or is finished,
 or if it is at SHARD_END and has expired itself.
@@ -32,13 +34,18 @@ from spark_ssp.grouping.slots import MappableShard, ShardPartitionMapper
 from spark_ssp.kinesis_source.model.offset import Offset, StreamEntry
 from spark_ssp.kinesis_source.model.shard import (
     EpochMillis,
+    Latest,
     Shard,
     ShardEnd,
     ShardState,
     TrimHorizon,
     without_batch,
 )
-from spark_ssp.kinesis_source.planning.data_loss import admit_child, is_start_point
+from spark_ssp.kinesis_source.planning.data_loss import (
+    admit_child,
+    is_start_point,
+    is_unpromised,
+)
 
 Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
 
@@ -52,6 +59,9 @@ class ActiveShards:
     waiting: dict[ShardKey, ShardState] = field(default_factory=dict)
     vanished: list[ShardKey] = field(default_factory=list)
     abandoned: list[ShardKey] = field(default_factory=list)
+    unread: list[ShardKey] = field(default_factory=list)
+    """Shards at SHARD_END that have expired, and of which nothing was read: the query starts with
+    their children."""
     outdated: list[StreamName] = field(default_factory=list)
     lost_shards: dict[ShardKey, ShardState] = field(default_factory=dict)
     resume_from: dict[ShardKey, ShardState] = field(default_factory=dict)
@@ -151,19 +161,48 @@ def advance_streams(
         lineage = advance_lineage(listing, states.get(stream, {}), waiting.get(stream, {}))
         # Only the first offset that has the stream contains `start`.
         entry = StreamEntry(created=start.streams[stream].created)
-        reading = {
-            shard: state if shard in states.get(stream, {}) else admit_child(state, entry.created)
-            for shard, state in lineage.states.items()
-        }
-        active.add(stream, entry, reading, lineage.waiting)
-        active.vanished += [ShardKey(stream=stream, shard=shard) for shard in lineage.vanished]
-        active.abandoned += [ShardKey(stream=stream, shard=shard) for shard in lineage.abandoned]
         # A shard is begun by a listing of now: an older one may be of a stream that was deleted
         # since, and another of its name may have a shard of the same id.
         begins = lineage.states.keys() - states.get(stream, {}).keys()
+        reading = dict(lineage.states)
+        for shard in begins:
+            key, state = ShardKey(stream=stream, shard=shard), reading[shard]
+            if is_unpromised(state) and _follows_unread(key, start, listings[stream]):
+                active.resume_from[key] = state
+            else:
+                reading[shard] = admit_child(state, entry.created)
+        active.add(stream, entry, reading, lineage.waiting)
+        active.vanished += [ShardKey(stream=stream, shard=shard) for shard in lineage.vanished]
+        for shard in lineage.abandoned:
+            key = ShardKey(stream=stream, shard=shard)
+            is_parent = any(shard in child.parents for child in listing)
+            skipped = is_parent and is_unread(key, start)
+            (active.unread if skipped else active.abandoned).append(key)
         if lineage.undiscovered_children or begins:
             active.outdated.append(stream)
     return active
+
+
+def is_unread(key: ShardKey, end: Offset) -> bool:
+    """Return whether the query starts in a shard and has read no record of it: the batch up to
+    `end` began and ended the shard, and read none of the ancestors before it either. So the
+    children of the shard follow no record that was read."""
+    state = end.states.get(key)
+    if state is None or not isinstance(state.position, ShardEnd) or state.first is not None:
+        return False
+    begin, option = state.resume_from, end.streams[key.stream].start
+    if option is not None:
+        point = option.by_shard.get(key, option.default)
+        begin = None if point is None or isinstance(point, Latest) else ShardState(position=point)
+    older = [ShardKey(stream=key.stream, shard=shard) for shard in state.follows]
+    return begin is not None and is_unpromised(begin) and all(is_unread(one, end) for one in older)
+
+
+def _follows_unread(key: ShardKey, start: Offset, listing: Mapping[ShardId, Shard]) -> bool:
+    """Return whether a shard has parents that are known, and nothing was read of any of them."""
+    parents = [ShardKey(stream=key.stream, shard=shard) for shard in listing[key.shard].parents]
+    known = [one for one in parents if one.shard in listing or one in start.states]
+    return bool(known) and all(is_unread(one, start) for one in known)
 
 
 def _by_stream(

@@ -80,7 +80,7 @@ def judge(start: ShardState, evidence: Evidence) -> Verdict:
        the retention they are there.
     3. The same is true of a shard that has not been started while a parent is listed.
     4. A start that is not a record and has no `last_caught_up_ms` is where the query starts: older
-       records were never promised. Any shard that is read after its parents has a
+       records were never promised. Any shard that is read after records of its parents has a
        `last_caught_up_ms`.
     """
     if evidence.recreated:
@@ -310,6 +310,16 @@ def warn_start_moved(
         key,
         "the next record put" if found is None else f"record {found}, the oldest one left",
         first,
+    )
+
+
+def warn_parent_expired(key: ShardKey) -> None:
+    """Warn of a shard that has expired before its children were begun, and of which the query has
+    read nothing. A start at the oldest record allows this."""
+    _log.warning(
+        "reading the children of shard %s begins with the oldest records left: the shard, of which "
+        "no record has been read, is missing from ListShards",
+        key,
     )
 
 

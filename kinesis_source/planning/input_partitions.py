@@ -2,8 +2,9 @@
 
 Spark replays an unfinished batch in a new process by requesting its ranges first. So the ranges
 follow from the two offsets only: slots and their number from the end (a restart may have changed
-them), starts by shard. A shard that was taken over from another worker starts at the end offset's
-`resume_from`. Any other shard without an entry in the start offset starts
+them), starts by shard. A shard that was taken over from another worker, or whose parents had no
+record to read, starts at the end offset's `resume_from`. Any other shard without an entry in the
+start offset starts
 
 * at the stream's own start, if the stream is new in this batch (or was recreated), which the end
   offset records; LATEST then reads nothing, since the end holds the resolved position;
@@ -132,7 +133,9 @@ def next_children(
             ended.setdefault(key.stream, set()).add(key.shard)
     if not ended:
         return Generation(children={})
-    committed = Offset(streams=active.streams, states=ends, waiting=active.waiting)
+    # `is_unread` is about a batch that was committed.
+    streams = {name: replace(entry, start=None) for name, entry in active.streams.items()}
+    committed = Offset(streams=streams, states=ends, waiting=active.waiting)
     following = advance_streams(committed, ended.keys(), listings).states
     children: dict[ShardKey, Child] = {}
     for key in sorted(following.keys() - ends.keys()):

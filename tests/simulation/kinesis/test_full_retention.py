@@ -24,10 +24,26 @@ def write(orders: Scene, milliseconds: int) -> None:
 
 
 def full(scenes: ExitStack, shards: int = 2, since_ms: int | None = None, **options: str) -> Scene:
-    """A stream with full retention, and a query that has just been started on it: at the horizon,
-    or at the time `since_ms` ago."""
+    """A stream with full retention, and a query that has just been started on it."""
     orders = scene(scenes, shards, **options)
     write(orders, 25 * HOUR_MS)
+    return begun(orders, since_ms)
+
+
+def resharded(scenes: ExitStack, splits: int, split_ms: int, since_ms: int | None = None) -> Scene:
+    """The same, with a limit, of a stream whose first shard was split `splits` times, once every
+    `EVERY_MS` from the time on that is `split_ms` after the horizon."""
+    orders = scene(scenes, 1, maxRecordsPerTrigger="20")
+    write(orders, HOUR_MS + split_ms)
+    for _ in range(splits):
+        orders.world.split(STREAM, 0)
+        write(orders, EVERY_MS)
+    write(orders, 24 * HOUR_MS - split_ms - splits * EVERY_MS)
+    return begun(orders, since_ms)
+
+
+def begun(orders: Scene, since_ms: int | None) -> Scene:
+    """Start the query at the horizon, or at the time `since_ms` ago."""
     if since_ms is not None:
         time = orders.world.clock.now_ms() - since_ms
         orders.options["startingPosition"] = f"at_timestamp {time}"
@@ -93,3 +109,35 @@ def test_a_shard_that_waits_behind_a_limit_begins_with_the_oldest_record_left(
     write(orders, EVERY_MS)
     orders.run()
     orders.check_all_read()
+
+
+@pytest.mark.parametrize(
+    ("splits", "delay_ms"),
+    [(1, 0), (2, 0), (1, 100_000)],
+    ids=["one generation", "two generations", "the parent has expired"],
+)
+@pytest.mark.parametrize("since_ms", [None, 24 * HOUR_MS])
+def test_children_of_a_shard_of_which_nothing_was_read_begin_with_the_oldest_records_left(
+    scenes: ExitStack, since_ms: int | None, splits: int, delay_ms: int
+) -> None:
+    """The limit leaves out all records of the parents."""
+    orders = resharded(scenes, splits, 60_000, since_ms)
+    assert orders.trigger() is Outcome.BATCH, orders.query.error
+    write(orders, delay_ms)
+    for _ in range(3):
+        slow = Disturbance(meanwhile=lambda: write(orders, 120_000))
+        assert orders.trigger(slow) is Outcome.BATCH, orders.query.error
+        orders.start()
+    orders.start(maxRecordsPerTrigger="10000")
+    orders.run()
+    orders.check_all_read()
+
+
+@pytest.mark.parametrize("delay_ms", [500_000, 25 * HOUR_MS])
+def test_children_of_a_shard_of_which_a_record_was_read_are_promised(
+    scenes: ExitStack, delay_ms: int
+) -> None:
+    orders = resharded(scenes, 1, 400_000)
+    assert orders.trigger() is Outcome.BATCH
+    write(orders, delay_ms)
+    assert isinstance(orders.failure(), DataLossError)

@@ -97,6 +97,8 @@ class Judge:
         self._run_slots: int | None = None
         self._begun: dict[str, int] = {}  # each stream's life at the start
         self._starts: dict[ShardLife, Start] = {}
+        self._first_spared = 0
+        """`_spared_before` of the first batch."""
         self._visible: dict[ShardLife, int] = {}
         self._ends: dict[int, Offset] = {}
         self._limits: dict[int, tuple[int | None, int | None]] = {}
@@ -271,8 +273,14 @@ class Judge:
     def _spared_before(self, life: ShardLife) -> int:
         """Return the index before which a limited query may skip records that are about to be
         trimmed."""
-        begins = life in self._starts and life not in self._done
-        if not begins or self._unlimited:
+        return self._spared_now() if self._begins(life) else 0
+
+    def _begins(self, life: ShardLife) -> bool:
+        """Return whether the query starts in the shard, of which it has committed no record."""
+        return life in self._starts and life not in self._done
+
+    def _spared_now(self) -> int:
+        if self._unlimited:
             return 0
         return self.world.clock.now_ms() - RETENTION_MS + START_MARGIN_MS
 
@@ -335,8 +343,10 @@ class Judge:
     def check_silence(self) -> None:
         """Check rule 1 at the end: records that are gone without a commit were reported as lost."""
         for life in sorted(self.world.entries):
-            kept = self.world.kept_from(life)
-            lost = sum(index < kept for index, _ in self._pending(life))
+            kept, entries = self.world.kept_from(life), self.world.entries[life]
+            spared = self._first_spared if self._begins(life) else 0
+            gone = [index for index, _ in self._pending(life) if index < kept]
+            lost = sum(entries[index].arrival >= spared for index in gone)
             assert not lost or self._is_reported(life), (
                 f"{life}: {lost} records were lost in silence"
             )
@@ -388,6 +398,7 @@ class Judge:
     def _resolve_starts(self, options: KinesisOptions) -> None:
         """Return the start of each shard that exists now; all others are read completely."""
         self._starts.clear()
+        self._first_spared = self._spared_now()
         for ref in options.streams:
             self._begun[ref.name] = self.world.state.stream(ref.name).created_ms
             listed = self.world.lives(ref.name)

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import HashRange, ShardId, ShardKey, SlotId, StreamName
@@ -86,6 +88,7 @@ def test_every_stream_is_carried_on_by_itself() -> None:
         key(5): READING,
     }
     assert {shard: state.position for shard, state in members.waiting.items()} == {key(2): READING}
+    assert members.states[key(1)].last_caught_up_ms == CREATED[ORDERS], "what follows LATEST"
     assert members.vanished == [key(3, CLICKS)]
     assert members.outdated == [CLICKS, ORDERS]
 
@@ -106,6 +109,87 @@ def test_what_belongs_to_one_batch_alone_is_said_once() -> None:
     assert members.states == {
         key(0): ShardState(position=READING, last_caught_up_ms=EpochMillis(5))
     }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parent:
+    """A shard that the offset has at its end, where its batch began to read it, and whether it read
+    a record: of the shard, or of an ancestor (None: it has none in this batch)."""
+
+    point: TrimHorizon | AtTimestamp | AfterRecord | None
+    has_record: bool
+    ancestor_has_record: bool | None
+    is_listed: bool
+
+    def is_unread(self, *, is_new: bool) -> bool:
+        began = TRIM if self.point is None and is_new else self.point
+        return isinstance(began, TrimHorizon | AtTimestamp) and not (
+            self.has_record or self.ancestor_has_record
+        )
+
+
+@given(
+    parents=st.lists(
+        st.builds(
+            Parent,
+            point=st.none() | st.sampled_from([TRIM, AtTimestamp(millis=EpochMillis(7)), READING]),
+            has_record=st.booleans(),
+            ancestor_has_record=st.none() | st.booleans(),
+            is_listed=st.booleans(),
+        ),
+        max_size=2,
+    ),
+    is_new=st.booleans(),
+    waits_at=st.none() | st.just(AtTimestamp(millis=EpochMillis(8))),
+)
+def test_a_child_is_promised_unless_the_query_has_read_no_record_of_any_parent(
+    parents: list[Parent], is_new: bool, waits_at: AtTimestamp | None
+) -> None:
+    """`is_new`: the offset adds the stream. Otherwise a shard without a point of its own was begun
+    by an earlier batch."""
+    child, entries, shards = 9, {}, []
+    for n, parent in enumerate(parents):
+        older = () if parent.ancestor_has_record is None else (shard_id(n + 4),)
+        first = SequenceNumber("3")
+        starts = isinstance(parent.point, TrimHorizon | AtTimestamp) or is_new
+        entries[key(n)] = ShardState(
+            position=END,
+            first=first if parent.has_record and parent.point != READING and starts else None,
+            resume_from=None
+            if is_new or parent.point is None
+            else ShardState(position=parent.point),
+            follows=older,
+        )
+        if older:
+            begin = None if is_new else ShardState(position=TRIM)
+            read = first if parent.ancestor_has_record else None
+            entries[key(n + 4)] = ShardState(position=END, first=read, resume_from=begin)
+            shards.append(listed(n + 4, closed=True))
+        if parent.is_listed:
+            shards.append(listed(n, *([n + 4] if older else []), closed=True))
+    points = {key(n): parent.point for n, parent in enumerate(parents) if parent.point}
+    option = StartingPosition(default=TRIM, by_shard=points)
+    start = Offset(
+        slots=1,
+        streams={
+            ORDERS: StreamEntry(created=EpochMillis(1), start=option if is_new else None),
+        },
+        states=entries,
+        waiting={key(child): ShardState(position=waits_at)} if waits_at else {},
+    )
+    shards.append(listed(child, *range(len(parents))))
+    members = advance_streams(start, [ORDERS], {ORDERS: listing(*shards)})
+    begun = ShardState(position=waits_at or TRIM)
+    unread = [n for n, parent in enumerate(parents) if parent.is_unread(is_new=is_new)]
+    if parents and len(unread) == len(parents):
+        assert members.states[key(child)] == begun
+        assert members.resume_from == {key(child): begun}
+    else:
+        assert members.states[key(child)] == replace(begun, last_caught_up_ms=EpochMillis(1))
+        assert not members.resume_from
+    gone = [n for n, parent in enumerate(parents) if not parent.is_listed]
+    assert members.unread == [key(n) for n in gone if n in unread]
+    assert members.abandoned == [key(n) for n in gone if n not in unread]
 
 
 def test_a_stream_that_is_left_out_leaves() -> None:
