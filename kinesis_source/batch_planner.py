@@ -52,7 +52,7 @@ from spark_ssp.kinesis_source.planning.data_loss import (
     report_expired_shards,
     report_recreated_stream,
     report_skipped_batches,
-    warn_parent_expired,
+    warn_start_expired,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import (
     Child,
@@ -559,7 +559,7 @@ class BatchPlanner:
             active.vanished, active.abandoned, fail=self._options.fail_on_data_loss
         )
         for key in active.unread:
-            warn_parent_expired(key)
+            warn_start_expired(key)
         resolved: set[ShardKey] = set()
         for name in sorted(self._streams.keys() - active.streams.keys()):
             position = (

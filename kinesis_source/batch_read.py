@@ -45,8 +45,10 @@ from spark_ssp.kinesis_source.planning.batch_log import describe_position, descr
 from spark_ssp.kinesis_source.planning.data_loss import (
     admit_child,
     is_start_point,
+    is_unpromised,
     report_expired_shards,
     report_recreated_stream,
+    warn_start_expired,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges
 from spark_ssp.kinesis_source.planning.shard_discovery import Doubts, ShardDiscovery
@@ -107,20 +109,21 @@ def plan_read(
             starts |= begun
             ends |= end_points(name, listing, options.ending_position or _LATEST)
         finder.targets.fix(ends)
+        leave_out = partial(_leave_out_expired, options, discovery, created, created_now, sleep)
+        leave_out(starts, [key for key in starts if finder.targets.get(key) is None])
         positions = _verified(
-            options,
             finder,
-            discovery,
             starts,
             listings,
             created,
             created_now,
+            leave_out,
             monotonic=monotonic,
             sleep=sleep,
         )
         starts |= {key: begin for key, begin in positions.starts.items() if begin is not None}
         found = _find_ends(
-            options, finder, positions.states, listings, monotonic=monotonic, sleep=sleep
+            options, finder, positions.states, listings, leave_out, monotonic=monotonic, sleep=sleep
         )
         for name, after in created_now().items():
             if created[name] != after:
@@ -262,20 +265,59 @@ def end_points(
     return points
 
 
-def _verified(
+LeaveOut = Callable[[dict[ShardKey, ShardState], Collection[ShardKey]], bool]
+
+
+def _leave_out_expired(
     options: KinesisOptions,
-    finder: EndOffsetFinder,
     discovery: ShardDiscovery,
+    created: Mapping[StreamName, EpochMillis],
+    created_now: Callable[[], Mapping[StreamName, EpochMillis]],
+    sleep: Callable[[float], None],
+    states: dict[ShardKey, ShardState],
+    doubted: Collection[ShardKey],
+) -> bool:
+    """Drop those of the `doubted` shards from the states that have expired since they were listed;
+    return whether there are any. Their records are a loss, unless the read starts there. Shards of
+    a recreated stream are kept."""
+
+    def missing(current: Listings) -> list[ShardKey]:
+        now = created_now()
+        return [
+            key
+            for key in sorted(doubted)
+            if created[key.stream] == now[key.stream] and key.shard not in current[key.stream]
+        ]
+
+    streams = {ref.name: ref for ref in options.streams}
+    _, expired = discovery.confirm(
+        streams,
+        discovery.listings(streams),
+        missing,
+        lambda lost: Doubts(lost={key.stream for key in lost}),
+        sleep=sleep,
+    )
+    promised = [key for key in expired if not is_unpromised(states[key])]
+    report_expired_shards(promised, (), fail=options.fail_on_data_loss)
+    for key in expired:
+        if is_unpromised(states.pop(key)):
+            warn_start_expired(key)
+    return bool(expired)
+
+
+def _verified(
+    finder: EndOffsetFinder,
     starts: Mapping[ShardKey, ShardState],
     listings: Listings,
     created: Mapping[StreamName, EpochMillis],
     created_now: Callable[[], Mapping[StreamName, EpochMillis]],
+    leave_out: LeaveOut,
     *,
     monotonic: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> VerifiedStates:
     """Verify the starts, until the service has answered for every shard. Left out are those for
-    which it no longer can: of a recreated stream, refused, or expired, which is reported here."""
+    which it no longer can: of a recreated stream, refused, or expired."""
 
     def awaited(pending: Collection[ShardKey]) -> list[ShardKey]:
         now = created_now()
@@ -285,25 +327,13 @@ def _verified(
             if created[key.stream] == now[key.stream] and not finder.is_unreadable(key)
         ]
 
-    def missing(pending: Collection[ShardKey], current: Listings) -> list[ShardKey]:
-        return [key for key in awaited(pending) if key.shard not in current[key.stream]]
-
-    streams = {ref.name: ref for ref in options.streams}
     left = dict(starts)
     fewest = len(starts) + 1
     moved_at = monotonic()
     while True:
         verified = finder.verify_positions(left, listings, BEFORE_FIRST_BATCH, created)
-        _, expired = discovery.confirm(
-            streams,
-            discovery.listings(streams),
-            partial(missing, verified.pending),
-            lambda lost: Doubts(lost={key.stream for key in lost}),
-            sleep=sleep,
-        )
-        report_expired_shards(expired, (), fail=options.fail_on_data_loss)
-        left = {key: state for key, state in left.items() if key not in expired}
-        unanswered = awaited(verified.pending - set(expired))
+        leave_out(left, awaited(verified.pending))
+        unanswered = awaited(verified.pending & left.keys())
         if not unanswered:
             for key in verified.pending:
                 del verified.states[key]
@@ -359,6 +389,7 @@ def _find_ends(
     finder: EndOffsetFinder,
     starts: Mapping[ShardKey, ShardState],
     listings: Listings,
+    leave_out: LeaveOut,
     *,
     monotonic: Callable[[], float],
     sleep: Callable[[float], None],
@@ -387,7 +418,7 @@ def _find_ends(
                 left -= advance.expected.records
         if not awaited or (left is not None and left <= 0):
             return found
-        if moved:
+        if moved or leave_out(found.states, [key for key in awaited if key not in advances]):
             moved_at = monotonic()
             continue
         waited = round((monotonic() - moved_at) * 1000)

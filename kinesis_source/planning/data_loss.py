@@ -313,12 +313,12 @@ def warn_start_moved(
     )
 
 
-def warn_parent_expired(key: ShardKey) -> None:
-    """Warn of a shard that has expired before its children were begun, and of which the query has
-    read nothing. A start at the oldest record allows this."""
+def warn_start_expired(key: ShardKey) -> None:
+    """Warn of a shard that has expired before the query had read any record of it or begun its
+    children. A start at the oldest record allows this."""
     _log.warning(
-        "reading the children of shard %s begins with the oldest records left: the shard, of which "
-        "no record has been read, is missing from ListShards",
+        "shard %s is left out: it has expired before any record of it was read, so reading begins "
+        "with younger shards",
         key,
     )
 

@@ -305,6 +305,21 @@ def test_an_end_that_is_trimmed_is_a_loss() -> None:
     assert texts(world, TrimHorizon(), end, fail_on_data_loss=False) == []
 
 
+def refuse(world: World, number: int, expired: pytest.MonkeyPatch | None) -> None:
+    """Refuse to open a shard, which is no longer listed from then on if it has `expired`."""
+    shard = key(number).shard
+    refusal = Refusal(code="ResourceNotFoundException")
+    world.state.faults.add(refusal, operation="GetShardIterator", shard=shard, count=None)
+    list_shards = world.service.list_shards
+
+    def list_until_refused(stream: StreamRef) -> tuple[Shard, ...]:
+        is_gone = world.state.calls.by_operation().get("GetShardIterator", 0) > 0
+        return tuple(one for one in list_shards(stream) if one.shard_id != shard or not is_gone)
+
+    if expired is not None:
+        expired.setattr(world.service, "list_shards", list_until_refused)
+
+
 @pytest.mark.parametrize(
     ("cause", "fail", "error"),
     [
@@ -319,18 +334,8 @@ def test_a_start_that_cannot_be_verified_is_left_out_or_ends_the_read(
 ) -> None:
     world = World(shards=2, fail_on_data_loss=fail)
     world.put(20)
-    shards = [key(number).shard for number in range(2)]
-    first, rest = (world.state.records("orders", shard) for shard in shards)
-    refusal = Refusal(code="ResourceNotFoundException")
-    world.state.faults.add(refusal, operation="GetShardIterator", shard=shards[0], count=None)
-    list_shards = world.service.list_shards
-
-    def list_until_refused(stream: StreamRef) -> tuple[Shard, ...]:
-        refused = world.state.calls.by_operation().get("GetShardIterator", 0)
-        hidden = shards[:1] if cause == "expired" and refused else []
-        return tuple(one for one in list_shards(stream) if one.shard_id not in hidden)
-
-    monkeypatch.setattr(world.service, "list_shards", list_until_refused)
+    first, rest = (world.state.records("orders", key(number).shard) for number in range(2))
+    refuse(world, 0, monkeypatch if cause == "expired" else None)
     number = SequenceNumber(first[0].sequence_number)
     start = position(TrimHorizon(), {0: AfterRecord(sequence_number=number)})
     if error is not None:
@@ -339,6 +344,39 @@ def test_a_start_that_cannot_be_verified_is_left_out_or_ends_the_read(
     else:
         assert texts(world, start) == [record.data.decode() for record in rest]
     assert sum(world.slept) < 90
+
+
+@pytest.mark.parametrize("number", [0, 2], ids=["root", "child"])
+@pytest.mark.parametrize("is_timed", [False, True], ids=["latest", "time"])
+@pytest.mark.parametrize("max_records", [None, 1000])
+@pytest.mark.parametrize("fail", [True, False])
+def test_a_closed_shard_that_expires_while_the_read_is_planned_is_a_loss_if_it_is_promised(
+    number: int,
+    is_timed: bool,
+    max_records: int | None,
+    fail: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As that of a child is, whose parent was listed."""
+    world = World(shards=2, fail_on_data_loss=fail)
+    put = world.put(20)
+    for closed in (0, 2):
+        world.state.split("orders", key(closed).shard)
+        put += world.put(20)
+    world.clock.advance(5000)
+    end = at(world.clock.now_ms()) if is_timed else Latest()
+    lost = [record.data.decode() for record in world.state.records("orders", key(number).shard)]
+    refuse(world, number, monkeypatch)
+    if fail and number == 2:
+        with pytest.raises(DataLossError):
+            plan(world, TrimHorizon(), end, max_records=max_records)
+    else:
+        read = texts(world, TrimHorizon(), end, max_records=max_records)
+        assert read == [text for text in put if text not in lost]
+        assert any(key(number).shard in message for message in caplog.messages)
+    assert lost
+    assert sum(world.slept) < 30
 
 
 @pytest.mark.parametrize(
