@@ -497,7 +497,7 @@ class BatchPlanner:
 
     def _lag_of(self, ref: StreamRef) -> dict[ShardId, int]:
         planned = self.last_batch
-        if planned is None or ref.name not in planned.offset.streams:
+        if planned is None or ref.name not in planned.listings:
             return {}
         history = self._end_finder.history
         entries = {**planned.offset.states, **planned.offset.waiting}

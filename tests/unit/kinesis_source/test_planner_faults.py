@@ -155,6 +155,32 @@ def test_a_shard_that_was_never_seen_lags_with_the_age_of_its_stream() -> None:
     assert world.planner.lag()["orders"] == {shard_id(0): age}
 
 
+def test_a_stream_whose_start_is_not_verified_lags_with_its_age() -> None:
+    """It is not read before the starts of all its shards are."""
+    world = World(shards=2)
+    world.put(20)
+    numbers = {
+        key(n): world.state.records("orders", key(n).shard)[0].sequence_number for n in range(2)
+    }
+    points = {
+        shard: AfterRecord(sequence_number=SequenceNumber(number))
+        for shard, number in numbers.items()
+    }
+    world.restart(starting_position=StartingPosition(default=None, by_shard=points))
+    world.state.faults.add(Throttle(), operation="GetRecords", shard=shard_id(0), count=None)
+    for _ in range(3):
+        world.clock.advance(60_000)
+        assert world.trigger() is None
+        age = world.clock.now_ms() - world.state.stream("orders").created_ms
+        lag = world.planner.lag()["orders"]
+        assert lag.keys() == {shard_id(0), shard_id(1)}
+        assert all(age - 5_000 <= one <= age for one in lag.values())
+    world.state.faults.clear()
+    world.clock.advance(60_000)
+    assert len(world.drain()) == 18
+    assert set(world.planner.lag()["orders"].values()) == {0}
+
+
 @pytest.mark.parametrize(
     "fault", [InternalFailure(), DropConnection(), InternalFailure(status=503)]
 )
