@@ -23,13 +23,15 @@ class Benchmark:
 
 
 CATALOGUE: Final = (
-    Benchmark(name="planning.offset_size", minutes=0.5, small="--parts 100 --rounds 1"),
-    Benchmark(name="planning.shard_planning", minutes=1, small="--shards 400 --rounds 1"),
-    Benchmark(name="planning.partition_planning", minutes=1, small="--partitions 400 --rounds 1"),
+    Benchmark(name="planning.offset_size", minutes=0.5, small="--parts 50 --rounds 1"),
+    Benchmark(name="planning.shard_planning", minutes=1, small="--shards 400 --slots 4 --rounds 1"),
+    Benchmark(
+        name="planning.partition_planning", minutes=1, small="--partitions 400 --tasks 8 --rounds 1"
+    ),
     Benchmark(name="planning.pipeline_planning", minutes=1, small="--operators 80 --rounds 1"),
     Benchmark(name="planning.start", minutes=2, small="--rounds 1 --warm-up 0"),
     Benchmark(name="leases.agent", minutes=4, small="--leases 40 --failover 2 --seconds 2"),
-    Benchmark(name="leases.writes", minutes=5, small="--leases 4 --failover 2 --seconds 2"),
+    Benchmark(name="leases.writes", minutes=5, small="--leases 2 --failover 1.5 --seconds 3"),
     Benchmark(name="leases.hand_overs", minutes=8, small="--leases 2 --failover 1 --rounds 1"),
     Benchmark(
         name="leases.lost_driver",
@@ -37,60 +39,64 @@ CATALOGUE: Final = (
         small="--drivers 2 --leases 20 --failover 10",
     ),
     Benchmark(name="kinesis.catch_up", minutes=2, small="--limits 2 --seconds 10"),
-    Benchmark(name="kinesis.catch_up_http", minutes=6, small="--limits 1.25 --seconds 5"),
+    Benchmark(name="kinesis.catch_up_http", minutes=6, small="--limits 1.25 --seconds 4"),
     Benchmark(
         name="kinesis.aligned",
         minutes=25,
         small="--records 200 --megabytes 1 --shards 4 --minutes 0.5",
     ),
-    Benchmark(name="kinesis.planning", minutes=3, small="--shards 1 2 --rounds 1"),
+    Benchmark(name="kinesis.planning", minutes=3, small="--shards 2 --slots 1 --rounds 1"),
     Benchmark(
         name="kinesis.triggers",
         minutes=30,
-        small="--shards 1 --slots 1 --seconds 1 --rounds 1",
+        small="--shards 1 --slots 1 --seconds 0.5 --rounds 1",
     ),
     Benchmark(
         name="kinesis.many_shards",
         minutes=40,
-        small="--shards 4 --slots 1 --batches 2",
+        small="--shards 2 --slots 1 --batches 2",
     ),
     Benchmark(
         name="kinesis.reshard_at_scale",
         minutes=10,
-        small="--shards 4 --slots 1 --batches 2",
+        small="--shards 2 --slots 1 --batches 2",
     ),
     Benchmark(
         name="kinesis.backlog",
         minutes=6,
-        small="--shards 1 --records 1000 --over 1 --silence 0 --rounds 1",
+        small="--shards 1 --records 1000 --over 1 --silence 0.1 --rounds 1",
     ),
-    Benchmark(name="kinesis.metrics", minutes=4, small="--shards 2 --seconds 3"),
-    Benchmark(name="kinesis.memory", minutes=3, small="--gigabytes 0.05"),
-    Benchmark(name="kinesis.neighbour", minutes=10, small="--shards 1 --seconds 10"),
+    Benchmark(name="kinesis.metrics", minutes=4, small="--shards 2 --slots 1 --seconds 1"),
+    Benchmark(name="kinesis.memory", minutes=3, small="--gigabytes 0.02 --by push"),
+    Benchmark(name="kinesis.neighbour", minutes=10, small="--shards 1 --seconds 20"),
     Benchmark(
         name="kinesis.bulk",
         minutes=10,
         small="--shards 2 --records 20000 --rounds 1 --columns data",
     ),
-    Benchmark(name="kinesis.sink", minutes=4, small="--records 20000 --rounds 1 --seconds 4"),
+    Benchmark(
+        name="kinesis.sink", minutes=4, small="--shards 4 --records 2000 --rounds 1 --seconds 1"
+    ),
     Benchmark(name="kinesis.slow_link", minutes=5, small="--rates 4 --tasks 2 --megabytes 1"),
     Benchmark(
         name="kafka.bulk",
         minutes=20,
-        small="--records 20000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0 --columns value",
+        small="--records 2000 --sizes 200 --partitions 2 --rounds 1 --warm-up 0 --columns value",
     ),
     Benchmark(
         name="kafka.native",
         minutes=15,
-        small="--records 20000 --sizes 200 --headers 0 --partitions 2 --rounds 1 --warm-up 0",
+        small="--records 2000 --sizes 200 --headers 1 --partitions 2 --rounds 1 --warm-up 0",
     ),
     Benchmark(
-        name="kafka.memory", minutes=5, small="--megabytes 2 --partitions 2 --batches 1 --pause 0"
+        name="kafka.memory",
+        minutes=5,
+        small="--megabytes 1 --partitions 2 --batches 1 --pause 0 --shapes zstd:1000",
     ),
     Benchmark(
         name="kafka.triggers",
         minutes=15,
-        small="--partitions 2 --tasks 1 --seconds 1 --rounds 1 --warm-up 1",
+        small="--partitions 1 --tasks 1 --seconds 0.2 --rounds 1 --warm-up 0",
     ),
     Benchmark(
         name="kafka.duplicates",
@@ -100,7 +106,7 @@ CATALOGUE: Final = (
     Benchmark(
         name="kafka.exactly_once",
         minutes=2,
-        small="--records 2000 --tasks 2 --rounds 1 --warm-up 0",
+        small="--records 500 --tasks 2 --rounds 1 --warm-up 0",
     ),
 )
 

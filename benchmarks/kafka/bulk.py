@@ -27,7 +27,7 @@ from pyspark.sql.types import StructType
 from benchmarks.kafka.bare import consume_in_processes
 from benchmarks.kafka.feed import fill, new_topic
 from benchmarks.support.report import Report, ratio, spread
-from benchmarks.support.sessions import local_spark
+from benchmarks.support.sessions import run_on_spark
 from benchmarks.support.sources import ReadySource
 from spark_ssp.kafka_source.source import spark_schema
 from spark_ssp.testing.kafka import LocalKafka
@@ -204,12 +204,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
     parser.add_argument("--columns", nargs="+", default=(), help="also read only these")
-    arguments = vars(parser.parse_args())
-    spark = local_spark(CORES, class_path=install())
-    with LocalKafka() as kafka:
-        report = run(spark, kafka, **arguments)
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()), cores=CORES, class_path=install())
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ processes. The first rounds warm up and are dropped (`--warm-up`).
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,13 +21,13 @@ from pathlib import Path
 from typing import Final
 
 from confluent_kafka import Producer
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.kafka.feed import KEYS, new_topic
 from benchmarks.support.processes import cpu_seconds, used_since
 from benchmarks.support.report import Report, ratio, spread
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 from spark_ssp.common.spark.requirement import PROVIDER, PROVIDER_SETTING
 from spark_ssp.kafka_source.dedup.dedup_headers import (
     POSITION_HEADER,
@@ -37,7 +36,7 @@ from spark_ssp.kafka_source.dedup.dedup_headers import (
     WriteId,
     record_hash,
 )
-from spark_ssp.kafka_source.dedup.deduplicate import drop_duplicates
+from spark_ssp.kafka_source.dedup.deduplicate import drop_duplicates, header_column
 from spark_ssp.testing.kafka import LocalKafka
 
 CORES: Final = 2
@@ -77,19 +76,14 @@ def keep_all(records: DataFrame) -> DataFrame:
 
 def drop_by_spark(records: DataFrame) -> DataFrame:
     """Drop by the same identity of a row, with Spark's own operator."""
-    position = F.split(_header(POSITION_HEADER), ":")
+    position = F.split(header_column(POSITION_HEADER), ":")
     row = F.concat_ws(":", position[0], position[2], position[3], position[4])
     return (
-        records.withColumns({"ssp_source": _header(SOURCE_HEADER), "ssp_row": row})
+        records.withColumns({"ssp_source": header_column(SOURCE_HEADER), "ssp_row": row})
         .withWatermark("timestamp", "1 hour")
         .dropDuplicatesWithinWatermark(["topic", "ssp_source", "ssp_row"])
         .drop("ssp_source", "ssp_row")
     )
-
-
-def _header(name: str) -> Column:
-    own = F.filter(F.col("headers"), lambda header: header["key"] == name)
-    return F.try_element_at(own, F.lit(-1))["value"].cast("string")
 
 
 PEERS: Final[dict[str, Callable[[DataFrame], DataFrame]]] = {
@@ -215,12 +209,7 @@ def main() -> None:
     parser.add_argument("--shuffle", type=int, nargs="+", default=[2], help=_SHUFFLE)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=3, help="rounds that do not count")
-    arguments = vars(parser.parse_args())
-    spark = local_spark(CORES)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, LocalKafka() as kafka:
-        report = run(spark, kafka, Path(folder), **arguments)
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()), cores=CORES)
 
 
 if __name__ == "__main__":

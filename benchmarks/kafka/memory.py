@@ -193,10 +193,9 @@ def run(
     partitions: int,
     batches: int,
     pause_s: float,
-    more: Mapping[str, str] | None = None,
     shapes: Sequence[Shape] = SHAPES,
 ) -> Report:
-    """Measure; `more` are options of the source."""
+    """Measure each of `shapes`."""
     report = Report(
         name="kafka.memory",
         command=f"python -m benchmarks.kafka.memory --megabytes {megabytes} "
@@ -208,7 +207,7 @@ def run(
         with new_topic(kafka, partitions) as topic:
             each = fill(kafka, topic, shape, megabytes=megabytes, partitions=partitions)
             held = held_by_a_task(
-                {**kafka.options, **(more or {})},
+                kafka.options,
                 topic,
                 partitions=partitions,
                 records=each,
@@ -242,20 +241,11 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=1_800)
     parser.add_argument("--partitions", type=int, default=64)
     parser.add_argument("--batches", type=int, default=20)
-    parser.add_argument("--pause", type=float, default=0.3)
+    parser.add_argument("--pause", type=float, default=0.3, dest="pause_s")
     parser.add_argument("--shapes", nargs="+", type=_shape, default=SHAPES, help="CODEC:SIZE")
-    parser.add_argument("--option", action="append", default=[], help="NAME=VALUE of the source")
-    arguments = parser.parse_args()
+    arguments = vars(parser.parse_args())
     with LocalKafka() as kafka:
-        report = run(
-            kafka,
-            megabytes=arguments.megabytes,
-            partitions=arguments.partitions,
-            batches=arguments.batches,
-            pause_s=arguments.pause,
-            more=dict(one.split("=", 1) for one in arguments.option),
-            shapes=arguments.shapes,
-        )
+        report = run(kafka, **arguments)
     report.publish()
 
 

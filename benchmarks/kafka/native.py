@@ -29,7 +29,7 @@ from benchmarks.kafka.native_variants import (
 )
 from benchmarks.support.processes import cpu_seconds, used_since
 from benchmarks.support.report import Report, ratio, spread
-from benchmarks.support.sessions import local_spark
+from benchmarks.support.sessions import run_on_spark
 from spark_ssp.testing.kafka import LocalKafka
 
 _CHECKSUM: Final = "sum(xxhash64(*) % 1000003)"
@@ -143,12 +143,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
-    arguments = vars(parser.parse_args())
-    spark = local_spark(CORES)
-    with LocalKafka() as kafka:
-        report = run(spark, kafka, **arguments)
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()), cores=CORES)
 
 
 if __name__ == "__main__":

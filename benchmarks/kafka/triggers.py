@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from benchmarks.kafka.feed import new_topic, producing
 from benchmarks.kinesis.triggers import wait_for_batches
 from benchmarks.support.report import Report, quantile, ratio, spread
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 from spark_ssp.testing.kafka import LocalKafka
 from tests.support.servers.spark_kafka import install
 
@@ -205,12 +204,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=8)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="batches that do not count")
-    arguments = vars(parser.parse_args())
-    spark = local_spark(2, class_path=install())
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder, LocalKafka() as kafka:
-        report = run(spark, kafka, Path(folder), **arguments)
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()), class_path=install())
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ source only between two of them.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.kinesis.service import ServiceProcess, kinesis_service
 from benchmarks.support.report import Report, spread
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 
 LATENCY_S: Final = 0.015
 _TIMEOUT_S: Final = 300
@@ -147,12 +146,7 @@ def main() -> None:
     parser.add_argument("--over", type=float, default=20)
     parser.add_argument("--silence", type=float, default=60)
     parser.add_argument("--rounds", type=int, default=3)
-    arguments = vars(parser.parse_args())
-    spark = local_spark(2)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(spark, Path(folder), **arguments)
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import binascii
 import multiprocessing
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -36,7 +35,7 @@ from pyspark.sql.types import StructType
 
 from benchmarks.support.page_server import STREAM, Load, page_server
 from benchmarks.support.report import Report, ratio, spread
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 from spark_ssp.kinesis_source.source import spark_schema
 
 CORES: Final = 2
@@ -260,12 +259,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=200)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--columns", nargs="+", default=(), help="also read only these")
-    arguments = vars(parser.parse_args())
-    spark = local_spark(CORES)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(spark, Path(folder), **arguments)
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()), cores=CORES)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,22 +21,15 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from benchmarks.support.report import Report
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 from spark_ssp.testing.kinesis import EmbeddedKinesis, Limits
-from tests.support.simulation.catch_up import (
-    MEGABYTE,
-    STREAM,
-    Feed,
-    create_full_stream,
-    in_clumps,
-    steady,
-)
+from tests.support.simulation.catch_up import MEGABYTE, STREAM, Feed, create_full_stream, steady
 
 RECORD_BYTES = 1000
 HOUR_MS = 3_600_000
 
 
-def serve(clump: int) -> None:
+def serve() -> None:
     """Serve the stream until standard input ends; print the endpoint, then a count of GetRecords
     for each line read."""
     begin = time.time_ns() // 1_000_000
@@ -45,8 +37,7 @@ def serve(clump: int) -> None:
     with EmbeddedKinesis(
         clock=lambda: time.time_ns() // 1_000_000 - late, limits=Limits.strict()
     ) as kinesis:
-        arrivals = steady(1000) if clump == 1 else in_clumps(1000, clump)
-        create_full_stream(kinesis.state, Feed.even(arrivals, RECORD_BYTES), begin - HOUR_MS)
+        create_full_stream(kinesis.state, Feed.even(steady(1000), RECORD_BYTES), begin - HOUR_MS)
         late = 0
         print(kinesis.client_settings()["endpoint_url"], flush=True)
         for _ in sys.stdin:
@@ -54,10 +45,10 @@ def serve(clump: int) -> None:
 
 
 @contextmanager
-def _service(clump: int) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "benchmarks.kinesis.catch_up_http", "--serve", str(clump)]
+def _service() -> Iterator[subprocess.Popen[str]]:
+    program = "from benchmarks.kinesis.catch_up_http import serve; serve()"
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         yield process
         if process.stdin is not None:
@@ -73,10 +64,10 @@ def _answer(process: subprocess.Popen[str], request: str = "") -> str:
     return process.stdout.readline().strip()
 
 
-def read(spark: SparkSession, checkpoint: str, limit: int, seconds: float, clump: int) -> list[int]:
+def read(spark: SparkSession, checkpoint: str, limit: int, seconds: float) -> list[int]:
     """Return the records of each batch, and at the end the number of GetRecords calls."""
     sizes = list[int]()
-    with _service(clump) as process:
+    with _service() as process:
         options = {
             "streamName": STREAM,
             "region": "us-east-1",
@@ -112,22 +103,17 @@ def read(spark: SparkSession, checkpoint: str, limit: int, seconds: float, clump
     return [*sizes[before:], calls]
 
 
-def run(
-    spark: SparkSession, folder: Path, *, limits: Sequence[float], seconds: float, clump: int
-) -> Report:
+def run(spark: SparkSession, folder: Path, *, limits: Sequence[float], seconds: float) -> Report:
     """Measure each limit."""
     report = Report(
         name="kinesis.catch_up_http",
         command="python -m benchmarks.kinesis.catch_up_http "
-        f"--limits {' '.join(f'{limit:g}' for limit in limits)} --seconds {seconds:g} "
-        f"--clump {clump}",
+        f"--limits {' '.join(f'{limit:g}' for limit in limits)} --seconds {seconds:g}",
         columns=("limit", "MB/s", "share of calls", "batches", "largest MB"),
     )
     for limit in limits:
         size = round(limit * MEGABYTE)
-        *batches, calls = read(
-            spark, checkpoint_in(folder, f"limit-{limit:g}"), size, seconds, clump
-        )
+        *batches, calls = read(spark, checkpoint_in(folder, f"limit-{limit:g}"), size, seconds)
         speed = sum(batches) * RECORD_BYTES / MEGABYTE / seconds
         largest = max(batches, default=0) * RECORD_BYTES / MEGABYTE
         share = calls / (5 * seconds)
@@ -149,23 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--limits", type=float, nargs="+", default=[1.25, 1.5, 2, 5])
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--clump", type=int, default=1)
-    parser.add_argument("--serve", type=int, help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.serve:
-        serve(arguments.serve)
-        return
-    spark = local_spark(2)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(
-            spark,
-            Path(folder),
-            limits=arguments.limits,
-            seconds=arguments.seconds,
-            clump=arguments.clump,
-        )
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,6 @@ still takes a part of a trigger.
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from benchmarks.kinesis.service import RECORD_BYTES
 from benchmarks.kinesis.triggers import last_batch, wait_for_batches
 from benchmarks.support.processes import cpu_seconds, used_since
 from benchmarks.support.report import Report, quantile
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 
 WARM_UP = 10
 """Batches that do not count."""
@@ -144,18 +143,8 @@ def measure(
     parser.add_argument("--shards", type=int, nargs="+", default=list(shards))
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--batches", type=int, default=batches)
-    arguments = parser.parse_args()
-    spark = local_spark(arguments.slots)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(
-            spark,
-            Path(folder),
-            shards=arguments.shards,
-            slots=arguments.slots,
-            batches=arguments.batches,
-        )
-    spark.stop()
-    report.publish()
+    arguments = vars(parser.parse_args())
+    run_on_spark(run, arguments, cores=arguments["slots"])
 
 
 def main() -> None:

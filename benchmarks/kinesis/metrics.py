@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import threading
 import time
 import urllib.request
@@ -30,7 +29,7 @@ from pyspark.sql import SparkSession
 from benchmarks.kinesis.service import kinesis_service
 from benchmarks.kinesis.triggers import INTERVAL_S, RATE, WARM_UP, wait_for_batches
 from benchmarks.support.report import Report, quantile
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 from spark_ssp import publish_metrics, serve_live_page
 from spark_ssp.operations.jvm_reports import JsonReports
 from spark_ssp.operations.progress import ProgressListener
@@ -198,12 +197,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, nargs="+", default=[16, 128, 1000])
     parser.add_argument("--slots", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=30)
-    arguments = vars(parser.parse_args())
-    spark = local_spark(2)
-    with tempfile.TemporaryDirectory() as folder:
-        report = run(spark, Path(folder), **arguments)
-    report.publish()
-    spark.stop()
+    run_on_spark(run, vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

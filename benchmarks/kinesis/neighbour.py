@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import statistics
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -35,7 +34,7 @@ from pyspark.sql import SparkSession
 from benchmarks.kinesis.service import STREAM, ServiceProcess, kinesis_service
 from benchmarks.kinesis.triggers import wait_for_batches
 from benchmarks.support.report import Report
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 from spark_ssp.testing.kinesis import Limits
 
 SIZE: Final = 1_000
@@ -189,12 +188,7 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--rounds", type=int, default=1)
-    arguments = vars(parser.parse_args())
-    spark = local_spark(2)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(spark, Path(folder), **arguments)
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -42,7 +41,7 @@ from benchmarks.kinesis.service import ServiceProcess, kinesis_service
 from benchmarks.support.growth import log_lines
 from benchmarks.support.processes import ROLES, Role, cpu_seconds, used_since
 from benchmarks.support.report import OUTPUT, Report, Spread, quantile, spread
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 from benchmarks.support.sources import IdleSource
 
 RATE: Final = 1_000
@@ -422,12 +421,7 @@ def main() -> None:
     parser.add_argument(
         "--interval", type=float, default=INTERVAL_S, help="of a busy trigger, seconds"
     )
-    arguments = vars(parser.parse_args())
-    spark = local_spark(2)
-    with tempfile.TemporaryDirectory(prefix="bench-") as folder:
-        report = run(spark, Path(folder), **arguments)
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
 The agent's event loop runs in this process, in simulated time, so that other load on the machine
 changes nothing: every 50 ms it applies the answers and sends the due calls. Its calls are
 real, to a table in another process. `idle`: nothing is read; `busy`: every trigger of one second
-commits progress of every shard. `without batches`: the table refuses them. Threads and pipes are
-missing; the messages that they carry are encoded and decoded.
+commits progress of every shard. Threads and pipes are missing; the messages that they carry are
+encoded and decoded.
 """
 
 from __future__ import annotations
@@ -142,12 +142,12 @@ def owned_rows(number: int) -> list[dict[str, Any]]:
     ]
 
 
-def run(*, leases: Sequence[int], failover: float, seconds: float, batches: bool = True) -> Figures:
+def run(*, leases: Sequence[int], failover: float, seconds: float) -> Figures:
     """Measure each number of leases; the times are in seconds."""
     report = Figures(
         name="leases.agent",
         command=f"python -m benchmarks.leases.agent --leases {' '.join(map(str, leases))}"
-        f" --failover {failover:g} --seconds {seconds:g}{'' if batches else ' --without-batches'}",
+        f" --failover {failover:g} --seconds {seconds:g}",
         columns=(
             "leases",
             "",
@@ -159,7 +159,7 @@ def run(*, leases: Sequence[int], failover: float, seconds: float, batches: bool
     )
     logging.disable(logging.INFO)
     for number in leases:
-        with counting_table(owned_rows(number), batches=batches) as table:
+        with counting_table(owned_rows(number)) as table:
             simulation = Simulation(
                 endpoint_url=table.endpoint_url,
                 leases=number,
@@ -198,14 +198,7 @@ def main() -> None:
     parser.add_argument("--leases", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--failover", type=float, default=10)
     parser.add_argument("--seconds", type=float, default=60)
-    parser.add_argument("--without-batches", action="store_true")
-    arguments = parser.parse_args()
-    run(
-        leases=arguments.leases,
-        failover=arguments.failover,
-        seconds=arguments.seconds,
-        batches=not arguments.without_batches,
-    ).publish()
+    run(**vars(parser.parse_args())).publish()
 
 
 if __name__ == "__main__":

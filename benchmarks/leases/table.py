@@ -40,11 +40,11 @@ class Server:
 
 
 @contextmanager
-def counting_table(rows: Iterable[Row] = (), *, batches: bool = True) -> Iterator[Server]:
-    """One with these rows, within the block; with or without batches of statements."""
+def counting_table(rows: Iterable[Row] = ()) -> Iterator[Server]:
+    """One with these rows, within the block."""
     ours, theirs = _context.Pipe()
     process = _context.Process(
-        target=_serve, args=(theirs, {row[KEY]["S"]: row for row in rows}, batches), daemon=True
+        target=_serve, args=(theirs, {row[KEY]["S"]: row for row in rows}), daemon=True
     )
     process.start()
     theirs.close()
@@ -64,8 +64,8 @@ def counting_table(rows: Iterable[Row] = (), *, batches: bool = True) -> Iterato
             process.join()
 
 
-def _serve(pipe: Connection, rows: dict[str, Row], batches: bool) -> None:
-    table = _Table(rows=rows, batches=batches)
+def _serve(pipe: Connection, rows: dict[str, Row]) -> None:
+    table = _Table(rows=rows)
 
     class Handler(socketserver.StreamRequestHandler):
         def handle(self) -> None:
@@ -114,7 +114,6 @@ def _has_more(incoming: Any) -> bool:
 
 @dataclass(slots=True)
 class _Table:
-    batches: bool
     rows: dict[str, Row]
     counts: Counter[str] = field(default_factory=Counter)
     lock: Any = field(default_factory=threading.Lock)
@@ -132,7 +131,7 @@ class _Table:
                     return 200, {}
                 case "UpdateItem":
                     return self._update(request)
-                case "BatchExecuteStatement" if self.batches:
+                case "BatchExecuteStatement":
                     self.counts["statement"] += len(request["Statements"])
                     return 200, {"Responses": [self._state(one) for one in request["Statements"]]}
         error = {"__type": "com.amazon.coral.service#UnknownOperationException"}

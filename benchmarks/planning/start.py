@@ -13,7 +13,6 @@ The sources take turns, another one first in each round.
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from pathlib import Path
 from typing import Final
@@ -23,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.kafka.feed import fill, new_topic
 from benchmarks.kinesis.service import ServiceProcess, kinesis_service
 from benchmarks.support.report import Report, spread
-from benchmarks.support.sessions import checkpoint_in, local_spark
+from benchmarks.support.sessions import checkpoint_in, run_on_spark
 from benchmarks.support.sources import ReadyStreamSource
 from spark_ssp.testing.kafka import LocalKafka
 from tests.support.servers.spark_kafka import install
@@ -124,12 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warm-up", type=int, default=2, help="rounds that do not count")
-    arguments = vars(parser.parse_args())
-    spark = local_spark(CORES, class_path=install())
-    with LocalKafka() as kafka, tempfile.TemporaryDirectory() as folder:
-        report = run(spark, kafka, Path(folder), **arguments)
-    spark.stop()
-    report.publish()
+    run_on_spark(run, vars(parser.parse_args()), cores=CORES, class_path=install())
 
 
 if __name__ == "__main__":

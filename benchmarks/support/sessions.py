@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
+
+from benchmarks.support.report import Report
+from spark_ssp.testing.kafka import LocalKafka
 
 STREAM = "bench"
 
@@ -31,6 +38,28 @@ def local_spark(cores: int, *, class_path: str = "") -> SparkSession:
     )
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def run_on_spark(
+    run: Callable[..., Report],
+    arguments: Mapping[str, Any],
+    *,
+    cores: int = 2,
+    class_path: str = "",
+) -> None:
+    """Run a benchmark with its command's `arguments`, and with those of session, broker and folder
+    that it takes. Publish its report."""
+    spark = local_spark(cores, class_path=class_path)
+    given: dict[str, Any] = {"spark": spark}
+    with ExitStack() as resources:
+        if "folder" in run.__annotations__:
+            folder = tempfile.TemporaryDirectory(prefix="bench-")
+            given["folder"] = Path(resources.enter_context(folder))
+        if "kafka" in run.__annotations__:
+            given["kafka"] = resources.enter_context(LocalKafka())
+        report = run(**given, **arguments)
+    spark.stop()
+    report.publish()
 
 
 def checkpoint_in(folder: Path, name: str) -> str:

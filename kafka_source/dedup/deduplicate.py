@@ -114,8 +114,8 @@ def _mark(df: DataFrame) -> DataFrame:
     # In two steps: Spark evaluates the search in the headers for each use within one.
     found = df.select(
         "*",
-        _header_column(SOURCE_HEADER).alias(_SOURCE),
-        _header_column(POSITION_HEADER).alias(_POSITION),
+        header_column(SOURCE_HEADER).alias(_SOURCE),
+        header_column(POSITION_HEADER).alias(_POSITION),
     )
     source, position = F.col(_SOURCE), F.col(_POSITION)
     name = F.substring_index(source, "/", 1)
@@ -127,7 +127,8 @@ def _mark(df: DataFrame) -> DataFrame:
     return found.withColumns({_SOURCE: F.when(good, name), _POSITION: F.when(good, position)})
 
 
-def _header_column(name: str) -> Column:
+def header_column(name: str) -> Column:
+    """Return the last value of a header, as text."""
     own = F.filter(F.col("headers"), lambda header: header["key"] == name)
     return F.try_element_at(own, F.lit(-1))["value"].cast("string")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.spark.benchmark_runs import SERVED, check, run_of
+from tests.support.spark.benchmark_runs import SERVED, arguments_of, check, run_of
 
 
 @pytest.mark.parametrize(
@@ -17,4 +17,4 @@ from tests.support.spark.benchmark_runs import SERVED, check, run_of
     ],
 )
 def test_it_runs(name: str, tmp_path: Path) -> None:
-    check(run_of(name)(**SERVED[name]), name, SERVED[name], tmp_path)
+    check(run_of(name)(**arguments_of(name)), name, tmp_path)

@@ -1,4 +1,4 @@
-"""Every benchmark at a size that takes a second or two, and the checks of its report."""
+"""Small runs of every benchmark, and the checks of their reports."""
 
 from __future__ import annotations
 
@@ -16,118 +16,57 @@ from typing import Any, Final, NoReturn
 import pytest
 from pyspark.sql import SparkSession
 
-from benchmarks.kafka.memory import Shape
+from benchmarks.catalogue import CATALOGUE
 from benchmarks.leases.hand_overs import EVENTS
 from benchmarks.support.report import Report
 from benchmarks.targets import AIMS
 from spark_ssp.testing.kafka import LocalKafka
 
-Arguments = Mapping[str, Any]
-"""Of a benchmark's `run`, by name."""
-
-PURE: Final[Mapping[str, Arguments]] = {
-    "planning.offset_size": {"parts": [50], "rounds": 1},
-    "planning.shard_planning": {"shards": 400, "slots": [4], "rounds": 1},
-    "planning.partition_planning": {"partitions": 400, "tasks": [8], "rounds": 1},
-    "planning.pipeline_planning": {"operators": 80, "rounds": 1},
-    "leases.lost_driver": {"drivers": [2], "leases": [20], "failover": [10.0], "rounds": 1},
-    "kinesis.catch_up": {"limits": [2.0], "seconds": 10.0},
-    "kinesis.aligned": {
-        "records": [200],
-        "megabytes": [1],
-        "shards": 4,
-        "minutes": 0.5,
-        "per_second": [0.5, 75.0],
-        "size": 4000,
-    },
-}
+PURE: Final = (
+    "planning.offset_size",
+    "planning.shard_planning",
+    "planning.partition_planning",
+    "planning.pipeline_planning",
+    "leases.lost_driver",
+    "kinesis.catch_up",
+    "kinesis.aligned",
+)
 """They need nothing."""
 
-SERVED: Final[Mapping[str, Arguments]] = {
-    "kafka.exactly_once": {
-        "records": 500,
-        "size": 200,
-        "tasks": 2,
-        "rounds": 1,
-        "warm_up": 0,
-    },
-    "leases.agent": {"leases": [40], "failover": 2.0, "seconds": 2.0},
-    "leases.writes": {"leases": [2], "failover": [1.5], "seconds": 3.0},
-    "kinesis.planning": {"shards": [2], "slots": 1, "rounds": 1},
-    "kinesis.sink": {"shards": 4, "records": 2_000, "size": 200, "rounds": 1, "seconds": 1.0},
-    "kinesis.slow_link": {"rates": [4.0], "tasks": [2], "megabytes": 1.0},
-    "leases.hand_overs": {
-        "leases": 2,
-        "rounds": 1,
-        "failover": 1.0,
-        "events": dict(islice(EVENTS.items(), 1)),
-    },
-}
+SERVED: Final = (
+    "kafka.exactly_once",
+    "leases.agent",
+    "leases.writes",
+    "kinesis.planning",
+    "kinesis.sink",
+    "kinesis.slow_link",
+    "leases.hand_overs",
+)
 """They start services and workers by themselves."""
 
-ON_SPARK: Final[Mapping[str, Arguments]] = {
-    "kafka.bulk": {
-        "records": 2_000,
-        "sizes": [200],
-        "partitions": [2],
-        "rounds": 1,
-        "warm_up": 0,
-        "columns": ["value"],
-    },
-    "planning.start": {"rounds": 1, "warm_up": 0},
-    "kafka.native": {
-        "records": 2_000,
-        "sizes": [200],
-        "headers": [1],
-        "partitions": 2,
-        "rounds": 1,
-        "warm_up": 0,
-    },
-    "kafka.memory": {
-        "megabytes": 1,
-        "partitions": 2,
-        "batches": 1,
-        "pause_s": 0.0,
-        "shapes": [Shape(codec="zstd", size=1_000)],
-    },
-    "kafka.triggers": {
-        "partitions": [1],
-        "tasks": 1,
-        "seconds": 0.2,
-        "rounds": 1,
-        "warm_up": 0,
-    },
-    "kafka.duplicates": {
-        "records": 2_000,
-        "size": 200,
-        "partitions": 2,
-        "shuffle": [2],
-        "rounds": 1,
-        "warm_up": 0,
-    },
-    "kinesis.backlog": {
-        "shards": 1,
-        "records": 1_000,
-        "over": 1.0,
-        "silence": 0.1,
-        "rounds": 1,
-    },
-    "kinesis.catch_up_http": {"limits": [1.25], "seconds": 4.0, "clump": 1},
-    "kinesis.metrics": {"shards": [2], "slots": 1, "seconds": 1.0},
-    "kinesis.memory": {"gigabytes": 0.02, "size": 1_000, "by": "push"},
-    "kinesis.neighbour": {"shards": 1, "seconds": 20.0, "rounds": 1},
-    "kinesis.many_shards": {"shards": [2], "slots": 1, "batches": 2},
-    "kinesis.reshard_at_scale": {"shards": [2], "slots": 1, "batches": 2},
-    "kinesis.triggers": {"shards": [1], "slots": 1, "seconds": 0.5, "rounds": 1},
-    "kinesis.bulk": {
-        "shards": [2],
-        "records": 20_000,
-        "size": 200,
-        "rounds": 1,
-        "columns": ["data"],
-    },
+ON_SPARK: Final = (
+    "kafka.bulk",
+    "planning.start",
+    "kafka.native",
+    "kafka.memory",
+    "kafka.triggers",
+    "kafka.duplicates",
+    "kinesis.backlog",
+    "kinesis.catch_up_http",
+    "kinesis.metrics",
+    "kinesis.memory",
+    "kinesis.neighbour",
+    "kinesis.many_shards",
+    "kinesis.reshard_at_scale",
+    "kinesis.triggers",
+    "kinesis.bulk",
+)
+"""They take a session, a broker or a folder."""
+
+_FEWER: Final[Mapping[str, Mapping[str, Any]]] = {
+    "leases.hand_overs": {"events": dict(islice(EVENTS.items(), 1))}
 }
-"""Arguments of each benchmark, without a session and other fixtures."""
+"""Arguments of `run` that no command has."""
 
 
 MAY_BE_ZERO: Final = frozenset(
@@ -149,16 +88,21 @@ def run_of(name: str) -> Callable[..., Report]:
     return run
 
 
-def run_on_spark(
-    name: str, spark: SparkSession, kafka: LocalKafka, folder: Path, **arguments: Any
-) -> Report:
+def arguments_of(name: str) -> dict[str, Any]:
+    """Return the arguments of a benchmark's `run` in a small run, without a session and other
+    fixtures."""
+    (small,) = (one.small for one in CATALOGUE if one.name == name)
+    return {**vars(parsed(f"python -m benchmarks.{name} {small}")), **_FEWER.get(name, {})}
+
+
+def run_on_spark(name: str, spark: SparkSession, kafka: LocalKafka, folder: Path) -> Report:
     """With those of session, broker, folder and place for a picture that it takes; the picture is
     there then."""
     run = run_of(name)
     plot = folder / "plot.png"
     given = {"spark": spark, "kafka": kafka, "folder": folder, "plot": plot}
     taken = {word: given[word] for word in given if word in run.__annotations__}
-    report = run(**taken, **arguments)
+    report = run(**taken, **arguments_of(name))
     assert "plot" not in taken or is_picture(plot)
     return report
 
@@ -191,9 +135,9 @@ def parsed(command: str) -> argparse.Namespace:
     return caught.value.arguments
 
 
-def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None:
-    """Check that every figure is present, also those of targets, and that the command repeats the
-    run."""
+def check(report: Report, name: str, folder: Path) -> None:
+    """Check that every figure of a small run is present, also those of targets, and that the
+    command repeats the run."""
     assert report.name == name
     assert report.rows
     assert len(report.figures) == len(report.rows)
@@ -224,7 +168,7 @@ def check(report: Report, name: str, arguments: Arguments, folder: Path) -> None
     modes = {aim.row["mode"] for aim in AIMS if aim.benchmark == name and "mode" in aim.row}
     assert modes <= {figures.get("mode") for figures in report.figures}
     assert shlex.split(report.command)[2] == f"benchmarks.{name}"
-    understood = vars(parsed(report.command))
+    arguments, understood = arguments_of(name), vars(parsed(report.command))
     for word in arguments.keys() & understood.keys():
         assert understood[word] == arguments[word], f"--{word} in {report.command}"
     written = json.loads(report.publish(folder).read_text(encoding="utf-8"))

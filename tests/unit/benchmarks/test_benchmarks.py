@@ -29,14 +29,12 @@ from tests.support.spark.benchmark_runs import (
     ON_SPARK,
     PURE,
     SERVED,
+    arguments_of,
     check,
     is_picture,
     parsed,
     run_of,
 )
-
-CONVERTED = {"kafka.memory", "kinesis.catch_up_http", "leases.agent"}
-"""Benchmarks whose `main` converts its command's arguments; others pass them on as they are."""
 
 
 def test_every_benchmark_is_in_the_catalogue_and_in_a_test() -> None:
@@ -49,15 +47,14 @@ def test_every_benchmark_is_in_the_catalogue_and_in_a_test() -> None:
 def test_a_small_run_is_a_command(benchmark: Benchmark) -> None:
     arguments = vars(parsed(f"python -m benchmarks.{benchmark.name} {benchmark.small}"))
     assert arguments
-    if benchmark.name not in CONVERTED:
-        run = inspect.signature(run_of(benchmark.name))
-        fixtures = (p for p in run.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
-        run.bind(*fixtures, **arguments)
+    run = inspect.signature(run_of(benchmark.name))
+    fixtures = (p for p in run.parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD)
+    run.bind(*fixtures, **arguments)
 
 
 @pytest.mark.parametrize("name", PURE)
 def test_it_runs(name: str, tmp_path: Path) -> None:
-    check(run_of(name)(**PURE[name]), name, PURE[name], tmp_path)
+    check(run_of(name)(**arguments_of(name)), name, tmp_path)
 
 
 def test_latency_lasts_from_the_timestamp_to_the_end_of_the_trigger() -> None:
