@@ -86,18 +86,11 @@ class DefaultSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
         columns that are not parts of records, or UnsupportedError for the mode `overwrite`."""
-        from spark_ssp.common.errors import UnsupportedError
-        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.common.spark.schema_check import check_append, check_not_table
         from spark_ssp.kafka_source.sink.table_sink import KafkaBatchWriter
 
         check_not_table(FORMAT, self._options)
-        if overwrite:
-            raise UnsupportedError(
-                "df.write.mode(...)",
-                found="overwrite",
-                expected="append: records of a topic are not replaced",
-                next_step='use .mode("append"); to start over, delete the topic and create it',
-            )
+        check_append("topic", overwrite=overwrite)
         return KafkaBatchWriter(self._options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

@@ -95,18 +95,11 @@ class DefaultSource(DataSource):
         """Return the writer of a batch query. Raises InvalidOptionsError, InvalidRowsError for
         columns that are not parts of records, the errors of a stream that does not exist or may not
         be described, or UnsupportedError for the mode `overwrite`."""
-        from spark_ssp.common.errors import UnsupportedError
-        from spark_ssp.common.spark.schema_check import check_not_table
+        from spark_ssp.common.spark.schema_check import check_append, check_not_table
         from spark_ssp.kinesis_source.sink.table_sink import KinesisBatchWriter
 
         check_not_table(FORMAT, self._options)
-        if overwrite:
-            raise UnsupportedError(
-                "df.write.mode(...)",
-                found="overwrite",
-                expected="append: records of a stream are not replaced",
-                next_step='use .mode("append"); to start over, delete the stream and create it',
-            )
+        check_append("stream", overwrite=overwrite)
         return KinesisBatchWriter(self._options, schema)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:

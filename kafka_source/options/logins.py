@@ -11,7 +11,7 @@ from typing import Final
 
 from spark_ssp.common.errors import shown
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.common.options.spec import BadValueError, Fault, closest
+from spark_ssp.common.options.spec import BadValueError, Fault, bad_value, closest
 from spark_ssp.kafka_source.options.property_names import words
 from spark_ssp.kafka_source.options.property_values import (
     KEYSTORE,
@@ -107,7 +107,7 @@ def _translate_module(module: LoginModule) -> dict[str, str]:
     name = _simple_name(module.name)
     translate = _MODULES.get(name)
     if translate is None:
-        raise _bad_value(
+        raise bad_value(
             f"the login module {module.name}",
             f"one of {', '.join(sorted((*_MODULES, _IAM_MODULE)))}",
             "Java classes cannot run here: use a mechanism that librdkafka has "
@@ -119,7 +119,7 @@ def _translate_module(module: LoginModule) -> dict[str, str]:
 def _password(name: str, options: Mapping[str, str]) -> dict[str, str]:
     """PLAIN and SCRAM."""
     if options.get("tokenauth", "false").lower() != "false":
-        raise _bad_value(
+        raise bad_value(
             f"{name} with tokenauth: a delegation token",
             "a user and a password",
             "give a user's own name and password without tokenauth: librdkafka does not log in by "
@@ -131,7 +131,7 @@ def _password(name: str, options: Mapping[str, str]) -> dict[str, str]:
 
 def _kerberos(name: str, options: Mapping[str, str]) -> dict[str, str]:
     if options.get("useTicketCache", "false").lower() == "true":
-        raise _bad_value(
+        raise bad_value(
             f"{name} with useTicketCache",
             "a keytab",
             "give useKeyTab=true with keyTab and principal",
@@ -264,7 +264,7 @@ def _read_iam_options(module: LoginModule, draft: PropertyDraft) -> None:
     try:
         _check_keys(name, options, required=(), allowed=(*_IAM_OPTIONS, *_IAM_WITHOUT_EFFECT))
         if "awsProfileName" in options and "awsRoleArn" in options:
-            raise _bad_value(
+            raise bad_value(
                 f"{name} with awsProfileName and awsRoleArn",
                 "one of them",
                 "keep one: a profile can name a role by role_arn",
@@ -311,7 +311,7 @@ def _check_keys(
 ) -> None:
     missing = [key for key in required if not options.get(key)]
     if missing:
-        raise _bad_value(
+        raise bad_value(
             f"{name} without {' and '.join(missing)}",
             f"{name} with {' and '.join(required)}",
             "give them",
@@ -324,7 +324,7 @@ def _check_keys(
             key if key in _JAVA_KEYS else f"an unknown key in place {places[key]}" for key in others
         ]
         meant = [found for key in others if (found := closest(key, {one: one for one in taken}))]
-        raise _bad_value(
+        raise bad_value(
             f"{name} with {' and '.join(named)}",
             f"{name} with {', '.join(taken)}",
             f"did you mean {' and '.join(meant)}?"
@@ -349,10 +349,6 @@ _JAVA_KEYS: Final = words(
 )
 """Keys of Java's login modules, which an error may name. Another word may be part of a secret that
 is not quoted as it must be."""
-
-
-def _bad_value(found: str, expected: str, next_step: str) -> BadValueError:
-    return BadValueError(Fault(found=found, expected=expected, next_step=next_step))
 
 
 # --- The grammar of `sasl.jaas.config`: one login module with its options -------------------------

@@ -168,7 +168,7 @@ def _repeated(values: Sequence[str], lengths: Sequence[int]) -> pa.Array:
     return pa.Array.from_buffers(pa.string(), len(sizes), buffers)
 
 
-def numeric_column(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
+def numeric_column(kind: pa.DataType, values: npt.NDArray[Any] | array[int]) -> pa.Array:
     """Return a column over numbers of the same width as `kind`."""
     return pa.Array.from_buffers(
         kind, len(values), [None, pa.py_buffer(np.ascontiguousarray(values))]
@@ -176,11 +176,6 @@ def numeric_column(kind: pa.DataType, values: npt.NDArray[Any]) -> pa.Array:
 
 
 # --- Columns from Python's values -----------------------------------------------------------------
-
-
-def integer_column(kind: pa.DataType, values: array[int]) -> pa.Array:
-    """Return a column over integers of the same width as `kind`."""
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
 
 
 def string_column(values: Iterable[str]) -> pa.Array:

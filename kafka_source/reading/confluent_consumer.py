@@ -30,7 +30,7 @@ from spark_ssp.kafka_source.reading.arrow_batches import (
     binary_column,
     header_bytes,
     headers_column,
-    integer_column,
+    numeric_column,
     record_name,
     rows_within,
     split_runs,
@@ -176,14 +176,14 @@ class ConfluentConsumer:
         if "timestamp" in columns or "timestampType" in columns:
             times = list(map(Message.timestamp, messages))
             # librdkafka's kinds are 0 for none, 1 and 2; Spark's, as Java's, are one less.
-            time_types = integer_column(pa.int32(), array("i", [kind - 1 for kind, _ in times]))
+            time_types = numeric_column(pa.int32(), array("i", [kind - 1 for kind, _ in times]))
             millis = array("q", [millis if kind else -1 for kind, millis in times])
-            times_ms = integer_column(pa.int64(), millis)
+            times_ms = numeric_column(pa.int64(), millis)
         if "headers" in columns:
             headers = headers_column(_headers(messages, runs))
         records = RecordColumns(
             runs=runs,
-            offsets=integer_column(pa.int64(), _offsets(messages)),
+            offsets=numeric_column(pa.int64(), _offsets(messages)),
             keys=keys,
             values=values,
             times_ms=times_ms,

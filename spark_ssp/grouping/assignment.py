@@ -264,7 +264,7 @@ def _tasks_by_counts(
         return None
     plain = {
         ssp.partition: task
-        for task, ssps in grouper.group([_ssp(stream, n) for n in range(counts[0])]).items()
+        for task, ssps in grouper.group([stream.partition(n) for n in range(counts[0])]).items()
         for ssp in ssps
     }
     return {number: plain[number % counts[0]] for number in range(counts[-1])}
@@ -279,10 +279,6 @@ def _owners_by_stream(tasks: Grouping) -> Owners:
         SystemStream(system=system, stream=stream): numbers
         for (system, stream), numbers in found.items()
     }
-
-
-def _ssp(stream: SystemStream, partition: int) -> SystemStreamPartition:
-    return SystemStreamPartition(system=stream.system, stream=stream.stream, partition=partition)
 
 
 # --- Writing -------------------------------------------------------------------------------------
@@ -328,7 +324,7 @@ def _decode_v2(document: Json) -> TaskAssignment:
         tasks = _tasks_by_counts(_decode_grouper(document), stream, counts[stream])
         if tasks is None:
             raise ValueError(f"{stream} is not in the tasks, which do not follow from its counts")
-        owners.update({_ssp(stream, number): task for number, task in tasks.items()})
+        owners.update({stream.partition(number): task for number, task in tasks.items()})
     return _assignment(document, counts, owners)
 
 

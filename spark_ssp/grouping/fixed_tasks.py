@@ -164,7 +164,7 @@ class FixedTasks:
         for ssp in fresh:
             origin = self.expansion.partition_before_expansion(ssp.partition, new, old)
             _check_origin(stream, ssp.partition, origin, new, old, self.expansion)
-            owners[ssp] = kept[_partition_of(stream, origin)]
+            owners[ssp] = kept[stream.partition(origin)]
         return owners
 
 
@@ -178,10 +178,6 @@ def _by_stream(owners: Mapping[SystemStreamPartition, TaskName]) -> dict[SystemS
     for ssp, task in owners.items():
         streams.setdefault(ssp.system_stream, {})[ssp] = task
     return streams
-
-
-def _partition_of(stream: SystemStream, partition: int) -> SystemStreamPartition:
-    return SystemStreamPartition(system=stream.system, stream=stream.stream, partition=partition)
 
 
 def _numbers(owners: Owners) -> frozenset[int]:

@@ -89,6 +89,10 @@ class SystemStream:
     def __str__(self) -> str:
         return f"{self.system}/{self.stream}"
 
+    def partition(self, number: int) -> SystemStreamPartition:
+        """Return one of its partitions."""
+        return SystemStreamPartition(system=self.system, stream=self.stream, partition=number)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class SystemStreamPartition:

@@ -118,10 +118,9 @@ class StreamSnapshot:
     max_lag: int | None = None
     """Of all its shards, shown or not. None without a status of the reader."""
     total_lag: int | None = None
-    not_shown: int = 0
-    """Shards whose lag the report does not contain: a report shows those farthest behind."""
     not_shown_max_lag: int | None = None
-    """An upper bound of the lag of those: the smallest lag shown."""
+    """An upper bound of the lag of shards whose lag the report does not contain: the smallest lag
+    shown. A report shows the shards farthest behind."""
     states: Mapping[ReadState, int] = field(default_factory=dict)
     """The number of shards in each state, of all its shards."""
     leases: LeaseCounts | None = None
@@ -295,14 +294,12 @@ def _kinesis_stream(
             parents=_parents(parents, shard),
         )
     shards = tuple(found[shard] for shard in sorted(found))
-    not_shown = int(entry.get("shardsNotShown", 0))
     return StreamSnapshot(
         name=name,
         shards=shards,
         max_lag=entry.get("maxMillisBehindLatest"),
         total_lag=entry.get("sumMillisBehindLatest"),
-        not_shown=not_shown,
-        not_shown_max_lag=min(lag.values(), default=None) if not_shown else None,
+        not_shown_max_lag=min(lag.values(), default=None) if entry.get("shardsNotShown") else None,
         states=_states(entry.get("shards"), shards),
         leases=_leases(entry.get("leases")),
         fan_out=_fan_out(entry.get("fanOut")),

@@ -101,6 +101,11 @@ class BadValueError(ValueError):
         )
 
 
+def bad_value(found: str, expected: str, next_step: str) -> BadValueError:
+    """Return the error of one fault."""
+    return BadValueError(Fault(found=found, expected=expected, next_step=next_step))
+
+
 # --- Declarations --------------------------------------------------------------------------------
 
 

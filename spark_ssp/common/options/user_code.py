@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Generic, TypeVar
 
 from spark_ssp.common.errors import AccessError, shown
-from spark_ssp.common.options.spec import BadValueError, Fault
+from spark_ssp.common.options.spec import BadValueError, Fault, bad_value
 
 CLASSES: Final = "SPARK_SSP_ALLOWED_CLASSES"
 """Dotted paths of classes and functions, comma separated; `my_company.ids.*` is every one of the
@@ -89,7 +89,7 @@ class PluginSpec(Generic[T]):
         factory = _imported(dotted_path, self.example)
         make = self.maker(factory) if isinstance(factory, type) else None
         if make is None:
-            raise _bad(
+            raise bad_value(
                 f"{shown(dotted_path)}, which is not a class",
                 f"the dotted path of a class that has {self.method}()",
                 "name the class itself",
@@ -99,7 +99,7 @@ class PluginSpec(Generic[T]):
         try:
             made = make()
         except Exception as error:  # noqa: BLE001 - the user's code
-            raise _bad(
+            raise bad_value(
                 f"{shown(dotted_path)}, whose constructor raised {type(error).__name__}",
                 self.made_how,
                 "correct its constructor",
@@ -109,7 +109,7 @@ class PluginSpec(Generic[T]):
         return made
 
     def _without_method(self, dotted_path: str) -> BadValueError:
-        return _bad(
+        return bad_value(
             f"{shown(dotted_path)}, which has no method {self.method}",
             f"a class like {self.protocol.__module__}.{self.protocol.__qualname__}",
             "add the method, or name another class",
@@ -119,7 +119,7 @@ class PluginSpec(Generic[T]):
 def _imported(dotted_path: str, example: str) -> Any:
     module_name, _, name = dotted_path.rpartition(".")
     if not all(part.isidentifier() for part in dotted_path.split(".")) or not module_name:
-        raise _bad(
+        raise bad_value(
             shown(dotted_path),
             f"a dotted path such as {example}",
             "write the module, a dot and the class",
@@ -128,23 +128,19 @@ def _imported(dotted_path: str, example: str) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # noqa: BLE001 - the user's code
-        raise _bad(
+        raise bad_value(
             f"{shown(dotted_path)}, whose module {module_name} cannot be imported "
             f"({type(error).__name__})",
             "a module that the driver can import",
             "check the name, and that the module is installed on the driver",
         ) from None
     if not hasattr(module, name):
-        raise _bad(
+        raise bad_value(
             f"{shown(dotted_path)}: {module_name} has no {name}",
             "a class of that module",
             "check the name",
         )
     return getattr(module, name)
-
-
-def _bad(found: str, expected: str, next_step: str) -> BadValueError:
-    return BadValueError(Fault(found=found, expected=expected, next_step=next_step))
 
 
 # --- Functions ------------------------------------------------------------------------------------

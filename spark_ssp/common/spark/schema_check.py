@@ -37,6 +37,18 @@ def check_not_table(format_: str, options: Mapping[str, str]) -> None:
     )
 
 
+def check_append(holder: str, *, overwrite: bool) -> None:
+    """Raise UnsupportedError for a batch write in the mode `overwrite`. `holder` is the word for
+    the stream or topic."""
+    if overwrite:
+        raise UnsupportedError(
+            "df.write.mode(...)",
+            found="overwrite",
+            expected=f"append: records of a {holder} are not replaced",
+            next_step=f'use .mode("append"); to start over, delete the {holder} and create it',
+        )
+
+
 # --- Columns of a source -------------------------------------------------------------------------
 
 

@@ -55,8 +55,8 @@ import numpy as np
 import pyarrow as pa
 from spark_ssp.common.columns import Column
 from spark_ssp.kafka_source.reading.arrow_batches import (
-    RecordColumns, all_columns, binary_column, headers_column, headers_from_counts, integer_column,
-    numeric_column, record_batch, string_column
+    RecordColumns, all_columns, binary_column, headers_column, headers_from_counts, numeric_column,
+    record_batch, string_column
 )
 from tests.support.kafka.reading import task
 from tests.support.kafka.partitions import ssp
@@ -66,9 +66,9 @@ for column in (headers_column([[("h", b"v")], None]), headers):
         runs=[(ssp("orders", 3), 2)],
         keys=binary_column([b"a", None]),
         values=binary_column([b"1", b"2"]),
-        offsets=integer_column(pa.int64(), array("q", [5, 9])),
+        offsets=numeric_column(pa.int64(), array("q", [5, 9])),
         times_ms=numeric_column(pa.int64(), np.array([1, 2])),
-        time_types=integer_column(pa.int32(), array("i", [0, 1])),
+        time_types=numeric_column(pa.int32(), array("i", [0, 1])),
         headers=column,
     )
     requested = (*all_columns(include_headers=True, include_task=True), Column("key", is_text=True))

@@ -17,7 +17,7 @@ from spark_ssp.kafka_source.reading.arrow_batches import (
     all_columns,
     binary_column,
     headers_column,
-    integer_column,
+    numeric_column,
     record_batch,
     rows_within,
     split_runs,
@@ -54,9 +54,9 @@ def test_a_batch_of_two_partitions_with_its_task() -> None:
         runs=[(ssp("orders", 3), 2), (ssp("zoë", 1), 1)],
         keys=binary_column([b"a", None, b""]),
         values=binary_column([b"1", b"\xff", None]),
-        offsets=integer_column(pa.int64(), array("q", [5, 9, 0])),
-        times_ms=integer_column(pa.int64(), array("q", [1_700_000_000_123, 0, -1])),
-        time_types=integer_column(pa.int32(), array("i", [0, 1, -1])),
+        offsets=numeric_column(pa.int64(), array("q", [5, 9, 0])),
+        times_ms=numeric_column(pa.int64(), array("q", [1_700_000_000_123, 0, -1])),
+        time_types=numeric_column(pa.int32(), array("i", [0, 1, -1])),
     )
     batch = record_batch(
         columns, all_columns(include_headers=False, include_task=True), task(number=4)
@@ -82,9 +82,9 @@ def test_a_time_that_is_no_timestamp_is_an_error_that_names_the_record(sign: int
             runs=[(ssp("orders", 3), 2), (ssp("zoë", 1), 2)],
             keys=binary_column([None] * 4),
             values=binary_column([None] * 4),
-            offsets=integer_column(pa.int64(), array("q", [5, 9, 70, 71])),
-            times_ms=integer_column(pa.int64(), array("q", [0, -1, millis, 1])),
-            time_types=integer_column(pa.int32(), array("i", [0] * 4)),
+            offsets=numeric_column(pa.int64(), array("q", [5, 9, 70, 71])),
+            times_ms=numeric_column(pa.int64(), array("q", [0, -1, millis, 1])),
+            time_types=numeric_column(pa.int32(), array("i", [0] * 4)),
         )
 
     requested = all_columns(include_headers=False, include_task=False)
@@ -137,9 +137,9 @@ def records_of(pairs: list[tuple[bytes | None, bytes | None]]) -> RecordColumns:
         runs=runs,
         keys=binary_column([key for key, _ in pairs]),
         values=binary_column([value for _, value in pairs]),
-        offsets=integer_column(pa.int64(), array("q", range(10, 10 + count))),
-        times_ms=integer_column(pa.int64(), array("q", range(count))),
-        time_types=integer_column(pa.int32(), array("i", [0] * count)),
+        offsets=numeric_column(pa.int64(), array("q", range(10, 10 + count))),
+        times_ms=numeric_column(pa.int64(), array("q", range(count))),
+        time_types=numeric_column(pa.int32(), array("i", [0] * count)),
         headers=headers_column([[("h", value)] if value else None for _, value in pairs]),
     )
 

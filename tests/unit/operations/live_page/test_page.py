@@ -122,7 +122,7 @@ def large_history(batches: int) -> Iterator[QuerySnapshot]:
         shown = tuple(
             replace(each, lag=None) if each.shard in hidden else each for each in stream.shards
         )
-        hiding = replace(stream, shards=shown, not_shown=len(hidden), not_shown_max_lag=0)
+        hiding = replace(stream, shards=shown, not_shown_max_lag=0)
         yield replace(one, sources=(replace(source, streams=(hiding,)),))
 
 

@@ -98,7 +98,7 @@ def test_a_shard_that_the_report_leaves_out_is_unknown_whatever_its_bound() -> N
     first = snapshot(0, by_id(shard(0, 0, 700_000), shard(1, 0, None)))
     (source,) = first.sources
     (stream,) = source.streams
-    bounded = replace(stream, not_shown=1, not_shown_max_lag=700_000)
+    bounded = replace(stream, not_shown_max_lag=700_000)
     found = timeline(replace(first, sources=(replace(source, streams=(bounded,)),)))
     levels = {bar.shard: bar.spans[-1].level for bar in found.bars}
     assert levels == {shard_id(0): DelayLevel.SEVERE, shard_id(1): DelayLevel.UNKNOWN}
