@@ -45,6 +45,7 @@ from spark_ssp.operations.inspection.lease_table import ObservedTable, observe_t
 from spark_ssp.operations.inspection.positions import (
     PartitionRow,
     ShardRow,
+    only_planned,
     partition_rows,
     record_id,
     shard_rows,
@@ -279,14 +280,24 @@ def _start(
     source = only_source(found, number)
     match source.committed:
         case Offset(streams=streams) as offset if streams:
-            return _start_of_kinesis(offset, dropped, skips, aws)
+            start = _start_of_kinesis(offset, dropped, skips, aws)
         case (KafkaOffset() | SparkOffset()) as offset if offset.positions:
-            return _start_of_kafka(offset, dropped, skips, kafka)
-    raise CheckpointFolderError(
-        f"source {source.index} of {found.location}",
-        found="no committed batch with a position",
-        expected="a batch that ended",
-        next_step="start the other query with the same start as this one",
+            start = _start_of_kafka(offset, dropped, skips, kafka)
+        case _:
+            raise CheckpointFolderError(
+                f"source {source.index} of {found.location}",
+                found="no committed batch with a position",
+                expected="a batch that ended",
+                next_step="start the other query with the same start as this one",
+            )
+    return replace(start, notes=(*start.notes, *map(_left_out, only_planned(source))))
+
+
+def _left_out(name: str) -> str:
+    return (
+        f"{name} is only in the batch that is planned and not committed: it is left out. Read it "
+        "in the other query too, or in one of its own, from its start in this query: that is the "
+        "position COMMITTED, or PLANNED without one, which spark-ssp checkpoint shows"
     )
 
 
@@ -582,7 +593,9 @@ def _source_document(source: Source, measured: _Measured | None) -> dict[str, An
             | ({} if measured is None else measured.document(source, row))
             for row in shard_rows(source)
         ]
+        document["onlyPlanned"] = only_planned(source)
     elif isinstance(newest, KafkaOffset | SparkOffset):
+        document["onlyPlanned"] = only_planned(source)
         document["topics"] = {name: {"id": known} for name, known in _topic_ids(newest).items()}
         document["partitions"] = [
             asdict(row) | ({} if measured is None else measured.document(source, row))

@@ -12,6 +12,7 @@ from spark_ssp.grouping.assignment import whole_streams
 from spark_ssp.grouping.identifiers import ShardKey, SystemStreamPartition
 from spark_ssp.kafka_source.model.offset import Offset as KafkaOffset
 from spark_ssp.kafka_source.model.ranges import plan_ranges
+from spark_ssp.kafka_source.model.topic import kafka_name
 from spark_ssp.kafka_source.planning.spark_checkpoint import SparkOffset
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset
 from spark_ssp.kinesis_source.model.shard import (
@@ -176,6 +177,24 @@ def partition_rows(source: Source) -> list[PartitionRow]:
             )
         )
     return rows
+
+
+def only_planned(source: Source) -> tuple[str, ...]:
+    """Return the streams or topics that the planned batch has and the committed one lacks, sorted.
+    With the option `assign` also such partitions of other topics."""
+    start, end = source.committed, source.planned
+    if isinstance(end, Offset):
+        known = start.streams.keys() if isinstance(start, Offset) else ()
+        return tuple(sorted(end.streams.keys() - known))
+    before = _positions(start)
+    topics, is_whole = {ssp.stream for ssp in before}, has_whole_topics(before)
+    found: set[str] = set()
+    for ssp in _positions(end).keys() - before.keys():
+        if ssp.stream not in topics:
+            found.add(ssp.stream)
+        elif not is_whole:
+            found.add(kafka_name(ssp))
+    return tuple(sorted(found))
 
 
 def has_whole_topics(partitions: Collection[SystemStreamPartition]) -> bool:

@@ -172,6 +172,29 @@ def test_a_stream_that_is_gone_can_be_dropped(
     assert found.document()["streamName"] == "orders"
 
 
+def test_a_stream_that_only_the_planned_batch_has_is_named(cloud: Cloud, tmp_path: Path) -> None:
+    for name in ("orders", "clicks"):
+        cloud.kinesis.state.create_stream(name, shards=1)
+    created = {name: cloud.created_ms(name) for name in ("orders", "clicks")}
+    checkpoint = WrittenCheckpoint(path=tmp_path / "c")
+    ends = [
+        kinesis_end({0: TrimHorizon()}, created["orders"], others=others)
+        for others in ({}, {"clicks": created["clicks"]})
+    ]
+    checkpoint.plan(0, ends[0], cloud.clock.now_ms())
+    checkpoint.commit(0, cloud.clock.now_ms())
+    arguments = ("checkpoint", str(checkpoint.path), "--as-starting-position")
+    before = cloud.run(*arguments)
+    assert (before.code, before.err) == (0, "")
+    checkpoint.plan(1, ends[1], cloud.clock.now_ms())
+    found = cloud.run(*arguments)
+    assert (found.code, found.out) == (0, before.out)
+    (note,) = found.err.splitlines()
+    assert "clicks" in note
+    (source,) = cloud.run("checkpoint", str(checkpoint.path), "--json").document()["sources"]
+    assert source["onlyPlanned"] == ["clicks"]
+
+
 def test_the_delay_of_the_committed_and_of_the_planned_batch(cloud: Cloud, tmp_path: Path) -> None:
     """Of a deleted stream it is unknown, and never 0."""
     cloud.kinesis.state.create_stream("orders", shards=2)

@@ -124,6 +124,30 @@ def test_the_starting_offsets_of_a_kafka_checkpoint() -> None:
     assert "--bootstrap-servers" in found.err
 
 
+@pytest.mark.parametrize(
+    ("committed", "planned", "left_out"),
+    [
+        ({"orders": {"0": 7}}, {"orders": {"0": 9}}, []),
+        ({"orders": {"0": 7}}, {"orders": {"0": 9, "1": 2}}, []),  # as the next note says
+        ({"orders": {"0": 7}}, {"orders": {"0": 9}, "clicks": {"0": 2, "1": 2}}, ["clicks"]),
+        ({"orders": {"1": 7}}, {"orders": {"1": 9, "3": 2}, "a": {"3": 1}}, ["a", "orders-3"]),
+    ],
+)
+def test_topics_that_only_the_planned_batch_has_are_named(
+    committed: Any, planned: Any, left_out: list[str], tmp_path: Path
+) -> None:
+    """The committed batch has no position of them: the other query would not read them."""
+    _committed(tmp_path / "c", json.dumps(committed))
+    (tmp_path / "c" / "offsets" / "1").write_text(f"v1\n{{}}\n{json.dumps(planned)}\n")
+    found = run("checkpoint", str(tmp_path / "c"), "--as-starting-position")
+    assert found.code == 0
+    assert json.loads(found.document()["startingOffsets"]) == committed
+    notes = [line for line in found.err.splitlines() if "planned" in line]
+    assert [line.removeprefix("spark-ssp: ").split()[0] for line in notes] == left_out
+    (source,) = run("checkpoint", str(tmp_path / "c"), "--json").document()["sources"]
+    assert source["onlyPlanned"] == left_out
+
+
 def test_a_partition_starts_after_an_offset_and_nothing_else() -> None:
     arguments = ("checkpoint", str(CHECKPOINTS / "kafka"), "--as-starting-position", "--after")
     last = (1 << 63) - 1
