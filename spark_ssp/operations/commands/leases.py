@@ -17,6 +17,7 @@ from spark_ssp.checkpoint.leases.lease import (
     ShardEnded,
     StartAtLatest,
     StartAtTimestamp,
+    StreamIdentifier,
 )
 from spark_ssp.common.errors import StreamNotFoundError
 from spark_ssp.common.options.endpoints import ConnectionOptions
@@ -52,9 +53,11 @@ from spark_ssp.operations.inspection.lease_table import (
     ShardLease,
     TableRows,
     leases_by_worker,
+    namesakes_in,
     observe,
     shard_leases,
     streams_of,
+    without_namesakes,
 )
 from spark_ssp.operations.inspection.streams import ListedStream, References, lags_of, list_streams
 from spark_ssp.operations.snapshot import short_name
@@ -76,6 +79,9 @@ class _Reading:
     """One look at an application."""
 
     table: TableRows
+    """Without the rows of `namesakes`."""
+    namesakes: tuple[StreamIdentifier, ...]
+    """Streams of the rows that only have the name of one of `streams`."""
     shards: tuple[ShardLease, ...]
     streams: Mapping[StreamName, ListedStream | None]
     """None: there is no such stream."""
@@ -197,8 +203,10 @@ def leases_command(
 def _read(settings: _Settings, table: TableRows, observed: ObservedTable, now_ms: int) -> _Reading:
     names = tuple(StreamName(name) for name in settings.streams) or streams_of(table.rows.leases)
     streams = {name: _listed(name, settings) for name in names}
+    described = {name: one.description for name, one in streams.items() if one is not None}
+    own = without_namesakes(observed, described)
     shards = shard_leases(
-        observed,
+        own,
         {name: None if stream is None else stream.shards for name, stream in streams.items()},
     )
     if settings.with_lag:
@@ -206,7 +214,8 @@ def _read(settings: _Settings, table: TableRows, observed: ObservedTable, now_ms
     limit, shards_read = settings.max_lag_ms, _readable(shards)
     judged = [] if limit is None else [(row, exceeds(row.lag_ms, limit)) for row in shards_read]
     return _Reading(
-        table=table,
+        table=replace(table, rows=own.rows),
+        namesakes=namesakes_in(table.rows, described),
         shards=tuple(shards),
         streams=streams,
         now_ms=now_ms,
@@ -346,6 +355,11 @@ def _remarks(reading: _Reading) -> Iterable[str]:
             f"no such stream: {', '.join(reading.absent)}: deleted, or in another region or "
             "account. The rows are those that its readers left in the table"
         )
+    if reading.namesakes:
+        yield (
+            f"not shown: the rows of {', '.join(map(str, reading.namesakes))}, of another account, "
+            "or of a stream that was deleted and created again"
+        )
     if reading.unread:
         yield f"nobody reads: {_names(reading.unread)}"
     if reading.lagging:
@@ -382,6 +396,7 @@ def _document(settings: _Settings, reading: _Reading) -> dict[str, Any]:
         "timeMs": reading.now_ms,
         "streams": sorted(reading.streams),
         "streamsNotFound": sorted(reading.absent),
+        "streamsNotShown": list(map(str, reading.namesakes)),
         "leaders": [
             {"worker": row.worker, "at": row.location.name.lower()}
             for row in reading.table.kcl.leaders

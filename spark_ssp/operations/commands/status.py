@@ -76,8 +76,8 @@ from spark_ssp.operations.inspection.lease_table import (
     ObservedTable,
     ShardLease,
     State,
-    is_namesake,
     leases_by_worker,
+    namesakes_in,
     observe_tables,
     shard_leases,
     streams_of,
@@ -671,18 +671,12 @@ def _malformed(rows: Rows) -> Finding:
 
 
 def _namesakes(stream: StreamName, found: ListedStream, rows: Rows) -> list[Finding]:
-    others = {
-        str(lease.stream)
-        for lease in rows.leases
-        if lease.stream is not None
-        and lease.stream.name == stream
-        and is_namesake(lease.stream, {stream: found.description})
-    }
+    others = [str(one) for one in namesakes_in(rows, {stream: found.description})]
     if not others:
         return []
     return [
         unknown(
-            f"not measured: {abbreviate(sorted(others), _NAMED)}, of another account, or of a "
+            f"not measured: {abbreviate(others, _NAMED)}, of another account, or of a "
             "stream that was deleted and created again",
             "look in that account; delete the rows of a stream that no longer exists",
         )

@@ -106,9 +106,11 @@ def without_namesakes(
     def own(rows: Rows) -> Rows:
         return replace(
             rows,
-            leases=tuple(lease for lease in rows.leases if not is_namesake(lease.stream, streams)),
+            leases=tuple(lease for lease in rows.leases if not _is_namesake(lease.stream, streams)),
             malformed=tuple(
-                error for error in rows.malformed if not is_namesake(_stream_in(error.key), streams)
+                error
+                for error in rows.malformed
+                if not _is_namesake(_stream_in(error.key), streams)
             ),
         )
 
@@ -116,7 +118,18 @@ def without_namesakes(
     return replace(table, rows=own(table.rows), before=before)
 
 
-def is_namesake(
+def namesakes_in(
+    rows: Rows, streams: Mapping[StreamName, StreamDescription]
+) -> tuple[StreamIdentifier, ...]:
+    """Return the streams of the rows that `without_namesakes` leaves out, by account, name and
+    time."""
+    named = {lease.stream for lease in rows.leases}
+    named |= {_stream_in(error.key) for error in rows.malformed}
+    found = [one for one in named if one is not None and _is_namesake(one, streams)]
+    return tuple(sorted(found, key=lambda one: (one.account, one.name, one.created)))
+
+
+def _is_namesake(
     stream: StreamIdentifier | None, streams: Mapping[StreamName, StreamDescription]
 ) -> bool:
     """Return whether a row's stream only has the name of one of these."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_ssp.checkpoint.leases.lease import StreamIdentifier
+from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
 from tests.contract.operations.conftest import Cloud, lease_row
 from tests.support.operations.command import WIDTHS, check_output, run
@@ -319,17 +322,28 @@ def test_output_of_whole_tables_of_real_workers(cloud: Cloud, path: Path) -> Non
         assert max(map(len, found.out.splitlines())) <= columns
 
 
+def _identifier(cloud: Cloud, name: str) -> StreamIdentifier:
+    found = cloud.client.describe_stream_summary(StreamName=name)["StreamDescriptionSummary"]
+    return StreamIdentifier(
+        account=found["StreamARN"].split(":")[4],
+        name=StreamName(name),
+        created=cloud.created_ms(name) // 1000,
+    )
+
+
+def _of(stream: StreamIdentifier, shard: int) -> dict[str, Any]:
+    """A held lease of an application that reads several streams."""
+    key = f"shardId-{shard:012}"
+    names = {"leaseKey": f"{stream}:{key}", "streamName": str(stream), "shardId": key}
+    row = lease_row(shard, "TRIM_HORIZON", leaseOwner={"S": "w"})
+    return row | {name: {"S": value} for name, value in names.items()}
+
+
 def test_several_streams(cloud: Cloud) -> None:
     for name in ("clicks", "orders"):
         cloud.kinesis.state.create_stream(name, shards=1)
-    created = cloud.clock.now_ms() // 1000
-    rows = []
-    for name in ("clicks", "orders"):
-        stream = f"111122223333:{name}:{created}"
-        row = lease_row(0, "TRIM_HORIZON", leaseOwner={"S": "w"}, streamName={"S": stream})
-        row |= {"shardId": row["leaseKey"], "leaseKey": {"S": f"{stream}:shardId-000000000000"}}
-        rows.append(row)
-    cloud.table("both", rows)
+    streams = [_identifier(cloud, name) for name in ("clicks", "orders")]
+    cloud.table("both", [_of(stream, 0) for stream in streams])
     found = cloud.run("leases", "both", "--wait=0", "--json")
     assert found.code == 0, found.err
     assert [(row["stream"], row["lagMs"]) for row in found.document()["shards"]] == [
@@ -337,6 +351,40 @@ def test_several_streams(cloud: Cloud) -> None:
         ("orders", 0),
     ]
     assert "STREAM" in cloud.run("leases", "both", "--wait=0").out
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+@pytest.mark.parametrize("is_missing", [False, True])
+def test_rows_of_a_namesake_are_not_those_of_the_stream(
+    cloud: Cloud, earlier: bool, is_missing: bool
+) -> None:
+    """Of another account, or of a stream of the name that was deleted: they replace no row of its
+    own, and their positions are not in it."""
+    cloud.kinesis.state.create_stream("orders", shards=2)
+    stream = _identifier(cloud, "orders")
+    other = replace(stream, account="999999999999")
+    if earlier:
+        other = replace(stream, created=stream.created - 1)
+    cloud.put("orders", "key", 0)
+    cloud.clock.advance(60_000)
+    since = {"N": str(cloud.clock.now_ms())}
+    position = {"checkpoint": {"S": "AT_TIMESTAMP"}, "sspCheckpointTimestamp": since}
+    at_time = _of(other, 0) | position
+    malformed = {key: value for key, value in _of(other, 1).items() if key != "leaseCounter"}
+    free = {key: value for key, value in _of(other, 7).items() if key != "leaseOwner"}
+    own = [_of(stream, shard) for shard in ((0,) if is_missing else (0, 1))]
+    cloud.table("both", [*own, at_time, _of(other, 1) if is_missing else malformed, free])
+    arguments = ("leases", "both", "--wait=0", "--max-lag=10m")
+    found = cloud.run(*arguments, "--json")
+    assert found.code == int(is_missing), found.out
+    document = found.document()
+    assert [(row["shard"][-1], row["state"]) for row in document["shards"]] == [
+        ("0", "held"),
+        ("1", "no lease" if is_missing else "held"),
+    ]
+    assert document["shards"][0]["lagMs"] == pytest.approx(60_000, abs=2_000)
+    assert (document["streamsNotShown"], document["malformed"]) == ([str(other)], [])
+    assert str(other) in cloud.run(*arguments).out
 
 
 def test_failures_are_one_line(cloud: Cloud) -> None:
