@@ -6,7 +6,8 @@ import json
 import runpy
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,10 +55,17 @@ def plan_command(
 
 
 def _load(file: Path) -> Mapping[str, Any]:
-    """Execute the file; modules beside it can be imported, as when Python runs it."""
-    sys.path.insert(0, str(file.resolve().parent))
-    try:
+    with _code_of(file):
         return runpy.run_path(str(file), run_name="pipeline_to_plan")
+
+
+@contextmanager
+def _code_of(file: Path) -> Iterator[None]:
+    """Guard code of the user. Modules beside the file can be imported, as when Python runs it."""
+    folder = str(file.resolve().parent)
+    sys.path.insert(0, folder)
+    try:
+        yield
     except (SspError, KeyboardInterrupt):
         raise
     except BaseException as error:
@@ -72,10 +80,12 @@ def _load(file: Path) -> Mapping[str, Any]:
             str(file),
             found=f"{type(error).__name__}" + (f" in line {lines[-1]}" if lines else ""),
             expected="a Python file that defines a pipeline when it is executed",
-            next_step="run it with Python; spark-ssp --traceback shows the error",
+            next_step="run it with Python, or call the function; spark-ssp --traceback shows the "
+            "error",
         ) from error
     finally:
-        sys.path.pop(0)
+        if folder in sys.path:
+            sys.path.remove(folder)
 
 
 def _value(
@@ -83,7 +93,8 @@ def _value(
 ) -> Any:
     value = found.get(name)
     if callable(value) and not isinstance(value, kinds):
-        value = value()
+        with _code_of(file):
+            value = value()
     if isinstance(value, kinds):
         return value
     raise InvalidRequestError(

@@ -73,6 +73,11 @@ def test_forms(file: Path) -> None:
         ("import nothing_like_this", "ModuleNotFoundError in line 1"),
         ("import sys\nsys.exit(0)", "SystemExit in line 2"),
         ("x = (", "SyntaxError"),
+        ("def pipeline():\n    raise KeyError('s3cr3t')", "KeyError in line 2"),
+        ("def pipeline():\n    import nothing_like_this", "ModuleNotFoundError in line 2"),
+        ("def pipeline():\n    exit(0)", "SystemExit in line 2"),
+        ("def pipeline(name): ...", "TypeError"),
+        ("class pipeline:\n    def __init__(self):\n        1 / 0", "ZeroDivisionError in line 3"),
     ],
 )
 def test_files_without_a_pipeline(tmp_path: Path, text: str, part: str) -> None:
@@ -82,6 +87,23 @@ def test_files_without_a_pipeline(tmp_path: Path, text: str, part: str) -> None:
     assert (found.code, found.out, found.err.count("\n")) == (2, "", 1)
     assert part in found.err
     assert "s3cr3t" not in found.err
+    assert "[invalid-request]" in found.err
+
+
+def test_a_function_that_imports_a_module_beside_the_file(file: Path) -> None:
+    (file.parent / "brokers_of_a_shop.py").write_text("count = 8")
+    function = "def pipeline():\n    import brokers_of_a_shop\n"
+    file.write_text(PIPELINE.replace("def pipeline():\n", function).replace("planned =", "#"))
+    assert run("plan", str(file)).code == 0
+
+
+def test_services_that_fail(file: Path) -> None:
+    text = PIPELINE.replace('services = Services({"kafka": Known()})', "def services(): 1 / 0")
+    file.write_text(text.replace("planned =", "#"))
+    found = run("plan", str(file))
+    assert (found.code, found.out) == (2, "")
+    assert "[invalid-request]" in found.err
+    assert "ZeroDivisionError in line" in found.err
 
 
 def test_an_invalid_pipeline(tmp_path: Path) -> None:
