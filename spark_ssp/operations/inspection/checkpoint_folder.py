@@ -297,9 +297,12 @@ class _FsspecFolder:
         pass
 
     def _error(self, error: Exception) -> SspError:
+        shown, found = shown_location(self._location), type(error).__name__
+        if shown == self._location:  # else its text may quote a part of a password
+            found = f"{found} ({safe_text(str(error))})"
         return ServiceUnavailableError(
-            f"checkpoint {shown_location(self._location)}",
-            found=f"{type(error).__name__} ({safe_text(str(error))})",
+            f"checkpoint {shown}",
+            found=found,
             expected="a folder that fsspec can list and read",
             next_step="check the URI, the credentials that fsspec's package finds, and the network",
         )

@@ -204,6 +204,27 @@ def test_credentials_of_a_uri_are_not_shown(checkpoint: WrittenCheckpoint, comma
     assert all(shown in one.out + one.err for one in found if "startingOffsets" not in one.out)
 
 
+class FailingSystem(MemoryFileSystem):  # type: ignore[misc]
+    """Quotes the path in its errors, as some of fsspec's do."""
+
+    protocol = "failing"
+
+    def ls(self, path: str, detail: bool = True, **_: Any) -> Any:
+        raise RuntimeError(f"no listing of {path}")
+
+
+@pytest.mark.parametrize("command", ["status", "checkpoint", "watch"])
+def test_errors_of_storages_do_not_show_credentials_of_a_uri(command: str) -> None:
+    """A password may contain a slash; the parser of fsspec takes what is before it for a port."""
+    fsspec.register_implementation("failing", FailingSystem, clobber=True)
+    for uri in ("ftp://u:s3c/r3t@host/x", "failing://u:s3c/r3t@host/x", "failing://u:s3cr3t@host"):
+        found = run(command, uri, "--json", now_ms=NOW)
+        assert found.code != 0
+        assert "//***@host" in found.out + found.err
+        assert not re.search("s3c|r3t", found.out + found.err)
+    assert "no listing of failing://jobs" in str(run(command, "failing://jobs", now_ms=NOW))
+
+
 def test_what_is_no_checkpoint_is_a_failure(tmp_path: Path) -> None:
     found = run("status", str(tmp_path / "missing"))
     assert (found.code, found.out) == (2, "")
