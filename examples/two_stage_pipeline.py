@@ -252,7 +252,7 @@ def show(console: Console, found: Totals) -> None:
     console.print(table)
 
 
-def run(count: int, page: Path, folder: Path, console: Console) -> tuple[Totals, Totals]:
+def run(count: int, page: Path, folder: Path) -> tuple[Totals, Totals]:
     """Return the output found and the output expected."""
     flights = data.departures(count)
     names = dict(zip(*data.airlines().to_pydict().values(), strict=True))
@@ -294,7 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     console = Console(width=100)
     with tempfile.TemporaryDirectory(prefix="two-stage-pipeline-") as folder:
-        found, wanted = run(options.departures, options.page, Path(folder), console)
+        found, wanted = run(options.departures, options.page, Path(folder))
     show(console, found)
     wrong = sorted(c for c in found.keys() | wanted.keys() if found.get(c) != wanted.get(c))
     for carrier in wrong:

@@ -10,7 +10,9 @@ import pytest
 
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers import cache
+from tests.support.servers.dynamodb_local import DynamoDbLocal
 from tests.support.servers.kafka_broker import KafkaBroker
+from tests.support.servers.kinesis_mock import KinesisMock
 from tests.support.simulation import effort
 from tests.support.spark import processes
 
@@ -62,6 +64,20 @@ def nothing_left_running() -> Iterator[None]:
     # ended for up to 23 seconds.
     left = processes.leftovers(patience_seconds=60)
     assert not left, "processes were still running at the end:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session")
+def kinesis_mock() -> Iterator[KinesisMock]:
+    """Start kinesis-mock for all tests of this process."""
+    with KinesisMock() as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def dynamodb_local() -> Iterator[str]:
+    """The endpoint of DynamoDB Local."""
+    with DynamoDbLocal() as server:
+        yield server.endpoint_url
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Final, NamedTuple
 
 from benchmarks.kinesis.service import NUMBER_BYTES, STREAM, AnyService, service_process
+from spark_ssp.testing.kinesis.state.stream import shard_id
 
 FIRST_NUMBER: Final = 49_600_000_000 * 10**45
 _ARN: Final = f"arn:aws:kinesis:us-east-1:123456789012:stream/{STREAM}"
@@ -144,10 +145,10 @@ class Answers:
         if not math.isinf(stop):
             sequence["EndingSequenceNumber"] = str(FIRST_NUMBER + int(stop))
         return {
-            "ShardId": _id(number),
+            "ShardId": shard_id(number),
             "HashKeyRange": {"StartingHashKey": str(begin), "EndingHashKey": str(end - 1)},
             "SequenceNumberRange": sequence,
-            **({"ParentShardId": _id(line)} if half >= 0 else {}),
+            **({"ParentShardId": shard_id(line)} if half >= 0 else {}),
         }
 
     def _iterator(self, request: dict[str, Any], now: float) -> str:
@@ -190,10 +191,6 @@ class Answers:
 
     def _data(self, number: int) -> str:
         return base64.b64encode(b"%0*d" % (NUMBER_BYTES, number)).decode() + self._padding
-
-
-def _id(number: int) -> str:
-    return f"shardId-{number:012}"
 
 
 class _Connection(asyncio.Protocol):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 
 from tests.architecture.modules import Module, distributed_modules, short
@@ -75,15 +75,3 @@ def cycles(graph: Graph) -> list[list[str]]:
         if node not in index:
             visit(node)
     return sorted(found)
-
-
-def reachable(graph: Graph, start: Iterable[str]) -> frozenset[str]:
-    """Return every node that can be reached, the start included."""
-    found: set[str] = set()
-    waiting = list(start)
-    while waiting:
-        node = waiting.pop()
-        if node not in found:
-            found.add(node)
-            waiting.extend(graph[node])
-    return frozenset(found)

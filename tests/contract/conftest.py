@@ -19,7 +19,6 @@ from tests.contract.subjects import ATTEMPTS, Subject, over_boto3
 from tests.support.fakes.clocks import RealClock, ShiftedClock
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.leases.stores import Maker, in_memory, on_dynamodb
-from tests.support.servers.dynamodb_local import DynamoDbLocal
 from tests.support.servers.kinesis_mock import KinesisMock
 from tests.support.servers.ministack import Ministack
 from tests.support.servers.moto_server import MotoServer
@@ -166,13 +165,6 @@ def moto() -> Iterator[str]:
     server = MotoServer()
     yield server.endpoint_url
     server.stop()
-
-
-@pytest.fixture(scope="session")
-def dynamodb_local() -> Iterator[str]:
-    """The endpoint of DynamoDB Local."""
-    with DynamoDbLocal() as server:
-        yield server.endpoint_url
 
 
 @pytest.fixture(scope="session")

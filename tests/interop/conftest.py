@@ -16,7 +16,6 @@ from tests.interop.scene import STREAM, Producer, Scene, Watch
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed
 from tests.support.kinesis.http2 import Http2Kinesis
 from tests.support.leases.stores import client
-from tests.support.servers.dynamodb_local import DynamoDbLocal
 from tests.support.servers.kinesis_mock import KinesisMock
 
 # On first use the servers and the KCL are fetched.
@@ -46,23 +45,11 @@ def report(request: pytest.FixtureRequest) -> Report:
     return Report(request.node.name, findings)
 
 
-@pytest.fixture(scope="session")
-def dynamodb_url() -> Iterator[str]:
-    with DynamoDbLocal() as server:
-        yield server.endpoint_url
-
-
-@pytest.fixture(scope="session")
-def kinesis_mock() -> Iterator[KinesisMock]:
-    with KinesisMock() as kinesis:
-        yield kinesis
-
-
 @pytest.fixture
-def scene(kinesis_mock: KinesisMock, dynamodb_url: str, tmp_path: Path) -> Iterator[Scene]:
+def scene(kinesis_mock: KinesisMock, dynamodb_local: str, tmp_path: Path) -> Iterator[Scene]:
     kinesis = boto3.session.Session().client("kinesis", **kinesis_mock.client_settings())
     feed = RemoteFeed(kinesis, kinesis_mock)
-    with _scene(feed, kinesis_mock.endpoint_url, dynamodb_url, tmp_path) as found:
+    with _scene(feed, kinesis_mock.endpoint_url, dynamodb_local, tmp_path) as found:
         yield found
     feed.delete_all()
     kinesis.close()
@@ -75,11 +62,11 @@ def kinesis() -> Iterator[EmbeddedKinesis]:
 
 
 @pytest.fixture
-def pushed_scene(kinesis: EmbeddedKinesis, dynamodb_url: str, tmp_path: Path) -> Iterator[Scene]:
+def pushed_scene(kinesis: EmbeddedKinesis, dynamodb_local: str, tmp_path: Path) -> Iterator[Scene]:
     """A scene of the embedded service, which the KCL reaches by HTTP/2 without TLS."""
     with (
         Http2Kinesis(kinesis.state, has_tls=False) as server,
-        _scene(EmbeddedFeed(kinesis), server.endpoint_url, dynamodb_url, tmp_path) as found,
+        _scene(EmbeddedFeed(kinesis), server.endpoint_url, dynamodb_local, tmp_path) as found,
     ):
         yield found
 

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from spark_ssp.common.spark.pyspark_api import PASSES_LIMITS
 from spark_ssp.testing.kafka.broker import free_ports
 from spark_ssp.testing.kinesis import EmbeddedKinesis
+from tests.support.fakes.clocks import ShiftedClock
 from tests.support.kinesis.fan_out_mode import pushed_everywhere
 from tests.support.kinesis.feeds import EmbeddedFeed, Feed, RemoteFeed, options_for
 from tests.support.servers import spark_kafka
@@ -77,6 +78,11 @@ def spark(
 
 
 @pytest.fixture
+def clock() -> ShiftedClock:
+    return ShiftedClock()
+
+
+@pytest.fixture
 def kinesis() -> Iterator[EmbeddedKinesis]:
     """An embedded service for one test, which may change its faults, limits and state, and restart
     it."""
@@ -88,12 +94,6 @@ def kinesis() -> Iterator[EmbeddedKinesis]:
 @pytest.fixture
 def embedded_feed(kinesis: EmbeddedKinesis) -> Feed:
     return EmbeddedFeed(kinesis)
-
-
-@pytest.fixture(scope="session")
-def kinesis_mock() -> Iterator[KinesisMock]:
-    with KinesisMock() as service:
-        yield service
 
 
 @pytest.fixture

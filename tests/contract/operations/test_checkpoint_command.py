@@ -343,7 +343,7 @@ def test_a_position_of_awslabs_connector_between_records_is_noted(
 # --- S3 and Kafka ---------------------------------------------------------------------------------
 
 
-def test_a_checkpoint_in_s3(moto: str, tmp_path: Path) -> None:
+def test_a_checkpoint_in_s3(moto: str) -> None:
     client = boto3.client(
         "s3",
         endpoint_url=moto,

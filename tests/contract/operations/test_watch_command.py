@@ -17,6 +17,7 @@ from spark_ssp.grouping.identifiers import ShardId, WorkerId
 from spark_ssp.operations.commands.watch import with_owners
 from spark_ssp.operations.snapshot import LeaseCounts, ShardSnapshot
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
+from spark_ssp.testing.kinesis.state.stream import shard_id
 from tests.architecture.layers import ROOT
 from tests.contract.operations.conftest import Cloud
 from tests.support.kafka.topics import KafkaTopics, Record
@@ -220,7 +221,7 @@ def lease(shard: str, owner: str | None, progress: Progress | None = None) -> Le
 
 
 def _shards(count: int) -> dict[str, ShardSnapshot]:
-    return {histories.shard_id(n): histories.shard(n, n) for n in range(count)}
+    return {shard_id(n): histories.shard(n, n) for n in range(count)}
 
 
 def test_a_folder_without_a_batch_is_an_error(tmp_path: Path) -> None:

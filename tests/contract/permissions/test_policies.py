@@ -265,7 +265,7 @@ def _guards() -> list[psutil.Process]:
     ]
 
 
-def test_leases(account: Account, tmp_path: Path) -> None:
+def test_leases(account: Account) -> None:
     reading, _ = guide("kinesis-permissions.md")
     (sharing,) = guide("leases.md")
     name = "shared"

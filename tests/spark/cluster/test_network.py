@@ -28,7 +28,7 @@ from tests.support.cluster.standalone import (
 )
 from tests.support.kafka.feed import KafkaFeed, kafka_traffic, query_options
 from tests.support.kafka.topics import KafkaTopics
-from tests.support.kinesis.feeds import EmbeddedFeed, Record, options_for
+from tests.support.kinesis.feeds import EmbeddedFeed, Record
 from tests.support.leases.stores import open_store
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.drivers import Driver, committed_rows
@@ -86,12 +86,8 @@ def feed(kinesis: EmbeddedKinesis) -> EmbeddedFeed:
 
 
 @pytest.fixture
-def options(feed: EmbeddedFeed) -> dict[str, str]:
-    return options_for(feed.endpoint_url) | {
-        "streamName": "orders",
-        "startingPosition": "trim_horizon",
-        "slots": "2",
-    }
+def options(options: dict[str, str]) -> dict[str, str]:
+    return options | {"slots": "2"}
 
 
 def _wait(seconds: float) -> None:

@@ -24,11 +24,6 @@ from tests.support.spark.queries import failure_of, run_to_end, running, wait_fo
 TWO = {("Partition 0", 0), ("Partition 1", 1)}
 
 
-@pytest.fixture
-def feed(topics: KafkaTopics) -> KafkaFeed:
-    return KafkaFeed(topics)
-
-
 def frame(spark: SparkSession, options: Mapping[str, str], **changed: str) -> DataFrame:
     return spark.readStream.format("kafka-ssp").options(**options, **changed).load()
 

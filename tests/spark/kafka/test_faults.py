@@ -34,22 +34,11 @@ from tests.support.spark.queries import (
 from tests.support.spark.watched_imports import check_no_pandas, watched
 
 
-@pytest.fixture
-def feed(topics: KafkaTopics) -> KafkaFeed:
-    return KafkaFeed(topics)
-
-
 def frame(spark: SparkSession, options: Mapping[str, str]) -> DataFrame:
     return spark.readStream.format("kafka-ssp").options(**options).load()
 
 
 # --- A broker of one's own ------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def secure() -> Iterator[SecureKafka]:
-    with SecureKafka() as found:
-        yield found
 
 
 @pytest.mark.long

@@ -16,15 +16,9 @@ from tests.support.spark.queries import wait_for_idle_reports
 PLAIN = "org.apache.kafka.common.security.plain.PlainLoginModule"
 
 
-@pytest.fixture(scope="module")
-def kafka() -> Iterator[SecureKafka]:
-    with SecureKafka() as found:
-        yield found
-
-
 @pytest.fixture
-def topics(kafka: SecureKafka) -> Iterator[KafkaTopics]:
-    with KafkaTopics({"bootstrap.servers": kafka.broker.bootstrap_servers}) as found:
+def topics(secure: SecureKafka) -> Iterator[KafkaTopics]:
+    with KafkaTopics({"bootstrap.servers": secure.broker.bootstrap_servers}) as found:
         yield found
 
 
@@ -38,12 +32,12 @@ def _repeated(twin: Twin) -> int:
 
 
 def test_a_topic_that_is_denied_for_a_while_continues_where_it_was(
-    spark: SparkSession, kafka: SecureKafka, topics: KafkaTopics, tmp_path: Path
+    spark: SparkSession, secure: SecureKafka, topics: KafkaTopics, tmp_path: Path
 ) -> None:
     """With a pattern a denied topic is just not listed; the other topics are read meanwhile."""
     hidden, other = topics.create(2), topics.create(2)
     options = {
-        "kafka.bootstrap.servers": kafka.broker.address("SASL_PLAINTEXT"),
+        "kafka.bootstrap.servers": secure.broker.address("SASL_PLAINTEXT"),
         "kafka.security.protocol": "SASL_PLAINTEXT",
         "kafka.sasl.mechanism": "PLAIN",
         "kafka.sasl.jaas.config": f'{PLAIN} required username="{USER}" password="{PASSWORD}";',
@@ -59,12 +53,12 @@ def test_a_topic_that_is_denied_for_a_while_continues_where_it_was(
         twins.wait_for_rows(queries, 20)
         for query in queries:
             wait_for_idle_reports(query, 1)
-        kafka.deny(USER, hidden)
+        secure.deny(USER, hidden)
         _put(topics, hidden, 10)
         for count in (5, 10):
             _put(topics, other, 5)
             twins.wait_for_rows(queries, 20 + count)
-        kafka.show(USER, hidden)
+        secure.show(USER, hidden)
         _put(topics, hidden, 5)
         twins.wait_for_rows(queries, 45)
         for query in queries:

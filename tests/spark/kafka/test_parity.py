@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import pytest
 from pyspark.sql import SparkSession
@@ -22,18 +22,8 @@ from tests.support.parity.comparison import (
     read_both,
     tasks_of,
 )
-from tests.support.parity.topics import ParityTopics, by_partition_json, parity_topics
+from tests.support.parity.topics import ParityTopics, by_partition_json
 from tests.support.servers.kafka_broker import KafkaBroker
-
-
-@pytest.fixture(scope="module")
-def prepared(kafka_broker: KafkaBroker) -> Iterator[ParityTopics]:
-    brokers = kafka_broker.bootstrap_servers
-    with (
-        KafkaTopics({"bootstrap.servers": brokers}) as topics,
-        parity_topics(topics, brokers) as found,
-    ):
-        yield found
 
 
 def _run(

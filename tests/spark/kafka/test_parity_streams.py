@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,21 +15,10 @@ from tests.support.parity.topics import (
     FIRST_MS,
     ParityTopics,
     by_partition_json,
-    parity_topics,
     trim,
 )
 from tests.support.servers.kafka_broker import KafkaBroker
 from tests.support.spark.queries import wait_for_idle_reports
-
-
-@pytest.fixture(scope="module")
-def prepared(kafka_broker: KafkaBroker) -> Iterator[ParityTopics]:
-    brokers = kafka_broker.bootstrap_servers
-    with (
-        KafkaTopics({"bootstrap.servers": brokers}) as topics,
-        parity_topics(topics, brokers) as found,
-    ):
-        yield found
 
 
 @pytest.fixture

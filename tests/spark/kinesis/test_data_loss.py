@@ -24,11 +24,6 @@ HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def clock() -> ShiftedClock:
-    return ShiftedClock()
-
-
-@pytest.fixture
 def kinesis(clock: ShiftedClock) -> Iterator[EmbeddedKinesis]:
     with EmbeddedKinesis(clock=clock) as service, pushed_everywhere(service):
         yield service

@@ -26,7 +26,7 @@ from tests.support.fakes.clocks import RealClock, ShiftedClock
 from tests.support.kafka.queries import KafkaSink, check_read_once
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.kinesis.fan_out_mode import pushed_everywhere
-from tests.support.kinesis.feeds import EmbeddedFeed, options_for
+from tests.support.kinesis.feeds import EmbeddedFeed
 from tests.support.operations.command import run
 from tests.support.operations.metrics import Scrape
 from tests.support.servers.kafka_broker import KafkaBrokers
@@ -128,11 +128,6 @@ class OnCall:
 
 
 @pytest.fixture
-def clock() -> ShiftedClock:
-    return ShiftedClock()
-
-
-@pytest.fixture
 def kinesis(clock: ShiftedClock) -> Iterator[EmbeddedKinesis]:
     (port,) = free_ports("127.0.0.1", 1)
     with (
@@ -145,14 +140,6 @@ def kinesis(clock: ShiftedClock) -> Iterator[EmbeddedKinesis]:
 @pytest.fixture
 def feed(kinesis: EmbeddedKinesis) -> EmbeddedFeed:
     return EmbeddedFeed(kinesis)
-
-
-@pytest.fixture
-def options(feed: EmbeddedFeed) -> dict[str, str]:
-    return options_for(feed.endpoint_url) | {
-        "streamName": "orders",
-        "startingPosition": "trim_horizon",
-    }
 
 
 @pytest.fixture

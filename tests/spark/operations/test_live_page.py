@@ -8,9 +8,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_ssp import LivePage, serve_live_page
+from spark_ssp.testing.kinesis.state.stream import shard_id
 from tests.support.browser import Page, open_browser
 from tests.support.kinesis.feeds import Feed
-from tests.support.operations.histories import shard_id
 from tests.support.spark.queries import Sink, load, start, wait_for_rows, wait_until
 
 pytestmark = pytest.mark.long

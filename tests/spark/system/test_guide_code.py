@@ -227,11 +227,6 @@ def test_kafka(
 
 
 @pytest.fixture
-def clock() -> ShiftedClock:
-    return ShiftedClock()
-
-
-@pytest.fixture
 def service(clock: ShiftedClock) -> Iterator[EmbeddedKinesis]:
     with EmbeddedKinesis(clock=clock) as kinesis:
         yield kinesis

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -120,17 +120,6 @@ def table(kinesis: EmbeddedKinesis, application: str) -> Iterator[Table]:
 
 def _records(*sinks: Sink) -> list[Record]:
     return [row.record for sink in sinks for row in sink.rows]
-
-
-def _wait(what: str, reached: Callable[[], bool], *queries: StreamingQuery) -> None:
-    """Wait for a condition; the failure of any of the queries is raised at once."""
-
-    def looked() -> bool:
-        for query in queries:
-            assert query.isActive, f"a query ended before {what}: {query.exception()}"
-        return reached()
-
-    wait_until(looked, what)
 
 
 def _wait_for_all(feed: Feed, query: StreamingQuery, *sinks: Sink) -> None:
@@ -277,22 +266,22 @@ def test_one_of_three_is_killed_while_shards_come_and_go(
         bert = start(load(spark, as_bert), by_bert, tmp_path / "bert")
         try:
             three = {"anne", "bert", "carl"}
-            _wait("three owners", lambda: set(table.owners()) == three, anne, bert)
+            wait_until(lambda: set(table.owners()) == three, "three owners", anne, bert)
             feed.split_first("orders")
             feed.put("orders", 80)
             feed.merge_first("orders")
             feed.put("orders", 80)
-            _wait("a share for the third", lambda: table.owners()["carl"] >= 2, anne, bert)
+            wait_until(lambda: table.owners()["carl"] >= 2, "a share for the third", anne, bert)
             feed.put("orders", 80)
-            _wait("rows of the third", lambda: _has_rows(folder / "output-0"), anne, bert)
+            wait_until(lambda: _has_rows(folder / "output-0"), "rows of the third", anne, bert)
             feed.put("orders", 80)
             assert "java" in carl.kill()
             feed.put("orders", 80)
             before = Counter(records_in(spark, folder / "output-0"))
-            _wait("two owners", lambda: set(table.owners()) == {"anne", "bert"}, anne, bert)
-            _wait(
-                "all records",
+            wait_until(lambda: set(table.owners()) == {"anne", "bert"}, "two owners", anne, bert)
+            wait_until(
                 lambda: not set(feed.records) - set(_records(*sinks)) - set(before),
+                "all records",
                 anne,
                 bert,
             )
@@ -337,7 +326,7 @@ def test_owners_of_shards_share_a_consumer_that_remains(
         _wait_for_all(feed, anne, by_anne)
         assert pushed_since(before) >= 2
         bert = start(load(spark, as_bert), by_bert, tmp_path / "bert")
-        _wait("one each", lambda: table.owners() == {"anne": 1, "bert": 1}, anne, bert)
+        wait_until(lambda: table.owners() == {"anne": 1, "bert": 1}, "one each", anne, bert)
         before = put()
         _wait_for_all(feed, bert, by_anne, by_bert)
         assert pushed_since(before) >= 2

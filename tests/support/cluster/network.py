@@ -10,14 +10,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
 
-from tests.support.servers.process import Server
+from spark_ssp.testing.kafka.broker import LocalServer
 
 _NETWORK_NAMESPACE: Final = 0x40000000  # CLONE_NEWNET
 _SUBNET: Final = "10.77.0"
 _HERE: Final = "/proc/thread-self/ns/net"
 
 
-class Network(Server):
+class Network(LocalServer):
     """A context manager: hosts with a link each to a common switch, and no other network. The
     switch is a bridge in a further namespace, so nothing of this machine's own network changes."""
 

@@ -16,9 +16,9 @@ from typing import Final
 
 import pyspark
 
+from spark_ssp.testing.kafka.broker import LocalServer
 from tests.support.environments.build import Environment, build_wheel
 from tests.support.kinesis.feeds import Record
-from tests.support.servers.process import Server
 from tests.support.spark.drivers import ENVIRONMENT, Driver, committed_rows
 
 _DEADLINE_S: Final = 120
@@ -90,7 +90,7 @@ class Daemon:
             self.kill()
 
 
-class StandaloneCluster(Server):
+class StandaloneCluster(LocalServer):
     """A context manager: a master at `url`, and workers of one core each by their name.
 
     `hosts` are the addresses of "master" and of each worker; `inside` starts a process at the host

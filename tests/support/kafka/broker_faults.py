@@ -35,9 +35,9 @@ from spark_ssp.kafka_source.sink.parse import parse_sink_options
 from spark_ssp.kafka_source.sink.table_sink import write_rows
 from spark_ssp.kafka_source.source import KafkaBatchReader, KafkaStreamReader
 from spark_ssp.operations.inspection.topics import read_topics
+from spark_ssp.testing.kafka.broker import LocalServer
 from tests.support.kafka.topics import KafkaTopics
 from tests.support.servers.kafka_broker import KafkaBrokers
-from tests.support.servers.process import Server
 from tests.support.waiting import until
 
 FAULTS: Final = ("kill", "freeze", "stop")
@@ -164,7 +164,7 @@ class Outcome:
         )
 
 
-class Rehearsal(Server):
+class Rehearsal(LocalServer):
     """A context manager: `subjects`, by default everything that talks to `cluster`, under way.
     Without the sink, there are no records but some at the begin."""
 

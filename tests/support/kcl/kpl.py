@@ -13,6 +13,18 @@ from spark_ssp.grouping.identifiers import MAX_HASH_KEY, HashRange
 from spark_ssp.kinesis_source.model import kpl_proto
 from spark_ssp.kinesis_source.model.deaggregation import MAGIC, KeyFilter, last_sub, split
 
+GOLDEN = bytes.fromhex(
+    "f3899ac2"
+    "0a0161"  # partition_key_table: "a"
+    "0a026262"  # partition_key_table: "bb"
+    "120137"  # explicit_hash_key_table: "7"
+    "1a0608001a026869"  # record: key 0, data "hi"
+    "1a06080110001a00"  # record: key 1, explicit hash key 0, no data
+    "1a0508001a0121"  # record: key 0, data "!"
+    "20a4824dbd15f024d5b43ec166310fb0"  # MD5 of the message
+)
+"""Two records of key "a", one of "bb" with an explicit hash key."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Put:

@@ -20,7 +20,6 @@ from spark_ssp.kinesis_source.model.ranges import (
     Stragglers,
 )
 from spark_ssp.kinesis_source.model.shard import (
-    AfterRecord,
     EpochMillis,
     SequenceNumber,
     ShardEnd,
@@ -68,10 +67,6 @@ def options(**changes: Any) -> KinesisOptions:
         connection=LOCAL,
     )
     return replace(plain, **changes)
-
-
-def after(sequence: int, sub: int = 0) -> AfterRecord:
-    return AfterRecord(sequence_number=SequenceNumber(str(sequence)), sub=sub)
 
 
 def shard_range(

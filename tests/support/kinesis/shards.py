@@ -11,12 +11,17 @@ from spark_ssp.grouping.identifiers import (
     StreamName,
 )
 from spark_ssp.grouping.slots import MappableShard
+from spark_ssp.kinesis_source.model.shard import AfterRecord, SequenceNumber
 
 WHOLE = HashRange(first=0, last=MAX_HASH_KEY)
 
 
 def key(number: int, stream: str = "orders") -> ShardKey:
     return ShardKey(stream=StreamName(stream), shard=ShardId(f"shardId-{number:012d}"))
+
+
+def after(number: int, sub: int = 0) -> AfterRecord:
+    return AfterRecord(sequence_number=SequenceNumber(str(number)), sub=sub)
 
 
 def shard(

@@ -178,12 +178,12 @@ class ManualAgent:
 
     # --- The reader ------------------------------------------------------------------------------
 
-    def exchange(self, report: Report, *, within_ms: int = 60_000) -> Status:
+    def exchange(self, report: Report) -> Status:
         """Send a report, as `LeaseClient` does; the clock advances until the answer."""
         begin, count = self.world.now, len(self.answers)
         self.agent.handle(ReportReceived(report=report))
         while len(self.answers) == count:
-            assert self.world.now - begin < within_ms, "no answer"
+            assert self.world.now - begin < 60_000, "no answer"
             self.world.run(10)
         answer = self.answers[-1]
         if isinstance(answer, SspError):

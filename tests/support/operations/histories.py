@@ -16,6 +16,7 @@ from spark_ssp.operations.snapshot import (
     SourceSnapshot,
     StreamSnapshot,
 )
+from spark_ssp.testing.kinesis.state.stream import shard_id
 
 START_MS = 1_795_464_000_000
 PERIOD_MS = 5_000
@@ -87,11 +88,6 @@ def shard(
         owner=owner,
         parents=tuple(map(shard_id, parents)),
     )
-
-
-def shard_id(number: int) -> str:
-    """The id of a shard, as Kinesis writes it."""
-    return f"shardId-{number:012}"
 
 
 def random_history(

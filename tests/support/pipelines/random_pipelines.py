@@ -97,7 +97,7 @@ def pipelines(
     tables = [pipeline.table(f"t{number}", key="k") for number in range(2)]
     steps = st.sampled_from((*_STEPS, *_STATES) if state else _STEPS)
     for number, step in enumerate(draw(st.lists(steps, min_size=2, max_size=8))):
-        _grow(draw, pipeline, streams, tables, step, number, counts)
+        _grow(draw, streams, tables, step, number, counts)
     # A broadcast reader fits every count, so these ends add no constraint.
     last = pipeline.input("kafka", "reader", broadcast=True)
     for table in tables:
@@ -110,7 +110,6 @@ def pipelines(
 
 def _grow(
     draw: st.DrawFn,
-    pipeline: Pipeline,
     streams: list[Stream],
     tables: list[Table],
     step: str,

@@ -24,8 +24,6 @@ class Cluster(Protocol):
     """Topics to change, and services that read them. When a method returns, all brokers have
     applied the change."""
 
-    has_ids: bool
-
     def service(self, isolation: IsolationLevel) -> KafkaService: ...
 
     def create(self, partitions: int = 1, *, name: str | None = None) -> str: ...
@@ -47,8 +45,6 @@ class Cluster(Protocol):
 
 class FakeCluster:
     """`FakeKafka`, once for each isolation level over the same topics."""
-
-    has_ids = True
 
     def __init__(self) -> None:
         self._fakes = {isolation: FakeKafka(isolation) for isolation in IsolationLevel}
@@ -89,8 +85,6 @@ class FakeCluster:
 
 class BrokerCluster:
     """A real broker, asked by the client of the source."""
-
-    has_ids = True
 
     def __init__(self, bootstrap_servers: str, topics: KafkaTopics) -> None:
         self._options = {"kafka.bootstrap.servers": bootstrap_servers, "subscribe": "any"}

@@ -23,9 +23,9 @@ from confluent_kafka.admin._scram import (
 )
 
 from spark_ssp.kafka_source.client.admin_connection import AdminClient
+from spark_ssp.testing.kafka.broker import LocalServer
 from tests.support.kinesis.certificates import write_certificates
 from tests.support.servers.kafka_broker import KafkaBroker
-from tests.support.servers.process import Server
 from tests.support.waiting import until
 
 _HOST: Final = "127.0.0.1"
@@ -40,7 +40,7 @@ CLIENT_SECRET: Final = "battery-staple-7781"
 _MODULES: Final = "org.apache.kafka.common.security"
 
 
-class SecureKafka(Server):
+class SecureKafka(LocalServer):
     """A context manager: a broker with the listeners SASL_PLAINTEXT (PLAIN, SCRAM-SHA-256,
     OAUTHBEARER) and SSL, which wants a client's certificate."""
 

@@ -17,12 +17,11 @@ _INSTALLED = CACHE / "test-servers"
 
 
 class KinesisMock(KinesisEmulator):
-    """A context manager: kinesis-mock at `endpoint_url`. Changes of a stream take `change_ms`."""
+    """A context manager: kinesis-mock at `endpoint_url`. Changes of a stream take 10 ms."""
 
-    def __init__(self, *, change_ms: int = 10) -> None:
+    def __init__(self) -> None:
         # It would wait 30 s for its connections: it is killed at once.
         super().__init__("kinesis-mock", patience_s=0)
-        self._change_ms = change_ms
         self._port = 0
         self._clock_ms = 0
 
@@ -61,9 +60,7 @@ class KinesisMock(KinesisEmulator):
 
     def _environment(self, package: Path, listening: Path) -> dict[str, str]:
         names = ("CREATE_STREAM", "DELETE_STREAM", "MERGE_SHARDS", "SPLIT_SHARD")
-        durations = {
-            f"{name}_DURATION": f"{self._change_ms}ms" for name in (*names, "UPDATE_SHARD_COUNT")
-        }
+        durations = {f"{name}_DURATION": "10ms" for name in (*names, "UPDATE_SHARD_COUNT")}
         return durations | {
             "KINESIS_MOCK_PLAIN_PORT": "1",  # see preload.cjs
             "KINESIS_MOCK_TLS_PORT": "2",

@@ -6,11 +6,13 @@ from __future__ import annotations
 import subprocess
 import tempfile
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Self
+from typing import TYPE_CHECKING, Final
+
+from spark_ssp.testing.kafka.broker import LocalServer
 
 if TYPE_CHECKING:
     from spark_ssp.testing.kinesis.service import ClientSettings
@@ -20,27 +22,7 @@ FIRST_COMPILER_ALONE: Final = "-XX:TieredStopAtLevel=1"
 _POLL_S: Final = 0.05
 
 
-class Server(ABC):
-    """A context manager that starts several things, and ends them in reverse."""
-
-    _resources: ExitStack
-
-    @abstractmethod
-    def _start(self, resources: ExitStack) -> None:
-        """Start all, until it serves. `resources` are given back in reverse at the end, or at once
-        if this fails."""
-
-    def __enter__(self) -> Self:
-        with ExitStack() as resources:
-            self._start(resources)
-            self._resources = resources.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._resources.close()
-
-
-class ServerProcess(Server):
+class ServerProcess(LocalServer):
     """A process that ends when its standard input does. `_start` hands it to `_own`."""
 
     def __init__(self, name: str, *, patience_s: float) -> None:

@@ -33,16 +33,16 @@ from spark_ssp.checkpoint.agent.process import GATHER_S, READERS, WRITERS
 from spark_ssp.checkpoint.coordination.protocol import AgentSettings
 from spark_ssp.checkpoint.coordination.state import Settings
 from spark_ssp.checkpoint.leases.conditional_writes import Conflict, Outcome, Write
-from spark_ssp.checkpoint.leases.kcl_tables import KclTables
 from spark_ssp.checkpoint.leases.lease import Lease, LeaseKey, StartAtTrimHorizon
 from spark_ssp.checkpoint.leases.lease_serializer import encode
 from spark_ssp.checkpoint.leases.lease_store import Rows, TableSettings
-from spark_ssp.checkpoint.leases.worker_metrics import KclRows, RowLocation
+from spark_ssp.checkpoint.leases.worker_metrics import KclRows
 from spark_ssp.common.aws.error_translation import Severity
 from spark_ssp.common.aws.service_calls import backoff, retry_settings
 from spark_ssp.common.errors import SspError
 from spark_ssp.common.options.endpoints import ConnectionOptions
 from spark_ssp.grouping.identifiers import ShardId, WorkerId
+from tests.support.leases.agents import ManualKclTables
 from tests.support.leases.memory_store import MemoryLeaseStore
 
 WRITE_MS: Final = 10
@@ -101,19 +101,6 @@ class _Table:
         return [self.write(write) for write in writes]
 
 
-class _NoKcl(KclTables):
-    """No workers of the KCL."""
-
-    def __init__(self) -> None: ...
-
-    def read(self, rows: Rows) -> KclRows:
-        return KclRows()
-
-    def write_own_metrics(self, worker: WorkerId, location: RowLocation, now: int) -> None: ...
-
-    def remove_own_metrics(self, worker: WorkerId, location: RowLocation) -> None: ...
-
-
 class _Agent:
     """The loop of one driver's agent with the threads of its process: a call waits for one of them,
     and the results of many writes are gathered."""
@@ -149,7 +136,9 @@ class _Agent:
 
     def _open(self) -> TableOpened:
         rows = self._world.table.scan()
-        return TableOpened(store=self._world.table, kcl=_NoKcl(), rows=rows, kcl_rows=KclRows())
+        return TableOpened(
+            store=self._world.table, kcl=ManualKclTables(), rows=rows, kcl_rows=KclRows()
+        )
 
     def _begin(self, job: Job, threads: list[int], takes_ms: int) -> None:
         began = max(self._world.now, heapq.heappop(threads))

@@ -187,13 +187,13 @@ def await_end(query: StreamingQuery) -> StreamingQuery:
     return query
 
 
-def wait_until(reached: Callable[[], bool], what: str, query: StreamingQuery | None = None) -> None:
-    """Wait for a condition; the query's own failure is raised at once."""
+def wait_until(reached: Callable[[], bool], what: str, *queries: StreamingQuery) -> None:
+    """Wait for a condition; the failure of any of the queries is raised at once."""
     deadline = time.monotonic() + DEADLINE_S
     while not reached():
-        if query is not None and not query.isActive:
-            error = query.exception()
-            raise AssertionError(f"the query ended before {what}") from error
+        for query in queries:
+            if not query.isActive:
+                raise AssertionError(f"a query ended before {what}") from query.exception()
         assert time.monotonic() < deadline, f"not within {DEADLINE_S} s: {what}"
         time.sleep(_POLL_S)
 

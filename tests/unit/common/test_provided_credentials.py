@@ -34,6 +34,7 @@ from spark_ssp.common.aws.provided_credentials import (
     renew_refused,
 )
 from spark_ssp.common.aws.service_calls import Retrier, RetrySettings
+from tests.support.fakes.clocks import ManualTime
 
 CANARY = "Canary/wJalrXUtnFEMI"
 PATH = "my_company_aws:credentials"
@@ -246,21 +247,21 @@ def refusal(operation: str) -> ClientError:
     return ClientError({"Error": {"Code": "UnrecognizedClientException"}}, operation)
 
 
-class Client:
+class Client(ManualTime):
     """A client whose credentials come from the sources of a chain, a list of (key, source): the
     next one at each load, which takes `load_s`, and the last one again."""
 
     def __init__(
         self, *chain: tuple[str, str], assumes_role: bool = False, load_s: float = 0.0
     ) -> None:
+        super().__init__()
         self._chain = list(chain)
         self._load_s = load_s
         self.now = 0.0
         self.loads = 0
         self.pauses: list[float] = []
-        self.slept: list[float] = []
         self.credentials = RenewedCredentials(
-            self._load, monotonic=lambda: self.now, sleep=self.pauses.append
+            self._load, monotonic=self.monotonic, sleep=self.pauses.append
         )
         note_use(self, self.credentials, assumes_role=assumes_role)  # type: ignore[arg-type]
 
@@ -272,10 +273,6 @@ class Client:
 
     def is_renewed(self, operation: str = "GetRecords") -> bool:
         return renew_refused(self, refusal(operation))  # type: ignore[arg-type]
-
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
 
     @property
     def key(self) -> str:

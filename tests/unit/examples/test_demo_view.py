@@ -29,11 +29,7 @@ from examples.flights.screen import (
     result,
     screen,
 )
-
-
-def shard_id(number: int) -> str:
-    return f"shardId-{number:012d}"
-
+from spark_ssp.testing.kinesis.state.stream import shard_id
 
 OFFSET = {
     "v": 1,

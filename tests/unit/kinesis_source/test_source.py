@@ -276,7 +276,7 @@ def test_one_batch_of_trigger_once_has_all_records(
     assert sorted(row["data"] for row in rows) == sorted(put)
 
 
-def test_lag_stands_in_the_progress(service: Service, reader: KinesisStreamReader) -> None:
+def test_lag_stands_in_the_progress(service: Service) -> None:
     service.put(50)
     service.clock.advance(3000)
     limited = KinesisStreamReader(OPTIONS | {"maxRecordsPerTrigger": "2"})

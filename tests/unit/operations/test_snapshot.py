@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spark_ssp.common.spark.reader_status import lacks_status
-from spark_ssp.grouping.identifiers import ShardId, ShardKey, SlotId, StreamName
+from spark_ssp.grouping.identifiers import SlotId, StreamName
 from spark_ssp.kinesis_source.model import offset as kinesis
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
@@ -29,20 +29,14 @@ from spark_ssp.operations.snapshot import (
     SourceFormat,
     query_snapshot,
 )
+from tests.support.kinesis.planning import shard_id as shard
+from tests.support.kinesis.shards import key
 from tests.support.operations import reports
 from tests.support.operations.reports import kafka_end_offset
 
 ORDERS = StreamName("orders")
 READING = ShardState(position=AfterRecord(sequence_number=SequenceNumber("7")))
 ENDED = ShardState(position=ShardEnd())
-
-
-def key(number: int) -> ShardKey:
-    return ShardKey(stream=ORDERS, shard=shard(number))
-
-
-def shard(number: int) -> ShardId:
-    return ShardId(f"shardId-{number:012}")
 
 
 def reading(

@@ -20,19 +20,20 @@ from spark_ssp.kafka_source.client.retry import (
     SendLimits,
     send_limits,
 )
+from tests.support.fakes.clocks import ManualTime
 
 NOT_LEADER = KafkaError.NOT_LEADER_FOR_PARTITION
 UNKNOWN = KafkaError.UNKNOWN_TOPIC_OR_PART
 
 
-class World:
+class World(ManualTime):
     """Brokers whose answers are given for each request: a value, or a code of a fault, by key; or
     a code for the request. `there`: who is there although it is said to be missing."""
 
     def __init__(self, *requests: Mapping[str, int] | int, there: Collection[str] = ()) -> None:
+        super().__init__()
         self.now = 100.0
         self.asked: list[tuple[str, ...]] = []
-        self.slept: list[float] = []
         self._requests = deque(requests)
         self._there = there
 
@@ -49,14 +50,10 @@ class World:
         assert limits.timeout_s > 0
         return [key for key in keys if key in self._there]
 
-    def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-        self.now += seconds
-
     def run(self, *wanted: str, attempts: int = 3) -> Mapping[str, int]:
         retrier = Retrier(
             policy=RetryPolicy(attempts=attempts, interval_s=7.0, timeout_s=30.0),
-            monotonic=lambda: self.now,
+            monotonic=self.monotonic,
             sleep=self.sleep,
         )
         request: BatchRequest[str, int] = BatchRequest(

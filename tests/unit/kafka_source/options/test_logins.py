@@ -9,51 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_ssp.common.options.endpoints import ConnectionOptions
-from spark_ssp.common.options.spec import BadValueError, OptionProblem
+from spark_ssp.common.options.spec import BadValueError
 from spark_ssp.kafka_source.options.logins import parse_jaas, region_of
 from spark_ssp.kafka_source.options.property_names import CONSUMER, PRODUCER, PropertyNames
 from spark_ssp.kafka_source.options.translation import ParsedProperties, read_properties
+from tests.support.kafka.properties import PLAIN, config_of, problem_of, reading_of
 
 STRIMZI = "OAuthBearerLoginModule required oauth.client.id=a oauth.client.secret=b"
-PLAIN = (
-    "org.apache.kafka.common.security.plain.PlainLoginModule required "
-    'username="alice" password="p\\"w = 1;";'
-)
-
-
-def _config(**options: str) -> dict[str, str]:
-    """librdkafka's properties for the options `kafka.<name with dots>`, less the defaults."""
-    reading = _read(options)
-    assert reading.problems == ()
-    config = reading.properties.config()
-    for name in CONSUMER.defaults:
-        del config[name]
-    return config
-
-
-def _read(options: dict[str, str]) -> ParsedProperties:
-    return read_properties({f"kafka.{name.replace('_', '.')}": v for name, v in options.items()})
-
-
-def _problem(**options: str) -> OptionProblem:
-    (problem,) = _read(options).problems
-    return problem
 
 
 def test_sasl_by_jaas_is_translated() -> None:
-    assert _config(sasl_mechanism="PLAIN", sasl_jaas_config=PLAIN) == {
+    assert config_of(sasl_mechanism="PLAIN", sasl_jaas_config=PLAIN) == {
         "sasl.mechanism": "PLAIN",
         "sasl.username": "alice",
         "sasl.password": 'p"w = 1;',
     }
-    assert _problem(sasl_jaas_config=PLAIN, sasl_username="bob").found.startswith(
+    assert problem_of(sasl_jaas_config=PLAIN, sasl_username="bob").found.startswith(
         "kafka.sasl.username and kafka.sasl.jaas.config together"
     )
 
 
 def test_scram_kerberos_and_oauth() -> None:
     scram = "kafkashaded.org.apache.kafka.common.security.scram.ScramLoginModule"
-    assert _config(sasl_jaas_config=f"{scram} REQUIRED\n username=bob password = 'x' ;") == {
+    assert config_of(sasl_jaas_config=f"{scram} REQUIRED\n username=bob password = 'x' ;") == {
         "sasl.username": "bob",
         "sasl.password": "x",
     }
@@ -61,23 +39,23 @@ def test_scram_kerberos_and_oauth() -> None:
         "com.sun.security.auth.module.Krb5LoginModule required useKeyTab=true storeKey=true "
         'keyTab="/etc/k.keytab" principal="reader@EXAMPLE.COM" serviceName="kafka";'
     )
-    assert _config(sasl_jaas_config=kerberos) == {
+    assert config_of(sasl_jaas_config=kerberos) == {
         "sasl.kerberos.keytab": "/etc/k.keytab",
         "sasl.kerberos.principal": "reader@EXAMPLE.COM",
         "sasl.kerberos.service.name": "kafka",
     }
     oauth = "org.apache.kafka.common.security.oauthbearer.OAuthBearerLoginModule required"
     credentials = 'clientId="c" clientSecret="s" scope="a b" extension_b="2" extension_a="1"'
-    assert _config(sasl_jaas_config=f"{oauth} {credentials};") == {
+    assert config_of(sasl_jaas_config=f"{oauth} {credentials};") == {
         "sasl.oauthbearer.client.id": "c",
         "sasl.oauthbearer.client.secret": "s",
         "sasl.oauthbearer.scope": "a b",
         "sasl.oauthbearer.extensions": "a=1,b=2",
     }
-    assert _config(sasl_jaas_config=f"{oauth} ;") == {}
+    assert config_of(sasl_jaas_config=f"{oauth} ;") == {}
     strimzi = 'oauth.client.id="c" oauth.client.secret="s" oauth.token.endpoint.uri="https://h/t"'
     handler = "io.strimzi.kafka.oauth.client.JaasClientOauthLoginCallbackHandler"
-    assert _config(
+    assert config_of(
         sasl_jaas_config=f"{oauth} {strimzi};", sasl_login_callback_handler_class=handler
     ) == {
         "sasl.oauthbearer.client.id": "c",
@@ -86,12 +64,14 @@ def test_scram_kerberos_and_oauth() -> None:
         "sasl.oauthbearer.token.endpoint.url": "https://h/t",
     }
     scram = "ScramLoginModule required username=a password=b tokenauth=false;"
-    assert _config(sasl_jaas_config=scram) == {"sasl.username": "a", "sasl.password": "b"}
+    assert config_of(sasl_jaas_config=scram) == {"sasl.username": "a", "sasl.password": "b"}
 
 
 def test_kafkas_own_oauth_handler_is_librdkafkas_oidc() -> None:
     handler = "org.apache.kafka.common.security.oauthbearer.secured.OAuthBearerLoginCallbackHandler"
-    assert _config(sasl_login_callback_handler_class=handler) == {"sasl.oauthbearer.method": "oidc"}
+    assert config_of(sasl_login_callback_handler_class=handler) == {
+        "sasl.oauthbearer.method": "oidc"
+    }
 
 
 @pytest.mark.parametrize(
@@ -132,7 +112,7 @@ def test_kafkas_own_oauth_handler_is_librdkafkas_oidc() -> None:
 def test_a_login_that_cannot_be_translated_is_refused_without_its_secrets(
     text: str, found: str
 ) -> None:
-    problem = _problem(sasl_jaas_config=text)
+    problem = problem_of(sasl_jaas_config=text)
     assert found in problem.found
     assert problem.option == "kafka.sasl.jaas.config"
     assert "s3cr3t" not in str(problem)
@@ -199,7 +179,7 @@ def test_amazons_login_is_a_token_in_each_of_its_forms(
 
 def _iam(module_options: str, **more: str) -> ParsedProperties:
     module = f"{MSK}.IAMLoginModule required {module_options};"
-    return _read({**JAVA_IAM, "sasl.jaas.config": module, **more})
+    return reading_of({**JAVA_IAM, "sasl.jaas.config": module, **more})
 
 
 def test_a_profile_or_a_role_of_amazons_login() -> None:
@@ -248,7 +228,7 @@ def test_a_profile_or_a_role_of_amazons_login() -> None:
 def test_amazons_login_beside_another_is_refused(
     change: dict[str, str], option: str, found: str
 ) -> None:
-    (problem,) = _read({**JAVA_IAM, **change}).problems
+    (problem,) = reading_of({**JAVA_IAM, **change}).problems
     assert problem.option == f"kafka.{option}"
     assert found in problem.found
     assert "s3cr3t" not in str(problem)

@@ -7,7 +7,6 @@ from itertools import combinations
 
 import pytest
 
-from spark_ssp.common.options.spec import OptionProblem
 from spark_ssp.kafka_source.options.client_properties import ClientProperties
 from spark_ssp.kafka_source.options.property_names import (
     ALIASES,
@@ -21,34 +20,7 @@ from spark_ssp.kafka_source.options.property_names import (
     PropertyNames,
 )
 from spark_ssp.kafka_source.options.translation import ParsedProperties, read_properties
-
-PLAIN = (
-    "org.apache.kafka.common.security.plain.PlainLoginModule required "
-    'username="alice" password="p\\"w = 1;";'
-)
-
-
-def _config(**options: str) -> dict[str, str]:
-    """librdkafka's properties for the options `kafka.<name with dots>`, less the defaults."""
-    reading = _read(options)
-    assert reading.problems == ()
-    config = reading.properties.config()
-    return {name: one for name, one in config.items() if CONSUMER.defaults.get(name) != one}
-
-
-def _read(options: dict[str, str]) -> ParsedProperties:
-    return read_properties({_option(name): value for name, value in options.items()})
-
-
-def _option(name: str) -> str:
-    """As a keyword argument, with underscores for dots, or as it is."""
-    return f"kafka.{name if '.' in name else name.replace('_', '.')}"
-
-
-def _problem(**options: str) -> OptionProblem:
-    (problem,) = _read(options).problems
-    return problem
-
+from tests.support.kafka.properties import PLAIN, config_of, option_of, problem_of, reading_of
 
 # --- Names ----------------------------------------------------------------------------------------
 
@@ -146,8 +118,8 @@ def test_case_does_not_matter_and_other_options_are_left_alone() -> None:
 
 
 def test_an_empty_value_is_an_error() -> None:
-    assert _problem(client_id=" ").found == "an empty value"
-    assert _problem(sasl_jaas_config="").option == "kafka.sasl.jaas.config"
+    assert problem_of(client_id=" ").found == "an empty value"
+    assert problem_of(sasl_jaas_config="").option == "kafka.sasl.jaas.config"
     (problem,) = read_properties({"kafka.client.id": None}).problems  # type: ignore[dict-item]
     assert problem.found == "an empty value"
 
@@ -168,18 +140,18 @@ def test_the_java_clients_defaults_hold_where_they_show() -> None:
         "check.crcs": "false",
         "receive.message.max.bytes": "100000000",
     }
-    assert _config(**given) == given
+    assert config_of(**given) == given
 
 
 def test_values_that_are_written_differently() -> None:
-    assert _config(ssl_endpoint_identification_algorithm="") == {
+    assert config_of(ssl_endpoint_identification_algorithm="") == {
         "ssl.endpoint.identification.algorithm": "none"
     }
-    assert _config(receive_buffer_bytes="-1", send_buffer_bytes="65536") == {
+    assert config_of(receive_buffer_bytes="-1", send_buffer_bytes="65536") == {
         "socket.receive.buffer.bytes": "0",
         "socket.send.buffer.bytes": "65536",
     }
-    assert _config(security_protocol="sasl_ssl") == {"security.protocol": "SASL_SSL"}
+    assert config_of(security_protocol="sasl_ssl") == {"security.protocol": "SASL_SSL"}
 
 
 @pytest.mark.parametrize(
@@ -212,25 +184,25 @@ def test_a_value_that_cannot_be_used_names_its_option(options: dict[str, str], f
 
 
 def test_key_stores_and_authorities() -> None:
-    assert _config(ssl_keystore_location="k.p12", ssl_keystore_password="p") == {
+    assert config_of(ssl_keystore_location="k.p12", ssl_keystore_password="p") == {
         "ssl.keystore.location": "k.p12",
         "ssl.keystore.password": "p",
     }
-    assert _config(ssl_keystore_location="k.pem", ssl_keystore_type="pem") == {
+    assert config_of(ssl_keystore_location="k.pem", ssl_keystore_type="pem") == {
         "ssl.certificate.location": "k.pem",
         "ssl.key.location": "k.pem",
     }
-    assert _config(ssl_truststore_location="ca.pem", ssl_truststore_type="PEM") == {
+    assert config_of(ssl_truststore_location="ca.pem", ssl_truststore_type="PEM") == {
         "ssl.ca.location": "ca.pem"
     }
-    assert _config(ssl_keystore_type="PEM", ssl_keystore_key="K", ssl_key_password="p") == {
+    assert config_of(ssl_keystore_type="PEM", ssl_keystore_key="K", ssl_key_password="p") == {
         "ssl.key.pem": "K",
         "ssl.key.password": "p",
     }
 
 
 def test_a_key_store_is_what_its_type_says_whatever_its_name() -> None:
-    assert _config(ssl_keystore_location="k.jks", ssl_keystore_type="PKCS12") == {
+    assert config_of(ssl_keystore_location="k.jks", ssl_keystore_type="PKCS12") == {
         "ssl.keystore.location": "k.jks"
     }
 
@@ -248,7 +220,7 @@ def test_a_key_store_is_what_its_type_says_whatever_its_name() -> None:
 def test_a_number_that_only_the_java_client_takes_is_replaced_with_a_warning(
     option: str, value: str, used: str
 ) -> None:
-    reading = _read({option: value})
+    reading = reading_of({option: value})
     assert reading.problems == ()
     assert reading.properties.config()[ALIASES.get(option, option)] == used
     (warning,) = reading.warnings
@@ -277,14 +249,14 @@ def test_a_number_with_a_unit_is_refused_as_by_the_java_client(
 
 
 def test_what_the_java_client_derives_from_other_properties() -> None:
-    assert _config(reconnect_backoff_ms="20000")["reconnect.backoff.max.ms"] == "20000"
-    assert _config(reconnect_backoff_max_ms="10")["reconnect.backoff.ms"] == "10"
-    assert _config(connections_max_idle_ms="-1") == {"connections.max.idle.ms": "0"}
-    assert _config(fetch_min_bytes="0") == {"fetch.min.bytes": "1"}
+    assert config_of(reconnect_backoff_ms="20000")["reconnect.backoff.max.ms"] == "20000"
+    assert config_of(reconnect_backoff_max_ms="10")["reconnect.backoff.ms"] == "10"
+    assert config_of(connections_max_idle_ms="-1") == {"connections.max.idle.ms": "0"}
+    assert config_of(fetch_min_bytes="0") == {"fetch.min.bytes": "1"}
 
 
 def _produced(**options: str) -> ParsedProperties:
-    return read_properties({_option(name): value for name, value in options.items()}, PRODUCER)
+    return read_properties({option_of(name): value for name, value in options.items()}, PRODUCER)
 
 
 def test_a_producers_values_mean_what_they_mean_to_the_java_client() -> None:
@@ -298,9 +270,9 @@ def test_a_producers_values_mean_what_they_mean_to_the_java_client() -> None:
         many = _produced(**{name: "6"})
         assert many.properties.config()["enable.idempotence"] == "false"
         (warning,) = many.warnings
-        assert warning.startswith(f"{_option(name)}=6 turns idempotence off")
+        assert warning.startswith(f"{option_of(name)}=6 turns idempotence off")
         (problem,) = _produced(**{name: "6"}, enable_idempotence="true").problems
-        assert problem.option == _option(name)
+        assert problem.option == option_of(name)
         assert _produced(**{name: "5"}).properties.config()["enable.idempotence"] == "true"
     longest = _produced(max_request_size="2147483647")
     assert longest.properties.config()["message.max.bytes"] == "1000000000"

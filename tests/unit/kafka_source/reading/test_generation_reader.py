@@ -167,18 +167,22 @@ def read(
 ) -> list[int]:
     """The offsets from which the partition was read."""
     consumer = Consumer(brokers, time, after, fault(kind, ssp), placements, planned.ssp)
-    wave = GenerationReader(
-        task=task(planned),
-        options=kafka_options(pollTimeout=timeout, failOnDataLoss=fail),
-        columns=ALL,
-        progress=RangeProgress((planned,)),
-        consumer=consumer,
-        service=lambda: brokers,
-        monotonic=time.monotonic,
-        sleep=time.sleep,
-    )
+    wave = reader_of(consumer, planned, pollTimeout=timeout, failOnDataLoss=fail)
     assert list(wave.read()) == []
     return consumer.placed
+
+
+def reader_of(consumer: Consumer, *ranges: PartitionRange, **options: str) -> GenerationReader:
+    return GenerationReader(
+        task=task(*ranges),
+        options=kafka_options(**options),
+        columns=ALL,
+        progress=RangeProgress(ranges),
+        consumer=consumer,
+        service=lambda: consumer.brokers,
+        monotonic=consumer.time.monotonic,
+        sleep=consumer.time.sleep,
+    )
 
 
 def at_once(function: Callable[[], T]) -> Future[T]:
@@ -290,19 +294,8 @@ def test_records_that_were_fetched_before_they_were_deleted_are_not_lost(
 ) -> None:
     """A fault of one partition has all of them looked at."""
     monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
-    brokers, time = Trimmed(["new"]), ManualTime()
-    consumer = Ahead(brokers, time, 0, fault(ErrorKind.OUT_OF_RANGE))
-    wave = GenerationReader(
-        task=task(PLANNED, SECOND),
-        options=kafka_options(),
-        columns=ALL,
-        progress=RangeProgress((PLANNED, SECOND)),
-        consumer=consumer,
-        service=lambda: brokers,
-        monotonic=time.monotonic,
-        sleep=time.sleep,
-    )
-    assert list(wave.read()) == []
+    consumer = Ahead(Trimmed(["new"]), ManualTime(), 0, fault(ErrorKind.OUT_OF_RANGE))
+    assert list(reader_of(consumer, PLANNED, SECOND).read()) == []
     assert consumer.kept == 100
 
 
@@ -350,18 +343,8 @@ def test_a_range_that_is_given_up_after_the_timeout_is_read_no_more(
 ) -> None:
     """Its later records would be fetched and kept while another partition stands still."""
     monkeypatch.setattr("spark_ssp.kafka_source.reading.task_reader.run_in_thread", at_once)
-    brokers, time = Shortened(["new"]), ManualTime()
-    consumer = Standing(brokers, time, 0, fault(ErrorKind.TRANSIENT))
-    reader = GenerationReader(
-        task=task(PLANNED, SECOND),
-        options=kafka_options(failOnDataLoss="false", pollTimeout="60s"),
-        columns=ALL,
-        progress=RangeProgress((PLANNED, SECOND)),
-        consumer=consumer,
-        service=lambda: brokers,
-        monotonic=time.monotonic,
-        sleep=time.sleep,
-    )
+    consumer = Standing(Shortened(["new"]), ManualTime(), 0, fault(ErrorKind.TRANSIENT))
+    reader = reader_of(consumer, PLANNED, SECOND, failOnDataLoss="false", pollTimeout="60s")
     assert list(reader.read()) == []
     assert consumer.unassigned == [PLANNED.ssp]
     assert "an end at 50" in caplog.text
@@ -531,17 +514,13 @@ def test_services_beyond_the_last_are_kept_only_while_they_are_used() -> None:
 
 
 @dataclass
-class Large(Consumer):
+class Large(Standing):
     """Has records of 1 MiB: 20 in the first poll, then as many as are asked for; and the end of a
     second partition at once."""
 
-    unassigned: list[SystemStreamPartition] = field(default_factory=list)
     limits: list[int] = field(default_factory=list)
     at: int = 0
     taken: list[int] = field(default_factory=list)
-
-    def unassign(self, ssps: Sequence[SystemStreamPartition]) -> None:
-        self.unassigned += ssps
 
     def poll(self, limit: int, wait_s: float) -> Sequence[Event]:
         self.limits.append(limit)
@@ -573,20 +552,9 @@ class Large(Consumer):
 
 
 def test_records_of_unknown_size_are_polled_with_care_and_batches_are_cut_by_bytes() -> None:
-    brokers, time = Brokers(["new"]), ManualTime()
-    consumer = Large(brokers, time, 0, fault(ErrorKind.TRANSIENT))
-    wave = GenerationReader(
-        task=task(PLANNED, SECOND),
-        options=kafka_options(),
-        columns=ALL,
-        progress=RangeProgress((PLANNED, SECOND)),
-        consumer=consumer,
-        service=lambda: brokers,
-        monotonic=time.monotonic,
-        sleep=time.sleep,
-    )
+    consumer = Large(Brokers(["new"]), ManualTime(), 0, fault(ErrorKind.TRANSIENT))
     offsets: list[int] = []
-    for batch in wave.read():
+    for batch in reader_of(consumer, PLANNED, SECOND).read():
         assert consumer.unassigned == [SECOND.ssp], "it is not fetched while Spark has a batch"
         offsets += batch.column("offset").to_pylist()
     assert offsets == list(range(100))

@@ -33,6 +33,7 @@ from spark_ssp.kinesis_source.reading.arrow_batches import ROW_OVERHEAD_BYTES
 from spark_ssp.kinesis_source.reading.page_rows import build_rows, slice_page
 from tests.support.fakes.scripted import Rec, ScriptedService, ScriptedShard, recs
 from tests.support.kcl.kpl import (
+    GOLDEN,
     IN_LOWER,
     IN_UPPER,
     LOWER,
@@ -50,28 +51,19 @@ from tests.support.kcl.kpl import (
     varint,
 )
 from tests.support.kinesis.pages import page
-from tests.support.kinesis.reading import A, after, read, shard_range
+from tests.support.kinesis.reading import A, read, shard_range
+from tests.support.kinesis.shards import after
 
 # --- Aggregates -----------------------------------------------------------------------------------
 
 
 def test_golden_bytes_with_shared_keys_and_an_explicit_hash_key() -> None:
-    data = bytes.fromhex(
-        "f3899ac2"
-        "0a0161"  # partition_key_table: "a"
-        "0a026262"  # partition_key_table: "bb"
-        "120137"  # explicit_hash_key_table: "7"
-        "1a0608001a026869"  # record: key 0, data "hi"
-        "1a06080110001a00"  # record: key 1, explicit hash key 0, no data
-        "1a0508001a0121"  # record: key 0, data "!"
-        "20a4824dbd15f024d5b43ec166310fb0"  # MD5 of the message
-    )
-    assert split(data) == (
+    assert split(GOLDEN) == (
         UserRecord(partition_key="a", data=b"hi", sub=0),
         UserRecord(partition_key="bb", data=b"", sub=1),
         UserRecord(partition_key="a", data=b"!", sub=2),
     )
-    assert last_sub(data) == 2
+    assert last_sub(GOLDEN) == 2
 
 
 def test_an_aggregate_of_one() -> None:

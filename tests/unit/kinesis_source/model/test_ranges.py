@@ -19,7 +19,6 @@ from spark_ssp.kinesis_source.model.ranges import (
     Stragglers,
 )
 from spark_ssp.kinesis_source.model.shard import (
-    AfterRecord,
     AtTimestamp,
     ConsumerArn,
     EpochMillis,
@@ -30,6 +29,7 @@ from spark_ssp.kinesis_source.model.shard import (
     StreamRef,
     TrimHorizon,
 )
+from tests.support.kinesis.shards import after
 
 ORDERS = StreamRef(name=StreamName("orders"), arn="arn:aws:kinesis:us-east-1:1:stream/orders")
 RETENTION = Retention(millis=86_400_000, kept_since=EpochMillis(5))
@@ -43,10 +43,6 @@ BARE = ShardRange(
     expect_first=None,
     end=ShardEnd(),
 )
-
-
-def after(number: int, sub: int = 0) -> AfterRecord:
-    return AfterRecord(sequence_number=SequenceNumber(str(number)), sub=sub)
 
 
 def ranges(count: int) -> SlotRange:

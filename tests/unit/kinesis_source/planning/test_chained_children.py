@@ -12,7 +12,6 @@ from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardKey, SlotId, StreamName
 from spark_ssp.kinesis_source.model.offset import BEFORE_FIRST_BATCH, Offset, StreamEntry
 from spark_ssp.kinesis_source.model.shard import (
-    AfterRecord,
     EpochMillis,
     Position,
     SequenceNumber,
@@ -34,7 +33,7 @@ from spark_ssp.kinesis_source.planning.input_partitions import (
     within_bounds,
 )
 from tests.support.kinesis.planning import listed, shard_id
-from tests.support.kinesis.shards import key
+from tests.support.kinesis.shards import after, key
 
 ORDERS = StreamName("orders")
 CREATED, SEEN = EpochMillis(1000), EpochMillis(5000)
@@ -51,10 +50,6 @@ LISTING = {
     )
 }
 """0 was split into 2 and 3; 1 and 2 were merged into 4; 5 is open."""
-
-
-def after(number: int) -> AfterRecord:
-    return AfterRecord(sequence_number=SequenceNumber(str(number)))
 
 
 def states(positions: Mapping[int, Position]) -> dict[ShardKey, ShardState]:

@@ -21,7 +21,6 @@ from spark_ssp.kinesis_source.model.offset import (
 )
 from spark_ssp.kinesis_source.model.ranges import ExpectedSize, ShardRange, SlotRange
 from spark_ssp.kinesis_source.model.shard import (
-    AfterRecord,
     AtTimestamp,
     EpochMillis,
     Latest,
@@ -36,7 +35,7 @@ from spark_ssp.kinesis_source.model.shard import (
     is_behind,
 )
 from spark_ssp.kinesis_source.planning.input_partitions import plan_ranges, same_positions
-from tests.support.kinesis.shards import key
+from tests.support.kinesis.shards import after, key
 
 ORDERS, CLICKS = StreamName("orders"), StreamName("clicks")
 REFS = {
@@ -46,10 +45,6 @@ REFS = {
 CREATED, SEEN = EpochMillis(1000), EpochMillis(5000)
 TRIM, END = TrimHorizon(), ShardEnd()
 NOON, LATER = AtTimestamp(millis=EpochMillis(50)), AtTimestamp(millis=EpochMillis(60))
-
-
-def after(number: int, sub: int = 0) -> AfterRecord:
-    return AfterRecord(sequence_number=SequenceNumber(str(number)), sub=sub)
 
 
 Entries = Mapping[ShardKey, tuple[int, Position]]

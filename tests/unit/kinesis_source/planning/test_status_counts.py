@@ -20,6 +20,7 @@ from spark_ssp.kinesis_source.reader_activity import (
     shard_entry,
 )
 from tests.support.kinesis.planning import listed, shard_id
+from tests.support.kinesis.shards import key
 
 ORDERS = StreamName("orders")
 LISTING = {
@@ -35,10 +36,6 @@ LISTING = {
     )
 }
 """0 was split into 3 and 4, 1 and 2 were merged into 5; 6 is open."""
-
-
-def key(number: int) -> ShardKey:
-    return ShardKey(stream=ORDERS, shard=shard_id(number))
 
 
 def offset(*reading: int, ended: tuple[int, ...] = ()) -> Offset:

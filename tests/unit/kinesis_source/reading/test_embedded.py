@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_ssp.common.errors import DataLossError
+from spark_ssp.common.structs import replace
 from spark_ssp.grouping.identifiers import ShardId
 from spark_ssp.kinesis_source.client.api import KinesisService
 from spark_ssp.kinesis_source.client.boto3_client import connect
@@ -33,7 +34,15 @@ from spark_ssp.testing.kinesis.state.faults import (
 )
 from tests.support.fakes.in_process import InProcessKinesis
 from tests.support.fakes.scripted import STREAM
-from tests.support.kinesis.reading import A, Row, options, rows_of, slot_of, timing_of
+from tests.support.kinesis.reading import (
+    A,
+    Row,
+    options,
+    rows_of,
+    shard_range,
+    slot_of,
+    timing_of,
+)
 
 
 @pytest.fixture
@@ -63,16 +72,8 @@ def range_of(
     *,
     seen: EpochMillis | None = None,
 ) -> ShardRange:
-    return ShardRange(
-        stream=STREAM,
-        shard=shard,
-        hash_range=None,
-        created=service.describe(STREAM).created,
-        start=start,
-        start_caught_up_ms=seen,
-        expect_first=None,
-        end=end,
-    )
+    plain = shard_range(shard, start, end, seen=seen)
+    return replace(plain, created=service.describe(STREAM).created)
 
 
 def read(

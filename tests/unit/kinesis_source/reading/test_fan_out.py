@@ -38,7 +38,6 @@ from tests.support.kinesis.reading import (
     A,
     B,
     Row,
-    after,
     options,
     read,
     rows_of,
@@ -46,6 +45,7 @@ from tests.support.kinesis.reading import (
     shard_range,
     slot_of,
 )
+from tests.support.kinesis.shards import after
 
 ARN = ConsumerArn("arn:aws:kinesis:us-east-1:000000000000:stream/orders/consumer/etl:1")
 RECORDS = range(1, 10)

@@ -29,7 +29,8 @@ from tests.support.fakes.scripted import (
     throttle,
     unreachable,
 )
-from tests.support.kinesis.reading import LOCAL, A, after, read, sequences, shard_of, shard_range
+from tests.support.kinesis.reading import LOCAL, A, read, sequences, shard_of, shard_range
+from tests.support.kinesis.shards import after
 
 
 def test_throttling_is_waited_out_and_slows_the_shard_down_from_then_on(

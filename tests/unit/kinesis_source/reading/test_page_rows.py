@@ -40,6 +40,7 @@ from tests.support.kcl.kpl import (
     seal,
 )
 from tests.support.kinesis.pages import page, slice_of
+from tests.support.kinesis.shards import after
 
 PAGE = [SequenceNumber(text) for text in ("8", "9", "10", "12", "100")]
 """Ascending as integers; as text they are not."""
@@ -47,10 +48,6 @@ PAGE = [SequenceNumber(text) for text in ("8", "9", "10", "12", "100")]
 
 def record(number: int, after_sub: int = 0) -> ExpectedRecord:
     return ExpectedRecord(sequence_number=SequenceNumber(str(number)), after_sub=after_sub)
-
-
-def upto(number: int, sub: int = 0) -> AfterRecord:
-    return AfterRecord(sequence_number=SequenceNumber(str(number)), sub=sub)
 
 
 def part(
@@ -82,16 +79,16 @@ def part(
     ("start", "end", "expected"),
     [
         pytest.param(None, ShardEnd(), part(0, 5), id="everything"),
-        pytest.param(None, upto(200), part(0, 5), id="end-later"),
+        pytest.param(None, after(200), part(0, 5), id="end-later"),
         pytest.param(
-            None, upto(10, 7), part(0, 3, up_to_sub=7, at_end=Match.FOUND), id="end-in-the-midst"
+            None, after(10, 7), part(0, 3, up_to_sub=7, at_end=Match.FOUND), id="end-in-the-midst"
         ),
-        pytest.param(None, upto(100), part(0, 5, up_to_sub=0, at_end=Match.FOUND), id="end-last"),
+        pytest.param(None, after(100), part(0, 5, up_to_sub=0, at_end=Match.FOUND), id="end-last"),
         pytest.param(
-            None, upto(11), part(0, 3, at_end=Match.MISSING, instead_of_end="12"), id="end-passed"
+            None, after(11), part(0, 3, at_end=Match.MISSING, instead_of_end="12"), id="end-passed"
         ),
         pytest.param(
-            None, upto(2), part(0, 0, at_end=Match.MISSING, instead_of_end="8"), id="all-passed"
+            None, after(2), part(0, 0, at_end=Match.MISSING, instead_of_end="8"), id="all-passed"
         ),
         pytest.param(record(8, 3), ShardEnd(), part(0, 5, after_sub=3), id="expected-first"),
         pytest.param(
@@ -102,7 +99,7 @@ def part(
         ),
         pytest.param(
             record(11),
-            upto(100),
+            after(100),
             part(
                 3, 5, at_start=Match.MISSING, instead_of_expected="12",
                 up_to_sub=0, at_end=Match.FOUND,
@@ -110,20 +107,20 @@ def part(
             id="expected-missing",
         ),
         pytest.param(
-            record(101), upto(102), part(5, 5, at_start=Match.PENDING), id="expected-later"
+            record(101), after(102), part(5, 5, at_start=Match.PENDING), id="expected-later"
         ),
         pytest.param(
-            record(101), upto(9), part(5, 5, at_start=Match.PENDING), id="end-before-expected"
+            record(101), after(9), part(5, 5, at_start=Match.PENDING), id="end-before-expected"
         ),
         pytest.param(
             record(12, 1),
-            upto(12, 4),
+            after(12, 4),
             part(3, 4, after_sub=1, up_to_sub=4, at_end=Match.FOUND),
             id="within-one-record",
         ),
         pytest.param(
             record(11),
-            upto(11),
+            after(11),
             part(
                 3, 3, at_start=Match.MISSING, instead_of_expected="12",
                 at_end=Match.MISSING, instead_of_end="12",
@@ -139,7 +136,7 @@ def test_slices(
 
 
 def test_an_empty_page_leaves_everything_pending() -> None:
-    assert slice_page([], record(1), upto(2)) == part(0, 0, at_start=Match.PENDING)
+    assert slice_page([], record(1), after(2)) == part(0, 0, at_start=Match.PENDING)
     assert slice_page([], None, ShardEnd()) == part(0, 0)
 
 
@@ -155,7 +152,7 @@ def test_a_slice_is_the_naive_slice(present: set[int], start: int | None, end: i
     result = slice_page(
         [SequenceNumber(str(number)) for number in numbers],
         None if start is None else record(start),
-        ShardEnd() if end is None else upto(end),
+        ShardEnd() if end is None else after(end),
     )
     assert numbers[result.begin : result.end] == [
         number

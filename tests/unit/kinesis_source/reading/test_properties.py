@@ -27,7 +27,8 @@ from tests.support.fakes.scripted import (
     throttle,
 )
 from tests.support.kcl.kpl import Put, aggregate
-from tests.support.kinesis.reading import Row, after, read, shard_range
+from tests.support.kinesis.reading import Row, read, shard_range
+from tests.support.kinesis.shards import after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

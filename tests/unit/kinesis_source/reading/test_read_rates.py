@@ -42,7 +42,6 @@ from tests.support.fakes.scripted import (
 from tests.support.kinesis.reading import (
     A,
     Row,
-    after,
     options,
     read,
     rows_of,
@@ -50,6 +49,7 @@ from tests.support.kinesis.reading import (
     slot_of,
     timing_of,
 )
+from tests.support.kinesis.shards import after
 
 REAL = ConnectionOptions(region="us-east-1")
 

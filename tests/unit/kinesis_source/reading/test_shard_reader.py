@@ -40,7 +40,8 @@ from tests.support.fakes.scripted import (
     shard_gone,
     throttle,
 )
-from tests.support.kinesis.reading import A, after, read, sequences, shard_of, shard_range
+from tests.support.kinesis.reading import A, read, sequences, shard_of, shard_range
+from tests.support.kinesis.shards import after
 
 WITHIN_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS + 1)
 BEYOND_RETENTION = EpochMillis(NOW - RETENTION + CLOCK_UNCERTAINTY_MS)

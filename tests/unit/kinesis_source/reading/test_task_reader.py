@@ -61,7 +61,6 @@ from tests.support.kinesis.reading import (
     A,
     B,
     Row,
-    after,
     options,
     read,
     rows_of,
@@ -69,6 +68,7 @@ from tests.support.kinesis.reading import (
     shard_range,
     slot_of,
 )
+from tests.support.kinesis.shards import after
 
 DEADLINE = 20.0
 

@@ -48,7 +48,7 @@ from spark_ssp.kinesis_source.sink.aggregation import (
     take_record,
 )
 from spark_ssp.kinesis_source.sink.columns import RecordTooLargeError
-from tests.support.kcl.kpl import new_message, seal
+from tests.support.kcl.kpl import GOLDEN, new_message, seal
 from tests.support.kinesis import sink_writer
 from tests.support.kinesis.sink_writer import Entry, shard_of
 
@@ -137,16 +137,7 @@ def write_of(
 
 def test_golden_bytes_with_shared_keys_and_an_explicit_hash_key() -> None:
     (record,) = pack([Row("a", None, b"hi"), Row("bb", "7", b""), Row("a", None, b"!")])
-    assert record.data == bytes.fromhex(
-        "f3899ac2"
-        "0a0161"  # partition_key_table: "a"
-        "0a026262"  # partition_key_table: "bb"
-        "120137"  # explicit_hash_key_table: "7"
-        "1a0608001a026869"  # record: key 0, data "hi"
-        "1a06080110001a00"  # record: key 1, explicit hash key 0, no data
-        "1a0508001a0121"  # record: key 0, data "!"
-        "20a4824dbd15f024d5b43ec166310fb0"  # MD5 of the message
-    )
+    assert record.data == GOLDEN
     assert (record.partition_key, record.explicit_hash_key) == ("a", str(hash_of("a", None)))
 
 

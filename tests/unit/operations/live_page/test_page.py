@@ -33,14 +33,8 @@ from spark_ssp.operations.snapshot import (
     LeaseCounts,
     QuerySnapshot,
 )
-from tests.support.operations.histories import (
-    PERIOD_MS,
-    START_MS,
-    random_history,
-    shard,
-    shard_id,
-    snapshot,
-)
+from spark_ssp.testing.kinesis.state.stream import shard_id
+from tests.support.operations.histories import PERIOD_MS, START_MS, random_history, shard, snapshot
 
 MINUTE = 60_000
 LIMITS = Limits(max_delay_ms=10 * MINUTE, stuck_after_ms=15 * MINUTE)

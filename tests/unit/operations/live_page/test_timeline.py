@@ -23,14 +23,8 @@ from spark_ssp.operations.snapshot import (
     SourceSnapshot,
     StreamSnapshot,
 )
-from tests.support.operations.histories import (
-    PERIOD_MS,
-    START_MS,
-    random_history,
-    shard,
-    shard_id,
-    snapshot,
-)
+from spark_ssp.testing.kinesis.state.stream import shard_id
+from tests.support.operations.histories import PERIOD_MS, START_MS, random_history, shard, snapshot
 
 LIMIT_MS = 600_000
 
