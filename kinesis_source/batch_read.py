@@ -407,15 +407,17 @@ def _find_ends(
         }
         finder.wait(eligible, limits)
         advances = finder.find_ends(eligible, listings, limits)
+        with_records = {key for key, result in finder.results.items() if result.end is not None}
         finder.remember(advances, found.states.keys())
         awaited = finder.targets.unreached(eligible, advances, limits)
+        share = 0 if left is None else -(-left // max(1, len(eligible)))
         moved = False
         for key, advance in advances.items():
             if not found.advance(key, advance):
                 continue
             moved = True
-            if left is not None and advance.expected is not None:
-                left -= advance.expected.records
+            if left is not None and key in with_records:
+                left -= share if advance.expected is None else advance.expected.records
         if not awaited or (left is not None and left <= 0):
             return found
         if moved or leave_out(found.states, [key for key in awaited if key not in advances]):

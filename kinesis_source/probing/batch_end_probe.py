@@ -515,6 +515,7 @@ def find_by_time(
         result,
         end=row,
         found_by_time=True,
+        expected=None,
         at_latest=page.at_latest,
         closed=page.next_iterator is None,
         millis_behind=page.lag,

@@ -389,7 +389,12 @@ def _continue_by_time(start: ShardState, result: ProbeResult, share: LimitShare)
             return _estimated(later, reached, target, counted)
         cursor = replace(result.cursor, quiet=QuietPeriod(since=target, at=result.time))
         result = replace(result, cursor=cursor)
-    return (yield from search_near_latest(start, result, most=share.records - counted.records))
+    most = share.records - counted.records
+    later = yield from search_near_latest(start, result, most=most)
+    if later.end is None or later.expected is not None or not later.found_by_time:
+        return later
+    millis = max(0, later.end.arrival - reached)
+    return replace(later, expected=intake.expected(millis, counted))
 
 
 def _estimated(

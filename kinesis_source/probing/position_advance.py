@@ -207,6 +207,11 @@ def truncate_to_target(result: ProbeResult, target: Target) -> ProbeResult:
         records = tuple(each for each in result.records if _includes(record, each))
         before_start = bool(result.records) and not records
         end = None if before_start else record
+    expected = None
+    if end is not None:
+        # A few records may follow the target up to the end that was found.
+        is_within = len(records) < len(result.records)
+        expected = _counted(records) if is_within else result.expected
     cursor = replace(
         result.cursor,
         position=end.position if end else None,
@@ -221,7 +226,7 @@ def truncate_to_target(result: ProbeResult, target: Target) -> ProbeResult:
         at_latest=True,
         millis_behind=0,
         time=target.time,
-        expected=None,
+        expected=expected,
         cursor=cursor,
     )
 

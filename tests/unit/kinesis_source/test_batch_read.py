@@ -21,7 +21,7 @@ from spark_ssp.common.errors import (
     ServiceUnavailableError,
     StreamNotFoundError,
 )
-from spark_ssp.grouping.identifiers import StreamName
+from spark_ssp.grouping.identifiers import ShardKey, StreamName
 from spark_ssp.kinesis_source.batch_read import plan_read
 from spark_ssp.kinesis_source.model.ranges import SlotRange
 from spark_ssp.kinesis_source.model.shard import (
@@ -38,9 +38,12 @@ from spark_ssp.kinesis_source.model.shard import (
 )
 from spark_ssp.kinesis_source.options.parse import parse_options
 from spark_ssp.kinesis_source.options.values import QueryKind, SlotAssignment
+from spark_ssp.kinesis_source.probing import batch_limits
 from spark_ssp.kinesis_source.probing.end_offset_finder import EndOffsetFinder
+from spark_ssp.kinesis_source.probing.fixed_targets import FixedTargets
 from spark_ssp.kinesis_source.probing.given_positions import VerifiedStates
 from spark_ssp.kinesis_source.probing.initial_positions import UnnamedShardError
+from spark_ssp.kinesis_source.probing.instant_probe import EndPoint
 from spark_ssp.kinesis_source.reading.process_wide import HashRangeCache, ReadRates
 from spark_ssp.kinesis_source.reading.task_reader import read_slot
 from spark_ssp.testing.kinesis.state.faults import Refusal
@@ -179,6 +182,35 @@ def test_a_limit_of_many_records_is_met_roughly() -> None:
     world.put(20_000, every_ms=5, size=100)
     world.clock.advance(5000)
     assert 4000 <= len(texts(world, max_records=6000)) <= 6600
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "late"),
+    [(4_000, 5, 0), (4_000, 5, 10), (2_500, 1_000, 0)],
+    ids=["in one page", "written meanwhile", "in two pages"],
+)
+def test_shards_that_reach_their_ends_count_towards_the_limit(
+    count: int, size: int, late: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with more records than are kept of one."""
+    monkeypatch.setattr(batch_limits, "KEPT_RECORDS", 4_000)
+    world = World(shards=4)
+    begin = world.clock.now_ms()
+    for number, most in enumerate((count, count, count, 20_000)):
+        for place in range(most):
+            text = f"{place:0{size}d}".encode()
+            shard, arrival = key(number).shard, begin + 5 * place
+            world.state.put("orders", "key", text, shard_id=shard, arrival_ms=arrival)
+    world.clock.advance(200_000)
+    fix = FixedTargets.fix
+
+    def fix_and_put(targets: FixedTargets, ends: Mapping[ShardKey, EndPoint]) -> None:
+        fix(targets, ends)
+        world.put(late * 4)
+        world.clock.advance(5000)
+
+    monkeypatch.setattr(FixedTargets, "fix", fix_and_put)
+    assert 18_000 <= len(texts(world, max_records=20_000)) <= 22_000
 
 
 def test_shards_follow_their_parents_through_reshards_with_one_task() -> None:
