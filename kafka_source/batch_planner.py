@@ -457,7 +457,7 @@ class BatchPlanner:
     def _update_lag(self, context: BatchContext, positions: Positions) -> None:
         """Keep the offsets behind `positions`, those of open transactions and behind them included.
         How far a missing partition reaches is unknown."""
-        whole = self._fetcher.whole_ends(context.partitions)
+        whole = self._fetcher.whole_ends
         self._lag = {}
         for ssp in context.assigned:
             self._lag.setdefault(ssp.stream, {})[ssp.partition] = None

@@ -7,8 +7,8 @@ One fetch requests, in this order:
 2. the earliest offsets: of new partitions, and of all partitions whenever the topics are
    requested, so that records lost to retention are detected before a task meets the gap, and no
    limit is spent on it. In between, the task that meets a gap reports it, as with Spark's source;
-3. the ends, newest partitions first; with read_committed, also those of whole logs where an end is
-   before the position;
+3. the ends, newest partitions first; with read_committed, before them those of whole logs, for the
+   lag, whenever the topics are requested, and after them where an end is before the position;
 4. the offsets of a start by time, in a query's first fetch.
 
 An answer that means a loss or a missing topic is confirmed by `fetchOffset.numRetries` fetches in a
@@ -136,8 +136,6 @@ class OffsetFetcher:
         self._listing_s = 0.0
         """The time that the last listing of ends took."""
         self._whole: Offsets = {}
-        self._whole_at: float | None = None
-        """The time of the request for the topics after which `_whole` was requested."""
         self._confirmed: frozenset[str] = frozenset()
         """The answers that the last fetch left unconfirmed, after all attempts."""
         self._selection_confirmed = False
@@ -182,28 +180,17 @@ class OffsetFetcher:
         start."""
         topics = self._request_topics(known)
         partitions = select_partitions(self._options.selection, topics)
+        self._list_whole(partitions)
         self._frozen = _Frozen(topics=topics, listed=self._ends_together([partitions]))
 
     @property
     def frozen(self) -> bool:
         return self._frozen is not None
 
-    def whole_ends(self, partitions: Partitions) -> Offsets:
-        """Return the ends of whole logs with read_committed, which otherwise lists those before
-        open transactions. They are requested once after each request for the topics; in a run that
-        stops at the latest offsets, only after the first. A failure leaves the former ones."""
-        is_due = self._whole_at is None or (
-            self._frozen is None and self._whole_at != self._described_at
-        )
-        is_needed = self._options.isolation_level is IsolationLevel.READ_COMMITTED
-        if is_due and is_needed and partitions:
-            self._whole_at = self._described_at
-            try:
-                self._whole = self._service.list_offsets(
-                    partitions, LogicalOffset.LATEST, uncommitted=True
-                )
-            except ServiceUnavailableError as error:
-                _log.warning("could not list the ends for the lag: %s", Detail(error))
+    @property
+    def whole_ends(self) -> Offsets:
+        """The ends of whole logs, for the lag of a stream with read_committed: what is behind an
+        open transaction counts. Otherwise empty."""
         return self._whole
 
     def confirm(self, request: Callable[[], T], doubts: Callable[[T], Collection[str]]) -> T:
@@ -268,6 +255,8 @@ class OffsetFetcher:
         oldest = self._oldest(start, topics, partitions, refresh=refresh)
         first = self._is_first(start)
         bounds = bounds_by_partition(self._options.start, partitions) if first else {}
+        if refresh and self._frozen is None:
+            self._list_whole(partitions)
         ends = self._ends(partitions, known, recreated, first=first)
         if self._options.isolation_level is IsolationLevel.READ_COMMITTED:
             named = {ssp: at for ssp, at in bounds.items() if isinstance(at, int)}
@@ -400,6 +389,20 @@ class OffsetFetcher:
         ends |= self._listed(generations[1:])
         self._frozen = replace(frozen, ends=ends)
         return ends
+
+    def _list_whole(self, partitions: Partitions) -> None:
+        """Request the ends of whole logs before those that read_committed lists: records that come
+        in between are in the batch, and not behind a transaction. A failure leaves the former
+        ones."""
+        is_needed = self._options.isolation_level is IsolationLevel.READ_COMMITTED
+        if not is_needed or self._whole_logs or not partitions:
+            return
+        try:
+            self._whole = self._service.list_offsets(
+                partitions, LogicalOffset.LATEST, uncommitted=True
+            )
+        except ServiceUnavailableError as error:
+            _log.warning("could not list the ends for the lag: %s", Detail(error))
 
     def _beyond_transactions(self, ends: Offsets, positions: Positions) -> Offsets:
         """Return the ends that read_committed has listed, but each that is before its position at
