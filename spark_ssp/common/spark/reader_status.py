@@ -44,6 +44,10 @@ STATUS_OF: Final = "statusOf"
 _RECENT: Final = 8
 """End offsets by which a reader is found: a progress report is older than the batch that runs."""
 
+_FOLDER: Final = "statuses"
+"""Another one than that of 0.1.0, whose files have another form: its queries may run on the same
+machine."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -144,7 +148,7 @@ class StatusFile:
 
     def __init__(self, *, folder: Path | None = None) -> None:
         self._base = folder or private_folder()
-        self._folder = self._base / "readers"
+        self._folder = self._base / _FOLDER
         self._path = self._folder / f"{uuid.uuid4().hex}.json"
         self._lock: int | None = None
         self._recent: dict[str, Status] = {}
@@ -224,7 +228,7 @@ def status_request(ends: Sequence[Any]) -> str:
 
 def _contents(base: Path) -> Iterator[list[tuple[str, Status]]]:
     """Yield for each reader its recent end offsets with their statuses, the newest last."""
-    folder = base / "readers"
+    folder = base / _FOLDER
     try:
         check_private(base)
         check_private(folder)

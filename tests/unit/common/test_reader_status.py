@@ -52,7 +52,7 @@ def test_a_status_is_found_by_the_recent_ends_in_any_order_of_keys(base: Path) -
     assert _find(base, {"v": 1, "at": 1}) == [[]], "an end of ten batches ago"
     reader.remove()
     assert _find(base, {"v": 1, "at": 9}) == [[]]
-    assert not (base / "readers").exists()
+    assert not (base / "statuses").exists()
 
 
 def test_readers_of_equal_ends_are_all_found(base: Path) -> None:
@@ -100,7 +100,7 @@ def _killed(base: Path) -> None:
     )
     root = Path(__file__).parents[3]
     subprocess.run([sys.executable, "-c", program, str(base)], cwd=root, check=False)
-    assert len(list((base / "readers").iterdir())) == 3
+    assert len(list((base / "statuses").iterdir())) == 3
 
 
 def test_the_files_of_a_killed_process_are_stale(
@@ -108,7 +108,7 @@ def test_the_files_of_a_killed_process_are_stale(
 ) -> None:
     _killed(base)
     assert _find(base, {"v": 1}) == [[]]
-    assert not (base / "readers").exists()
+    assert not (base / "statuses").exists()
 
     _killed(base)
     reader = StatusFile(folder=base)
@@ -116,7 +116,7 @@ def test_the_files_of_a_killed_process_are_stale(
     assert _find(base, {"v": 1}, {"v": 3}) == [[], [[LAG, LAG]]]
     assert caplog.records == []
     reader.remove()
-    assert not (base / "readers").exists()
+    assert not (base / "statuses").exists()
 
 
 def test_a_file_system_without_locks_leaks_nothing(
@@ -132,7 +132,7 @@ def test_a_file_system_without_locks_leaks_nothing(
         reader.publish({}, LAG)
     assert os.listdir("/dev/fd") == before
     assert [record.message[-8:] for record in caplog.records] == ["no locks"]
-    assert not (base / "readers").exists()
+    assert not (base / "statuses").exists()
 
 
 def test_a_file_that_cannot_be_removed_is_stale(
@@ -143,9 +143,9 @@ def test_a_file_that_cannot_be_removed_is_stale(
     with monkeypatch.context() as failing:
         failing.setattr(Path, "unlink", lambda path, **_: path.rmdir())  # which it is not
         reader.remove()
-    assert len(list((base / "readers").iterdir())) == 2
+    assert len(list((base / "statuses").iterdir())) == 2
     assert _find(base, {}) == [[]]
-    assert not (base / "readers").exists()
+    assert not (base / "statuses").exists()
 
 
 def test_a_folder_of_others_is_not_used(base: Path, caplog: pytest.LogCaptureFixture) -> None:
