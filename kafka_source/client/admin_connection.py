@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -39,6 +41,9 @@ _WATCH_S: Final = 0.1
 _GRACE_S: Final = 1.0
 """The time in which librdkafka itself ends a request that has timed out."""
 _JOIN_S: Final = 5.0
+_RECHECK_S: Final = 0.05
+_ALONE: Final = 2
+"""The references to an object that is only in one list, while they are counted."""
 
 NO_RESPONSE: Final = frozenset(
     {
@@ -56,7 +61,8 @@ NO_RESPONSE: Final = frozenset(
 class AdminClient(sdk.AdminClient):  # noqa: TID251  (this is the one to use)
     """confluent-kafka's AdminClient, destroyed by a separate thread. librdkafka completes a future
     in a thread of the client. Python code runs there, so the garbage collector may start there; if
-    it destroyed that client, librdkafka would abort the process."""
+    it destroyed that client, librdkafka would abort the process. It still refers to the client for
+    a while after `__del__`: the other thread waits until nothing does."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self._process = os.getpid()
@@ -81,8 +87,13 @@ def _start_destroyer(process: int) -> None:
     _unreferenced = clients = queue.SimpleQueue[AdminClient]()
 
     def run() -> None:
+        held: list[AdminClient] = []
         while True:
-            clients.get()
+            with suppress(queue.Empty):
+                held.append(clients.get(timeout=_RECHECK_S if held else None))
+            for index in reversed(range(len(held))):
+                if sys.getrefcount(held[index]) <= _ALONE:
+                    del held[index]
 
     name = f"kafka-admin-destroyer-{process}"
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -246,11 +246,18 @@ def test_a_blocking_call_is_a_future() -> None:
 
 
 _COLLECT_IN_ITS_OWN_THREAD = """
-import gc, threading
+import gc, threading, time
 from spark_ssp.kafka_source.client.admin_connection import AdminClient
 
 gc.disable()
 collected = threading.Event()
+hand_over = AdminClient.__del__
+
+def hand_over_slowly(client):
+    hand_over(client)
+    time.sleep(0.5)  # another thread runs before the collector goes on
+
+AdminClient.__del__ = hand_over_slowly
 
 class Holder:
     def __init__(self):
