@@ -25,7 +25,7 @@ from spark_ssp.kafka_source.batch_planner import lag_metrics
 from spark_ssp.kafka_source.model import offset as kafka_offset
 from spark_ssp.kafka_source.planning.topic_metadata import recreated_topics
 from spark_ssp.kinesis_source.model import offset as kinesis_offset
-from spark_ssp.kinesis_source.model.shard import ShardEnd
+from spark_ssp.kinesis_source.model.shard import EpochMillis, ShardEnd
 from spark_ssp.kinesis_source.probing.shard_lag import progress_entry
 from spark_ssp.operations.arguments import (
     Given,
@@ -53,7 +53,7 @@ from spark_ssp.operations.inspection.checkpoint_folder import (
     Folder,
     open_folder,
 )
-from spark_ssp.operations.inspection.lease_table import LeaseTable
+from spark_ssp.operations.inspection.lease_table import LeaseTable, is_other
 from spark_ssp.operations.inspection.query_facts import batches_in, damaged
 from spark_ssp.operations.inspection.spark_checkpoint import (
     Checkpoint,
@@ -234,7 +234,9 @@ def _updates(
                 raise
             problem = error
         del unowned[:-MAX_BATCHES]
-        rows = leases.read().rows.leases if leases is not None and unowned else ()
+        rows: Sequence[Lease] = ()
+        if leases is not None and unowned:
+            rows = own_leases(leases.read().rows.leases, reader.created)
         owned = [with_owners(snapshot, rows) for snapshot in unowned]
         unowned.clear()
         for snapshot in owned:
@@ -341,6 +343,17 @@ class CheckpointReader:
         self._newest: LoggedBatch | None = None
         self._id: str | None = None
 
+    @property
+    def created(self) -> Mapping[StreamName, EpochMillis]:
+        """The creation times of the streams in the newest batch."""
+        texts = () if self._newest is None else self._newest.offsets
+        ends = [end for end in map(parse_offset, texts) if kinesis_offset.is_offset(end)]
+        return {
+            name: entry.created
+            for end in ends
+            for name, entry in kinesis_offset.decode(end).streams.items()
+        }
+
     def read_new(self, most: int) -> list[QuerySnapshot]:
         """Return the snapshots of the batches since the last call, at most the newest `most`.
 
@@ -385,6 +398,20 @@ def snapshot_of(
         rows=None,
         phases_ms={},
         sources=tuple(source for source in sources if source is not None),
+    )
+
+
+def own_leases(
+    leases: Iterable[Lease], created: Mapping[StreamName, EpochMillis]
+) -> tuple[Lease, ...]:
+    """Leave out the leases of streams that only have the name of one that was created then. A
+    checkpoint does not have the account, which `without_namesakes` compares too."""
+    return tuple(
+        lease
+        for lease in leases
+        if lease.stream is None
+        or lease.stream.name not in created
+        or not is_other(lease.stream, created[lease.stream.name])
     )
 
 

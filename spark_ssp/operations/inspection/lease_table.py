@@ -42,6 +42,7 @@ from spark_ssp.kinesis_source.model.offset import Offset
 from spark_ssp.kinesis_source.model.shard import (
     AfterRecord,
     AtTimestamp,
+    EpochMillis,
     Position,
     Shard,
     ShardEnd,
@@ -136,8 +137,12 @@ def _is_namesake(
     if stream is None or stream.name not in streams:
         return False
     found = streams[stream.name]
-    account = found.arn.split(":")[4]
-    return (stream.account, stream.created) != (account, found.created // 1000)
+    return stream.account != found.arn.split(":")[4] or is_other(stream, found.created)
+
+
+def is_other(stream: StreamIdentifier, created: EpochMillis) -> bool:
+    """Return whether a row's stream is another one than that of its name which was created then."""
+    return stream.created != created // 1000
 
 
 def _stream_in(key: str | None) -> StreamIdentifier | None:

@@ -34,6 +34,13 @@ def lease_row(shard: int, checkpoint: str, **more: Any) -> dict[str, Any]:
     }
 
 
+def of_stream(stream: str, row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row as an application of several streams has it, of the one with this identifier."""
+    key = row["leaseKey"]["S"]
+    names = {"leaseKey": f"{stream}:{key}", "streamName": stream, "shardId": key}
+    return row | {name: {"S": value} for name, value in names.items()}
+
+
 @dataclass(kw_only=True)
 class Cloud:
     """Kinesis and DynamoDB on this machine."""

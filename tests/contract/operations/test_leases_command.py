@@ -13,7 +13,7 @@ import pytest
 from spark_ssp.checkpoint.leases.lease import StreamIdentifier
 from spark_ssp.grouping.identifiers import StreamName
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
-from tests.contract.operations.conftest import Cloud, lease_row
+from tests.contract.operations.conftest import Cloud, lease_row, of_stream
 from tests.support.operations.command import WIDTHS, check_output, run
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -333,10 +333,7 @@ def _identifier(cloud: Cloud, name: str) -> StreamIdentifier:
 
 def _of(stream: StreamIdentifier, shard: int) -> dict[str, Any]:
     """A held lease of an application that reads several streams."""
-    key = f"shardId-{shard:012}"
-    names = {"leaseKey": f"{stream}:{key}", "streamName": str(stream), "shardId": key}
-    row = lease_row(shard, "TRIM_HORIZON", leaseOwner={"S": "w"})
-    return row | {name: {"S": value} for name, value in names.items()}
+    return of_stream(str(stream), lease_row(shard, "TRIM_HORIZON", leaseOwner={"S": "w"}))
 
 
 def test_several_streams(cloud: Cloud) -> None:

@@ -19,7 +19,7 @@ from spark_ssp.operations.snapshot import LeaseCounts, ShardSnapshot
 from spark_ssp.testing.kinesis.state.faults import InternalFailure
 from spark_ssp.testing.kinesis.state.stream import shard_id
 from tests.architecture.layers import ROOT
-from tests.contract.operations.conftest import Cloud
+from tests.contract.operations.conftest import Cloud, lease_row, of_stream
 from tests.support.kafka.topics import KafkaTopics, Record
 from tests.support.operations import histories
 from tests.support.operations.command import Run, run
@@ -209,6 +209,26 @@ def test_owners_of_leases_are_counted_and_given_to_their_shards() -> None:
     (stream,) = snapshot.sources[0].streams
     assert [shard.owner for shard in stream.shards] == ["anne", "bert", None]
     assert stream.leases == LeaseCounts(by_owner={"anne": 1, "bert": 1}, free=1)
+
+
+def test_owners_of_a_namesake_are_none_of_the_stream(cloud: Cloud, tmp_path: Path) -> None:
+    """One that was created at another time, in this account or in another one."""
+    created = 1_795_400_000
+    _write(tmp_path, 0, 2, created_ms=1_000 * created + 300)
+    owners = {
+        f"111122223333:orders:{created}": "anne",
+        f"111122223333:orders:{created - 90}": "bert",
+        f"999999999999:orders:{created + 90}": "carl",
+    }
+    rows = (
+        of_stream(stream, lease_row(0, "TRIM_HORIZON", leaseOwner={"S": owner}))
+        for stream, owner in owners.items()
+    )
+    cloud.table("etl", list(rows))
+    found = cloud.run("watch", str(tmp_path), "--application=etl", "--json").document()
+    (stream,) = found["sources"][0]["streams"]
+    assert [shard["owner"] for shard in stream["shards"]] == ["anne", None]
+    assert stream["leases"]["byOwner"] == {"anne": 1}
 
 
 def lease(shard: str, owner: str | None, progress: Progress | None = None) -> Lease:
