@@ -298,7 +298,8 @@ class _FsspecFolder:
 
     def _error(self, error: Exception) -> SspError:
         shown, found = shown_location(self._location), type(error).__name__
-        if shown == self._location:  # else its text may quote a part of a password
+        # Its text may quote a part of a password, unless it names a package that is missing.
+        if shown == self._location or isinstance(error, ImportError):
             found = f"{found} ({safe_text(str(error))})"
         return ServiceUnavailableError(
             f"checkpoint {shown}",

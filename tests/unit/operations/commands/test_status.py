@@ -225,6 +225,15 @@ def test_errors_of_storages_do_not_show_credentials_of_a_uri(command: str) -> No
     assert "no listing of failing://jobs" in str(run(command, "failing://jobs", now_ms=NOW))
 
 
+def test_a_package_that_a_storage_needs_is_named_beside_a_password() -> None:
+    fsspec.register_implementation(
+        "lacking", "absent_package.System", errtxt="install absent_package", clobber=True
+    )
+    found = run("status", "lacking://u:s3cr3t@host/x", now_ms=NOW)
+    assert "install absent_package" in found.out
+    assert "s3cr3t" not in found.out
+
+
 def test_what_is_no_checkpoint_is_a_failure(tmp_path: Path) -> None:
     found = run("status", str(tmp_path / "missing"))
     assert (found.code, found.out) == (2, "")
