@@ -41,11 +41,7 @@ from spark_ssp.kinesis_source.model.shard import (
     TrimHorizon,
     without_batch,
 )
-from spark_ssp.kinesis_source.planning.data_loss import (
-    admit_child,
-    is_start_point,
-    is_unpromised,
-)
+from spark_ssp.kinesis_source.planning.data_loss import admit_child, is_start_point, is_unpromised
 
 Listings = Mapping[StreamName, Mapping[ShardId, Shard]]
 

@@ -295,9 +295,9 @@ def _start(
 
 def _left_out(name: str) -> str:
     return (
-        f"{name} is only in the batch that is planned and not committed: it is left out. Read it "
-        "in the other query too, or in one of its own, from its start in this query: that is the "
-        "position COMMITTED, or PLANNED without one, which spark-ssp checkpoint shows"
+        f"{name} is only in the batch that is planned and not committed: it is left out. Add it to "
+        "the other query, or read it with a separate one, from its start in this query: the "
+        "position COMMITTED that spark-ssp checkpoint shows, or else PLANNED"
     )
 
 

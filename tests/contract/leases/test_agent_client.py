@@ -173,11 +173,11 @@ def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_gets_the_l
 ) -> None:
     """Without the leases to create, which may have been finished and deleted since, and with the
     listing as an old one."""
-    told = tmp_path / "told"
+    reported = tmp_path / "reported"
     client = make(
         stand_in(
             f"""
-        with open({str(told)!r}, "a") as file:
+        with open({str(reported)!r}, "a") as file:
             print(len(value.create), value.listed_before, file=file)
         """
         )
@@ -190,7 +190,7 @@ def test_an_agent_that_dies_between_exchanges_is_replaced_at_once_and_gets_the_l
     assert not psutil.pid_exists(first)  # not even as a zombie
     # It was told the last report before, by the thread that reaps.
     assert client.exchange(Report()).outage_ms == 2
-    assert told.read_text().splitlines() == ["1 False", "0 True", "0 False"]
+    assert reported.read_text().splitlines() == ["1 False", "0 True", "0 False"]
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert "status -9" in caplog.text
 

@@ -255,7 +255,7 @@ hand_over = AdminClient.__del__
 
 def hand_over_slowly(client):
     hand_over(client)
-    time.sleep(0.5)  # another thread runs before the collector goes on
+    time.sleep(0.5)  # another thread runs before the collector continues
 
 AdminClient.__del__ = hand_over_slowly
 
